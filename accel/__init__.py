@@ -1,0 +1,64 @@
+"""accel: the fastest variant of a trained model that can be proved right here, packaged for Triton.
+
+The public Python API is what ``__all__`` names; each is imported when first used, so that ``import accel`` is free.
+
+    from pathlib import Path
+    import accel
+
+    source = accel.recognise("model.onnx", samples="real.npz")
+    targets = accel.parse_targets("ort,openvino-int8", devices=("cpu",))
+    run = accel.convert(accel.Job(source, targets, Path("runs/model"), command="", triton_release=accel.NEWEST))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accel.decide import Constraints
+    from accel.errors import AccelError
+    from accel.graph.int32 import narrow_file
+    from accel.job import Job
+    from accel.pipeline import convert
+    from accel.progress import Progress
+    from accel.report import write_comparison
+    from accel.sources import recognise
+    from accel.targets import parse as parse_targets
+    from accel.triton.releases import NEWEST
+    from accel.triton.verify import verify
+
+__all__ = [
+    "NEWEST",
+    "AccelError",
+    "Constraints",
+    "Job",
+    "Progress",
+    "convert",
+    "narrow_file",
+    "parse_targets",
+    "recognise",
+    "verify",
+    "write_comparison",
+]
+
+_HOMES = {
+    "NEWEST": ("accel.triton.releases", "NEWEST"),
+    "AccelError": ("accel.errors", "AccelError"),
+    "Constraints": ("accel.decide", "Constraints"),
+    "Job": ("accel.job", "Job"),
+    "Progress": ("accel.progress", "Progress"),
+    "convert": ("accel.pipeline", "convert"),
+    "narrow_file": ("accel.graph.int32", "narrow_file"),
+    "parse_targets": ("accel.targets", "parse"),
+    "recognise": ("accel.sources", "recognise"),
+    "verify": ("accel.triton.verify", "verify"),
+    "write_comparison": ("accel.report", "write_comparison"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'accel' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,538 @@
+"""Every value that flows between the stages: frozen, with a JSON form.
+
+Files are named by relative path, sha256 and size, never by a live object, so that any value can cross a process
+border or be read back years later. This module knows nothing of frameworks and imports only the standard library:
+the worker side of accel runs it in environments that hold nothing but one runtime.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+SCHEMA = 1
+"""Version of the JSON forms in this module. Readers take the two before it and refuse newer ones."""
+
+T = TypeVar("T")
+Dim = int | str
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "int8", "fp8", "none"]
+Status = Literal["ok", "gate_failed", "failed", "skipped", "deferred"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    Attributes:
+        name: name that clients use.
+        dtype: NumPy's name of the element type (``float32``, ``int64``, ``bool``).
+        dims: sizes; a string names a dynamic axis, and equal names mean equal sizes (``("batch", "seq")``).
+        range: lowest and highest value an integer input may take, both inclusive; None where nobody declared one.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+    range: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRange:
+    """Smallest, typical and largest shape of one input, as TensorRT's optimization profiles have them."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+Profile = Mapping[str, ShapeRange]
+"""Shape ranges by input name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A file by its path relative to the folder of the value that names it, its sha256 (hex) and its size."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from and what it promises; enough to load it again in another process.
+
+    Attributes:
+        name: name of the run, and of the model on the server.
+        kind: which exporter loads it.
+        reference: zoo name, hub id, or absolute path (``/p/file.py:factory`` for a factory).
+        framework: whose eager execution is the reference.
+        weights: ``pretrained``, ``local`` or ``random(seed=N)``.
+        revision: revision or content hash of the weights.
+        key: sha256 over everything that decides what the model computes (its files, weights, the zoo entry's code).
+        task: Hugging Face task or class override, when one was given.
+        mask: name of the input that is 0 at padded positions, when there is one.
+        family: what kind of network it is; picks NNCF's model type and the samples' form.
+        gate: name of the task metric that replaces SQNR, and the least value that passes, when the zoo declares one.
+        static: targets for which the zoo also asks for a build fixed at the opt shape.
+        samples: what the samples are: ``zoo``, ``random`` or the path that the user gave (``--samples``).
+        notice: one line the user must see (weights could not be had, inputs are random), or None.
+        native: what the model itself takes or gives, by input or output, where clients see another dtype (``int64``
+            behind an int32 contract).
+        unproved_int64: 64-bit values inside the model that are not proved to fit int32, each with the interval found.
+    """
+
+    name: str
+    kind: Literal["zoo", "huggingface", "factory", "exported", "onnx"]
+    reference: str
+    framework: Literal["torch", "onnx", "tensorflow"]
+    weights: str
+    revision: str | None
+    key: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profile: Mapping[str, ShapeRange]
+    task: str | None = None
+    mask: str | None = None
+    family: Literal["transformer", "vision", "other"] = "other"
+    gate: tuple[str, float] | None = None
+    static: tuple[str, ...] = ()
+    samples: str = "random"
+    notice: str | None = None
+    native: Mapping[str, str] = field(default_factory=dict)
+    unproved_int64: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> Literal["proved", "unproved"]:
+        """Whether agreement with the reference says anything: real weights met real samples."""
+        real = not self.weights.startswith("random") and self.samples != "random"
+        return "proved" if real else "unproved"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """Inputs for calibration, gate and timing: three ``.npz`` files whose keys read ``<index>/<input>``.
+
+    Attributes:
+        calibration: feeds for INT8 calibration; disjoint from ``gate``. None where there are only random inputs.
+        gate: feeds on which variants are compared with the reference.
+        shapes: feeds keyed ``min``, ``odd``, ``opt``, ``max`` in place of an index.
+        calibration_items / gate_items: batch items over all feeds of the file.
+        sha256: hash over the three files: the dataset's hash.
+        origin: one phrase for the report ("zoo sentences, tokenised", "random values in the declared ranges").
+    """
+
+    calibration: FileRef | None
+    gate: FileRef
+    shapes: FileRef
+    calibration_items: int
+    gate_items: int
+    sha256: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """An exported model, with what was read back from the file.
+
+    Attributes:
+        file: the ``.onnx`` itself; ``data`` its external data files, in the same folder.
+        opset / ir_version: as found in the file, never as asked for.
+        ops: how many nodes of each operator type.
+        inputs / outputs: as the file declares them.
+    """
+
+    file: FileRef
+    data: tuple[FileRef, ...]
+    opset: int
+    ir_version: int
+    ops: Mapping[str, int]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target name taken apart: ``openvino-int8@cpu``."""
+
+    name: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A request for one build.
+
+    Attributes:
+        target: what to build, for which device.
+        profile: shape ranges the build must serve; min == opt == max for a static build.
+        static: shape suffix of a static build (``1x128``), else None.
+        options: the builder's options as plain JSON values.
+    """
+
+    target: Target
+    profile: Mapping[str, ShapeRange]
+    static: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """``openvino-int8@cpu``, or ``openvino-fp32@cpu+1x128`` for a static build."""
+        return f"{self.target}+{self.static}" if self.static else str(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What a builder gets: the variant and the files it may start from. Paths are absolute."""
+
+    variant: Variant
+    source: ModelSource
+    onnx: OnnxModel | None
+    onnx_folder: str | None
+    samples: SampleSet
+    samples_folder: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a builder's ``build`` says about the files it left in its output folder.
+
+    Attributes:
+        entry: path of the file or folder that the runtime opens, relative to the output folder.
+        inputs / outputs: as the built file declares them (native dtypes, dims in the client's names where the file
+            keeps them), in the order the runtime wants them.
+        precision: the precision asked for; what really runs is observed when the artifact is opened.
+        facts: what a reader should know (fusion counts, quantised node counts, calibration size and hash).
+        versions: package → version that took part.
+    """
+
+    entry: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    precision: Precision
+    facts: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A built variant on disk.
+
+    Attributes:
+        files: every file below the artifact's folder.
+        parent_sha256: hash of what it was built from.
+        built: the builder's own account.
+        build_s: wall time of the build.
+    """
+
+    variant: Variant
+    files: tuple[FileRef, ...]
+    parent_sha256: str
+    built: Built
+    build_s: float
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(f.bytes for f in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonModel:
+    """How one artifact is served by a Triton release: what a builder's ``triton`` returns.
+
+    Attributes:
+        backend: ``onnxruntime``, ``openvino``, ``pytorch``, ``python``, ``tensorrt``, ``tensorflow``.
+        filename: ``default_model_filename``: the artifact's entry inside the version folder.
+        dynamic_batching: whether the backend can merge requests of this artifact.
+        accelerators: (device ``cpu``/``gpu``, name, parameters) of ``optimization.execution_accelerators``.
+        parameters: backend parameters of the config.
+        input_names / output_names: client name → name that the backend wants, where they differ.
+        platform: ``platform`` of the config, for backends that select by it (``torch_aoti``).
+    """
+
+    backend: str
+    filename: str
+    dynamic_batching: bool
+    accelerators: tuple[tuple[str, str, Mapping[str, str]], ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    input_names: Mapping[str, str] = field(default_factory=dict)
+    output_names: Mapping[str, str] = field(default_factory=dict)
+    platform: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParity:
+    """How one output of a variant compares with the reference, over all gate samples and checked shapes.
+
+    Attributes:
+        max_abs: largest absolute difference.
+        cosine: cosine similarity of all unmasked values after centring, or None where a norm is zero.
+        sqnr_db: centred signal power over error power; None where it is exact or the signal is constant.
+        exact: every value equal.
+        agreement: share of equal top-1 positions, where the output is a score per class.
+        atol_needed / rtol_needed: the tolerance that would pass with the other one at zero.
+        by_shape_db: SQNR of each checked shape, against its own signal power or the whole set's, whichever is more.
+        nonfinite: how many values are NaN or infinite where the reference is not; any one fails every gate.
+    """
+
+    name: str
+    max_abs: float
+    cosine: float | None
+    sqnr_db: float | None
+    exact: bool
+    agreement: float | None
+    atol_needed: float
+    rtol_needed: float | None
+    by_shape_db: Mapping[str, float | None] = field(default_factory=dict)
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The verdict on one variant.
+
+    Attributes:
+        gate: name → least value that passes (``{"sqnr_db": 20.0}`` or the zoo's task metric).
+        found: the same names → the value found (worst over outputs and shapes).
+        passed: whether every found value reaches its gate.
+        reasons: one sentence for each gate that failed, worst first.
+    """
+
+    passed: bool
+    gate: Mapping[str, float]
+    found: Mapping[str, float | None]
+    outputs: tuple[OutputParity, ...]
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """This machine or this install cannot make the variant."""
+
+    reason: str
+    fix: str | None = None
+    status: Literal["skipped"] = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """The variant is finished on the target hardware; ``kit`` holds what that takes."""
+
+    reason: str
+    kit: str
+    status: Literal["deferred"] = "deferred"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A stage failed: which, why, and where to look."""
+
+    stage: str
+    cause: str
+    log: str | None = None
+    reproduce: str | None = None
+    status: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A Triton model repository root on disk.
+
+    Attributes:
+        root: path relative to the run directory.
+        models: names of the model folders in it; the first is the one clients call.
+        release: Triton release it was emitted for.
+        unverified: toolchain differences between the artifact and that release (``unverified-for-release``).
+    """
+
+    root: str
+    models: tuple[str, ...]
+    release: str
+    unverified: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One timed point. Times in ms, memory in MiB, throughput in batch items per second.
+
+    Attributes:
+        rounds_ms: mean time of a call in each interleaved round, in the order of the rounds; pairs with the other
+            variants of the same ``session`` for ratio intervals.
+        session: id of the interleaved session; only points of one session may be compared directly.
+        raw: path of the raw samples (ns), relative to the run directory.
+    """
+
+    scenario: Literal["latency", "throughput", "sweep"]
+    via: Literal["inprocess", "triton"]
+    backend: str
+    batch: int
+    concurrency: int
+    threads: int
+    shapes: Mapping[str, tuple[int, ...]]
+    p50_ms: float | None
+    p90_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    mean_ms: float
+    p50_ci_ms: tuple[float, float]
+    throughput_per_s: float
+    throughput_ci_per_s: tuple[float, float]
+    stable: bool
+    samples: int
+    raw: str
+    peak_rss_mib: float
+    load_ms: float
+    first_ms: float
+    effective_precision: str
+    rounds_ms: tuple[float, ...]
+    session: str
+    p99_ci_ms: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which variant serves best on one device, and why each other one does not.
+
+    Attributes:
+        chosen: id of the variant, or None where nothing qualified.
+        speedup: baseline time over chosen time (throughput ratio for that objective), with its interval.
+        rejected: every other variant's id and reason.
+    """
+
+    device: str
+    objective: Literal["latency", "throughput"]
+    constraints: Mapping[str, float]
+    chosen: str | None
+    via: str
+    ties: tuple[str, ...]
+    rejected: tuple[tuple[str, str], ...]
+    reason: str
+    baseline: str | None = None
+    speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# JSON
+
+
+def to_json(value: Any) -> Any:
+    """Turn a value of this module into plain JSON types; tuples become lists, NaN and infinities are refused.
+
+    Raises:
+        ValueError: on NaN or an infinity: run files are valid JSON.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(v) for v in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        raise ValueError(f"{value} cannot stand in a JSON file")
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def from_json(cls: type[T], data: Any) -> T:
+    """Read a value back from what ``to_json`` gave; fields that this version does not know are ignored.
+
+    Raises:
+        ValueError: a field is missing or has the wrong type; the message names it.
+    """
+    return typing.cast(T, _decode(cls, data, cls.__name__))
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _decode(hint: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
+    if hint is Any:
+        return data
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
+        known = {}
+        for f in dataclasses.fields(hint):
+            if f.name in data:
+                known[f.name] = _decode(_hints(hint)[f.name], data[f.name], f"{where}.{f.name}")
+            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                raise ValueError(f"{where}: field {f.name} is missing")
+        return hint(**known)
+    if origin in (Union, types.UnionType):
+        errors = []
+        for arm in args:
+            try:
+                return _decode(arm, data, where)
+            except ValueError as error:
+                errors.append(str(error))
+        raise ValueError(errors[0])
+    if origin is Literal:
+        if data not in args:
+            raise ValueError(f"{where}: expected one of {args}, found {data!r}")
+        return data
+    if origin is tuple:
+        if not isinstance(data, list | tuple):
+            raise ValueError(f"{where}: expected a list, found {type(data).__name__}")
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
+        if len(args) != len(data):
+            raise ValueError(f"{where}: expected {len(args)} items, found {len(data)}")
+        return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, data, strict=True)))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
+        return {k: _decode(args[1], v, f"{where}[{k}]") for k, v in data.items()}
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if hint is None or hint is type(None):
+        if data is not None:
+            raise ValueError(f"{where}: expected null, found {data!r}")
+        return None
+    if not isinstance(data, hint) or (isinstance(data, bool) and hint is int):
+        raise ValueError(f"{where}: expected {hint.__name__}, found {data!r}")
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Return the sha256 of a value's canonical JSON text, in hex."""
+    text = json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_ref(path: Path, folder: Path) -> FileRef:
+    """Describe a file below ``folder``."""
+    return FileRef(path.relative_to(folder).as_posix(), sha256_file(path), path.stat().st_size)
+
+
+def file_refs(folder: Path) -> tuple[FileRef, ...]:
+    """Describe every file below ``folder``, sorted by path."""
+    return tuple(file_ref(p, folder) for p in sorted(folder.rglob("*")) if p.is_file())

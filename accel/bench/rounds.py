@@ -1,0 +1,242 @@
+"""Interleaved rounds over several variants, each in a fresh process: the parent's side of measuring.
+
+A session opens every variant once, then goes round after round over all of them in a new order each time, so that
+drift of the machine hits all alike and every round pairs them. A variant whose process dies leaves the session; the
+others go on. What stays in memory together is limited: variants that do not fit beside each other are opened anew for
+each round.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from accel.artifacts import Artifact, Failed, Measurement, to_json
+from accel.bench import stability
+from accel.errors import AccelError
+from accel.hardware import available_memory_bytes
+from accel.worker import Worker
+
+MEMORY_RESERVE = 0.25
+"""Share of the memory that was free at the start which must stay free while all variants are resident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One batch size and its input shapes, by the key of its feed."""
+
+    key: str
+    batch: int
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One built variant in a session.
+
+    Attributes:
+        python: interpreter of its environment.
+        points: what it is timed at; a static build has its one shape.
+    """
+
+    id: str
+    artifact: Artifact
+    folder: Path
+    python: Path
+    log: Path
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to look. ``least`` calls are made in a round however long they take."""
+
+    scenario: Literal["latency", "throughput"]
+    rounds: int
+    round_s: float
+    warm_s: float
+    least: int = 3
+
+
+@dataclass(slots=True)
+class _Seen:
+    rounds: list[np.ndarray] = field(default_factory=list)
+    item_ms: list[float] = field(default_factory=list)
+
+
+class _Runner:
+    """The process of one contestant."""
+
+    def __init__(self, contestant: Contestant, plan: Plan, feeds: Path, threads: int, timeout_s: float) -> None:
+        self.contestant = contestant
+        self.seen = {p.key: _Seen() for p in contestant.points}
+        self.peak_rss_mib = 0.0
+        self._plan, self._feeds, self._threads, self._timeout_s = plan, feeds, threads, timeout_s
+        self._worker: Worker | None = None
+        self.opened: dict[str, Any] = {}
+
+    def open(self) -> None:
+        c = self.contestant
+        self._worker = Worker(c.log, threads=self._threads, python=c.python)
+        params = {
+            "artifact": to_json(c.artifact),
+            "folder": str(c.folder),
+            "threads": self._threads,
+            "mode": self._plan.scenario,
+            "feeds": str(self._feeds),
+            "points": [p.key for p in c.points],
+        }
+        opened = self._call("bench_open", params)
+        self.opened = self.opened or opened
+        for point in c.points:
+            self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
+
+    def round(self, point: Point) -> None:
+        params = {"point": point.key, "seconds": self._plan.round_s, "least": self._plan.least}
+        answer = self._call(f"bench_{self._plan.scenario}", params)
+        times = np.array(answer["times_ns"], dtype=np.int64)
+        seen = self.seen[point.key]
+        seen.rounds.append(times)
+        if self._plan.scenario == "latency":
+            seen.item_ms.append(float(np.median(times)) / 1e6 / point.batch)
+        else:
+            seen.item_ms.append(answer["elapsed_ns"] / 1e6 / (len(times) * point.batch))
+        self.peak_rss_mib = max(self.peak_rss_mib, answer["peak_rss_mib"])
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def _call(self, task: str, params: Mapping[str, Any]) -> Any:
+        assert self._worker is not None
+        return self._worker.call(task, params, timeout_s=self._timeout_s)
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    plan: Plan,
+    *,
+    feeds: Path,
+    raw_dir: Path,
+    raw_prefix: str,
+    threads: int,
+    timeout_s: float,
+    progress: Callable[[str, str], None],
+) -> dict[str, tuple[Measurement, ...] | Failed]:
+    """Time all contestants in one session.
+
+    Args:
+        feeds: ``.npz`` with keys ``<point>/<input>``.
+        raw_dir: folder for the raw samples, one ``.npz`` per variant with keys ``<point>/<round>`` (int64 ns).
+        raw_prefix: that folder's path relative to the run directory.
+        progress: called with (variant id, what is being done).
+
+    Returns:
+        For each id its measured points, or how its process failed.
+    """
+    session = uuid.uuid4().hex[:12]
+    runners = {c.id: _Runner(c, plan, feeds, threads, timeout_s) for c in contestants}
+    failed: dict[str, Failed] = {}
+    try:
+        resident = _open_all(list(runners.values()), failed, progress)
+        for number in range(plan.rounds):
+            order = [r for r in runners.values() if r.contestant.id not in failed]
+            random.Random(number).shuffle(order)
+            for runner in order:
+                with _watch(runner, failed, progress, f"round {number + 1} of {plan.rounds}"):
+                    if not resident:
+                        runner.open()
+                    for point in runner.contestant.points:
+                        runner.round(point)
+                if not resident:
+                    runner.close()
+    finally:
+        for runner in runners.values():
+            runner.close()
+    raw_dir.mkdir(parents=True, exist_ok=True)
+    results: dict[str, tuple[Measurement, ...] | Failed] = dict(failed)
+    for id, runner in runners.items():
+        if id not in failed:
+            name = f"{plan.scenario}-{id}.npz"
+            keyed = {f"{p}/{i:03d}": r for p, seen in runner.seen.items() for i, r in enumerate(seen.rounds)}
+            np.savez_compressed(raw_dir / name, **keyed)  # type: ignore[arg-type]
+            points = runner.contestant.points
+            results[id] = tuple(_summary(runner, p, plan, threads, session, f"{raw_prefix}/{name}") for p in points)
+    return results
+
+
+def _open_all(runners: Sequence[_Runner], failed: dict[str, Failed], progress: Callable[[str, str], None]) -> bool:
+    """Open all runners; where memory does not hold them together, close them again and return False."""
+    free = available_memory_bytes()
+    for runner in runners:
+        with _watch(runner, failed, progress, "loading and warming up"):
+            runner.open()
+        if available_memory_bytes() < MEMORY_RESERVE * free:
+            for opened in runners:
+                opened.close()
+            return False
+    return True
+
+
+class _watch:
+    """Turn a runner's failure into its result and end its process; the session goes on."""
+
+    def __init__(
+        self, runner: _Runner, failed: dict[str, Failed], progress: Callable[[str, str], None], doing: str
+    ) -> None:
+        self._runner, self._failed, self._progress, self._doing = runner, failed, progress, doing
+
+    def __enter__(self) -> None:
+        self._progress(self._runner.contestant.id, self._doing)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if not isinstance(error, AccelError):
+            return False
+        c = self._runner.contestant
+        self._failed[c.id] = Failed("measure", error.message, log=str(c.log))
+        self._runner.close()
+        return True
+
+
+def _summary(runner: _Runner, point: Point, plan: Plan, threads: int, session: str, raw: str) -> Measurement:
+    seen = runner.seen[point.key]
+    rounds_ms = [times / 1e6 for times in seen.rounds]
+    pooled = np.concatenate(rounds_ms)
+    median = lambda values: float(np.median(values))  # noqa: E731
+    item_ms = np.array(seen.item_ms)
+    slow, fast = stability.interval([np.array([v]) for v in item_ms], lambda v: float(np.mean(v)))
+    p99 = stability.percentile(pooled, 99)
+    return Measurement(
+        scenario=plan.scenario,
+        via="inprocess",
+        backend=runner.contestant.artifact.variant.target.name,
+        batch=point.batch,
+        concurrency=runner.opened["slots"] if plan.scenario == "throughput" else 1,
+        threads=threads,
+        shapes=point.shapes,
+        p50_ms=stability.percentile(pooled, 50),
+        p90_ms=stability.percentile(pooled, 90),
+        p95_ms=stability.percentile(pooled, 95),
+        p99_ms=p99,
+        p99_ci_ms=stability.interval(rounds_ms, lambda v: float(np.percentile(v, 99))) if p99 is not None else None,
+        mean_ms=float(pooled.mean()),
+        p50_ci_ms=stability.interval(rounds_ms, median),
+        throughput_per_s=1e3 / float(item_ms.mean()),
+        throughput_ci_per_s=(1e3 / fast, 1e3 / slow),
+        stable=stability.stable(seen.item_ms),
+        samples=len(pooled),
+        raw=raw,
+        peak_rss_mib=runner.peak_rss_mib,
+        load_ms=runner.opened["load_ms"],
+        first_ms=runner.opened["first_ms"],
+        effective_precision=runner.opened["precision"],
+        rounds_ms=tuple(seen.item_ms),
+        session=session,
+    )

@@ -1,0 +1,104 @@
+"""The clock: timed loops over one loaded session, in the worker's process.
+
+Knows only ``Session``, so every runtime is timed by the same lines: bind, submit, wait and read are all inside, hence
+copies in and out are. It is not aware of variants, rounds or other processes. Times are integer nanoseconds of
+``time.perf_counter_ns``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from accel.builders import Feed, Session, fit_inputs
+
+WARM_WINDOW = 5
+WARM_TOLERANCE = 0.05
+
+
+def now_ns() -> int:
+    """Read the monotonic clock."""
+    return time.perf_counter_ns()
+
+
+def peak_rss_mib() -> float:
+    """Return the largest resident size this process ever had. Source: Linux ``/proc/self/status``, VmHWM."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0
+
+
+class TimedSession:
+    """A session and the feeds it is timed on.
+
+    Args:
+        session: the loaded model.
+        feeds: point (``b1``, ``b8``…) → inputs of that point, under the client's names.
+    """
+
+    def __init__(self, session: Session, feeds: Mapping[str, Feed]) -> None:
+        self.session = session
+        self._feeds = {point: fit_inputs(feed, session.inputs) for point, feed in feeds.items()}
+
+    def call_ns(self, point: str) -> int:
+        """Time one call: copy in, run, copy out."""
+        session, feed = self.session, self._feeds[point]
+        start = now_ns()
+        session.bind(feed)
+        session.submit()
+        session.wait()
+        session.read()
+        return now_ns() - start
+
+    def warm(self, point: str, limit_s: float) -> int:
+        """Run until the median of a window of calls stays within 5 % of the one before, or the limit; returns calls."""
+        deadline = now_ns() + int(limit_s * 1e9)
+        times = [self.call_ns(point)]
+        while now_ns() < deadline:
+            times.append(self.call_ns(point))
+            if len(times) >= 2 * WARM_WINDOW:
+                before, last = np.median(times[-2 * WARM_WINDOW : -WARM_WINDOW]), np.median(times[-WARM_WINDOW:])
+                if abs(last - before) <= WARM_TOLERANCE * before:
+                    break
+        return len(times)
+
+    def latency(self, point: str, seconds: float, least: int) -> list[int]:
+        """Call one at a time for ``seconds`` and at least ``least`` times; returns each call's ns."""
+        deadline = now_ns() + int(seconds * 1e9)
+        times: list[int] = []
+        while len(times) < least or now_ns() < deadline:
+            times.append(self.call_ns(point))
+        return times
+
+    def throughput(self, point: str, seconds: float, least: int) -> tuple[list[int], int]:
+        """Keep every slot of the session busy for ``seconds`` and at least ``least`` rounds over the slots.
+
+        Returns:
+            Each request's ns from submit to read, and the ns from the first submit to the last read.
+        """
+        session, feed, slots = self.session, self._feeds[point], self.session.slots
+        times: list[int] = []
+        started = [0] * slots
+        begin = now_ns()
+        deadline = begin + int(seconds * 1e9)
+        for slot in range(slots):
+            started[slot] = now_ns()
+            session.bind(feed, slot=slot)
+            session.submit(slot=slot)
+        rounds = 0
+        while True:
+            rounds += 1
+            last = rounds >= least and now_ns() >= deadline
+            for slot in range(slots):
+                session.wait(slot=slot)
+                session.read(slot=slot)
+                times.append(now_ns() - started[slot])
+                if not last:
+                    started[slot] = now_ns()
+                    session.bind(feed, slot=slot)
+                    session.submit(slot=slot)
+            if last:
+                return times, now_ns() - begin

@@ -1,0 +1,77 @@
+"""The statistics of a measured point: percentiles, bootstrap intervals, stability, ratios between variants.
+
+Everything resamples whole rounds, never single calls: calls within a round share the machine's mood and are not
+independent, rounds are what was interleaved. Source: Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time",
+ISMM 2013 (resample at the highest level that repeats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+BEYOND = 5
+"""A percentile needs this many samples beyond it; with fewer it is the accident of single calls and reported null."""
+
+STABLE_SPREAD = 0.10
+"""A point is stable while the middle half of its rounds lies within 10 % of their median (perf_analyzer's figure)."""
+
+
+def percentile(samples: Sequence[float] | np.ndarray, q: float) -> float | None:
+    """Return the q-th percentile (0 to 100), or None where fewer than five samples lie beyond it.
+
+    Formula: linear interpolation between order statistics, as ``numpy.percentile`` does by default.
+    """
+    return float(np.percentile(samples, q)) if len(samples) * (100 - q) / 100 >= BEYOND else None
+
+
+def interval(rounds: Sequence[np.ndarray], statistic: Callable[[np.ndarray], float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of a statistic of all samples, resampling whole rounds.
+
+    Args:
+        rounds: samples of each round.
+        statistic: takes the pooled samples of one resampling.
+    """
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(RESAMPLES // 4 if sum(map(len, rounds)) > 20_000 else RESAMPLES):
+        chosen = generator.integers(0, len(rounds), len(rounds))
+        found.append(statistic(np.concatenate([rounds[i] for i in chosen])))
+    return _bounds(np.array(found))
+
+
+def ratio_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """Return the ratio a / b and its 95 % interval, from paired rounds of one interleaved session.
+
+    Args:
+        a / b: one figure of each round (a time per call), same length, same order.
+
+    Formula: the median over rounds of a_r / b_r; the interval from resampling the pairs.
+
+    Raises:
+        ValueError: the lengths differ, or there is no round.
+    """
+    if len(a) != len(b) or not a:
+        raise ValueError(f"expected as many rounds on both sides, found {len(a)} and {len(b)}")
+    ratios = np.asarray(a, dtype=float) / np.asarray(b, dtype=float)
+    generator = np.random.default_rng(0)
+    chosen = generator.integers(0, len(ratios), (RESAMPLES, len(ratios)))
+    low, high = _bounds(np.median(ratios[chosen], axis=1))
+    return float(np.median(ratios)), low, high
+
+
+def stable(per_round: Sequence[float]) -> bool:
+    """Say whether a point's rounds agree: the middle half lies within 10 % of the median."""
+    if len(per_round) < 2:
+        return False
+    low, middle, high = np.percentile(per_round, [25, 50, 75])
+    return bool(high - low <= STABLE_SPREAD * middle)
+
+
+def _bounds(values: np.ndarray) -> tuple[float, float]:
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return float(low), float(high)

@@ -1,0 +1,177 @@
+"""What a builder is, and what a session is. One file ``to_<runtime>.py`` per runtime; nothing else lists targets.
+
+A builder runs in two places. In the parent: ``targets``, ``environment``, ``available`` and ``triton`` answer without
+importing anything heavy. In a worker process: ``build`` and ``open`` do the work. So a builder module imports at its
+top only the standard library, NumPy and accel, and its own runtime inside the methods.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.errors import SampleError
+
+Feed = Mapping[str, np.ndarray]
+"""Input or output arrays by the client's names."""
+Mode = Literal["latency", "throughput"]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """One target that a builder offers.
+
+    Attributes:
+        devices: where it can run (``cpu``, ``cuda``); the first is meant when none is named.
+        precision: the precision it asks for.
+        needs: ``torch`` (the source module), ``onnx`` (the exported file) or ``nothing``.
+        calibration: whether it must have calibration samples.
+        int64_as_int32: whether the runtime computes int64 as int32 and wraps: the interior must be proved to fit.
+        static: whether it can be built for one fixed shape (``variant.static``) and may gain by it.
+        ungrouped: devices on which the groups ``cpu``, ``gpu`` and ``all`` leave it out; it is built when named.
+        about: one line for ``accel targets``.
+    """
+
+    devices: tuple[str, ...]
+    precision: Precision
+    about: str
+    needs: Literal["torch", "onnx", "nothing"] = "onnx"
+    calibration: bool = False
+    int64_as_int32: bool = False
+    static: bool = False
+    ungrouped: tuple[str, ...] = ()
+
+
+class Builder(Protocol):
+    """What every ``to_*.py`` offers as its module-level ``BUILDER``."""
+
+    targets: Mapping[str, TargetInfo]
+    options: type[Any]
+    """Frozen dataclass of the options a user may set; every field has a default."""
+
+    def environment(self, target: Target) -> str:
+        """Name the environment whose interpreter builds and runs the target: ``main`` or one of accel.environments."""
+
+    def available(self, target: Target) -> Skipped | None:
+        """Say why the target cannot be built or run here, or None where it can. Imports nothing heavy."""
+
+    def build(self, request: BuildRequest, options: Any, out_dir: Path) -> Built:
+        """Build into the empty folder ``out_dir`` and describe what lies there.
+
+        Raises:
+            AccelError: the request cannot be met, with the remedy.
+        """
+
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> Session:
+        """Load the artifact's files from ``folder`` for running.
+
+        Args:
+            threads: CPU threads the runtime may use in all.
+            mode: ``latency`` for one request at a time, ``throughput`` for the runtime's own parallelism.
+        """
+
+    def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
+        """Say how that Triton release serves the artifact."""
+
+
+class Session(ABC):
+    """A loaded model that takes and gives arrays under the client's names.
+
+    Each of ``slots`` requests may be in flight at once: ``bind`` puts inputs into a slot, ``submit`` starts it,
+    ``wait`` returns when its outputs are complete (the device is synchronised), ``read`` gives them. ``read`` may
+    return views into the runtime's buffers: they are valid until the slot is submitted again.
+    """
+
+    slots: int = 1
+
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+
+    @abstractmethod
+    def bind(self, inputs: Feed, *, slot: int = 0) -> None:
+        """Take ``inputs`` (native dtypes, see ``fit_inputs``) for the next submit of ``slot``."""
+
+    @abstractmethod
+    def submit(self, *, slot: int = 0) -> None:
+        """Start the request. A runtime without asynchronous calls runs it here."""
+
+    def wait(self, *, slot: int = 0) -> None:
+        """Return once the request is complete. Nothing to do where ``submit`` already ran it."""
+
+    @abstractmethod
+    def read(self, *, slot: int = 0) -> dict[str, np.ndarray]:
+        """Return the outputs of the completed request."""
+
+    def run(self, inputs: Feed) -> dict[str, np.ndarray]:
+        """Bind, submit, wait and read in slot 0; the arrays are copies and stay valid."""
+        self.bind(fit_inputs(inputs, self.inputs))
+        self.submit()
+        self.wait()
+        return {name: np.array(value) for name, value in self.read().items()}
+
+    @abstractmethod
+    def precision(self) -> str:
+        """Name the precision the runtime really computes in, as the runtime itself reports it (``fp32``, ``bf16``…)."""
+
+    def close(self) -> None:
+        """Give back what the garbage collector would not."""
+
+
+def fit_inputs(feed: Feed, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Check a feed against the specs, in their order, casting integers only where every value fits.
+
+    Raises:
+        SampleError: a name is missing or unknown, a rank or fixed size differs, a dtype cannot be cast without loss,
+            or an integer lies outside the declared range; the message names the input, the first bad value and its
+            index.
+    """
+    names = [s.name for s in specs]
+    if missing := [n for n in names if n not in feed]:
+        raise SampleError(f"input {missing[0]!r} is missing: got {sorted(feed)}", fix=f"give all of {names}")
+    if unknown := [n for n in feed if n not in names]:
+        raise SampleError(f"the model has no input {unknown[0]!r}", fix=f"its inputs are {names}")
+    sizes: dict[str, tuple[str, int]] = {}
+    fitted: dict[str, np.ndarray] = {}
+    for spec in specs:
+        value = np.asarray(feed[spec.name])
+        if value.ndim != len(spec.dims):
+            raise SampleError(
+                f"input {spec.name!r} has shape {value.shape}, expected rank {len(spec.dims)}: {spec.dims}"
+            )
+        for size, dim in zip(value.shape, spec.dims, strict=True):
+            if isinstance(dim, int) and size != dim:
+                raise SampleError(f"input {spec.name!r} has shape {value.shape}, expected {spec.dims}")
+            if isinstance(dim, str):
+                other, seen = sizes.setdefault(dim, (spec.name, size))
+                if seen != size:
+                    raise SampleError(
+                        f"axis {dim!r} is {seen} in input {other!r} and {size} in {spec.name!r}: expected one size"
+                    )
+        fitted[spec.name] = _cast(value, spec)
+    return fitted
+
+
+def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    wanted = np.dtype(spec.dtype)
+    if value.dtype.kind in "iu" and wanted.kind in "iu":
+        info = np.iinfo(wanted)
+        low, high = spec.range if spec.range is not None else (info.min, info.max)
+        low, high = max(low, int(info.min)), min(high, int(info.max))
+        if value.size and (int(value.min()) < low or int(value.max()) > high):
+            outside = (value < low) | (value > high)
+            index = tuple(int(i) for i in np.argwhere(outside)[0])
+            raise SampleError(
+                f"input {spec.name!r} holds {int(value[index])} at index {index}, expected values in [{low}, {high}]",
+                fix="correct the value, or declare the range with --range NAME=LO:HI",
+            )
+        return np.ascontiguousarray(value, dtype=wanted)
+    if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
+        return np.ascontiguousarray(value, dtype=wanted)
+    raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")

@@ -1,0 +1,51 @@
+"""The calibration feeds of a build request, in the shapes that the variant takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from accel.artifacts import BuildRequest
+from accel.builders import fit_inputs
+from accel.errors import InputError
+
+
+def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
+    """Read the calibration set in the client's dtypes; a static build gets each feed cut to its batch and shape.
+
+    What is shorter is padded with zeros, and what is longer cut off, as a client of a static build does; the mask,
+    padded alike, hides the padding.
+
+    Raises:
+        InputError: there is no calibration set.
+    """
+    from accel.samples import read_feeds
+
+    reference = request.samples.calibration
+    if reference is None:
+        raise InputError(
+            f"{request.variant.id} must be calibrated and there are no real samples ({request.samples.origin})",
+            fix="give them with --samples FILE",
+        )
+    stored = read_feeds(Path(request.samples_folder) / reference.path).values()
+    feeds = [fit_inputs(feed, request.source.inputs) for feed in stored]
+    if request.variant.static is None:
+        return feeds
+    shapes = {name: r.opt for name, r in request.variant.profile.items()}
+    return [part for feed in feeds for part in _fixed(feed, shapes)]
+
+
+def _fixed(feed: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> list[dict[str, np.ndarray]]:
+    batch = next(iter(shapes.values()))[0]
+    items = next(iter(feed.values())).shape[0]
+    parts = []
+    for start in range(0, items, batch):
+        part = {}
+        for name, value in feed.items():
+            chunk = value[start : start + batch]
+            chunk = chunk[tuple(slice(n) for n in shapes[name])]
+            short = [wanted - size for wanted, size in zip(shapes[name], chunk.shape, strict=True)]
+            part[name] = np.pad(chunk, [(0, n) for n in short])
+        parts.append(part)
+    return parts

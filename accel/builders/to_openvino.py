@@ -1,0 +1,266 @@
+"""OpenVINO IR, in the plugin's default precision, float32, bfloat16 or INT8 by NNCF.
+
+The IR keeps the client's names on its ports and float32 weights; the precision is a property of the compiled model, set
+when it is loaded and read back from it. On CPUs with bfloat16 the plugin's default is bf16.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.builders import Feed, Mode, Session, TargetInfo
+from accel.builders.calibration import calibration_feeds
+from accel.builders.declared import reconcile, static_specs
+from accel.builders.requirements import demand, missing, missing_gpu, versions
+from accel.errors import InputError, StageError
+
+ENTRY = "model.xml"
+HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
+"""INFERENCE_PRECISION_HINT by target; the others leave the choice to the plugin."""
+_SHORT = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
+_HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
+"""Layer types of the compiled model that hold nearly all arithmetic of a network."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVinoOptions:
+    """How INT8 is calibrated.
+
+    Attributes:
+        smooth_quant_alpha: how much of the activations' range SmoothQuant moves into the weights; -1 turns it off,
+            None leaves NNCF's choice for the kind of model.
+        fast_bias_correction: correct biases from statistics of the float model alone, else layer by layer.
+    """
+
+    smooth_quant_alpha: float | None = None
+    fast_bias_correction: bool = True
+
+
+def import_openvino() -> Any:
+    """Import openvino with its telemetry out of reach, and return it.
+
+    ``import openvino`` reports itself to a web service unless the user once declined, and NNCF does so at each call.
+    Both fall back to a silent stand-in where their sender cannot be imported.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino
+
+
+def _info(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
+    return TargetInfo(("cpu",), precision, about, calibration=calibration, static=True, int64_as_int32=True)
+
+
+class OpenVinoBuilder:
+    """Offers ``openvino`` in four precisions."""
+
+    targets: Mapping[str, TargetInfo] = {
+        "openvino": _info("none", "OpenVINO IR in the plugin's default precision"),
+        "openvino-fp32": _info("fp32", "OpenVINO IR, float32"),
+        "openvino-bf16": _info("bf16", "OpenVINO IR, bfloat16"),
+        "openvino-int8": _info("int8", "OpenVINO IR, INT8 by NNCF", calibration=True),
+    }
+    options: type[Any] = OpenVinoOptions
+
+    def environment(self, target: Target) -> str:
+        """Return the main environment."""
+        return "main"
+
+    def available(self, target: Target) -> Skipped | None:
+        """Ask for openvino, and for nncf where it quantises."""
+        packages = ["openvino", "nncf"] if target.name == "openvino-int8" else ["openvino"]
+        return missing_gpu(target) or missing(*packages)
+
+    def build(self, request: BuildRequest, options: OpenVinoOptions, out_dir: Path) -> Built:
+        """Convert the ONNX file to an IR with float32 weights, fixed to one shape for a static build.
+
+        Raises:
+            UnavailableError: what ``available`` says.
+            InputError: no ONNX file, or no calibration samples for INT8.
+            StageError: OpenVINO or NNCF failed, or the IR lost a name or a size.
+        """
+        target = request.variant.target
+        demand(self.available(target))
+        if request.onnx is None or request.onnx_folder is None:
+            raise InputError(f"{target} starts from ONNX and the source was not exported")
+        ov = import_openvino()
+        core = ov.Core()
+        core.set_property("CPU", {"INFERENCE_NUM_THREADS": request.threads})
+        inputs, outputs = static_specs(request)
+        facts: dict[str, Any] = {}
+        try:
+            model = core.read_model(Path(request.onnx_folder) / request.onnx.file.path)
+            if request.variant.static is not None:
+                model.reshape({s.name: list(s.dims) for s in inputs})
+            if target.name == "openvino-int8":
+                model, facts = _quantize(model, request, options)
+            ov.save_model(model, out_dir / ENTRY, compress_to_fp16=False)
+            saved = core.read_model(out_dir / ENTRY)
+        except RuntimeError as error:
+            raise StageError(f"OpenVINO could not convert {request.onnx.file.path}: {error}") from error
+        return Built(
+            ENTRY,
+            reconcile(port_specs(saved.inputs), inputs, what="input"),
+            reconcile(port_specs(saved.outputs), outputs, what="output"),
+            self.targets[target.name].precision,
+            facts,
+            versions(["openvino", "nncf"] if target.name == "openvino-int8" else ["openvino"]),
+        )
+
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> OpenVinoSession:
+        """Compile the IR for this CPU.
+
+        Raises:
+            UnavailableError: openvino is not installed.
+            StageError: the IR cannot be read or compiled, or the precision that was asked for is not the one in effect.
+        """
+        demand(missing_gpu(artifact.variant.target) or missing("openvino"))
+        ov = import_openvino()
+        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": mode.upper()}
+        hint = HINTS.get(artifact.variant.target.name)
+        if hint is not None:
+            settings["INFERENCE_PRECISION_HINT"] = hint
+        try:
+            compiled = ov.Core().compile_model(folder / artifact.built.entry, "CPU", settings)
+        except RuntimeError as error:
+            raise StageError(f"OpenVINO could not load {artifact.built.entry}: {error}") from error
+        slots = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")) if mode == "throughput" else 1
+        session = OpenVinoSession(artifact.built.inputs, artifact.built.outputs, compiled, slots=slots)
+        if hint is not None and session.float_precision() != _SHORT[hint]:
+            raise StageError(f"asked OpenVINO for {hint} and it computes in {session.float_precision()} on this CPU")
+        return session
+
+    def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
+        """Serve an IR natively where the backend can run it at the precision that was measured.
+
+        The backend can ask for bf16 (``HINT_BF16``) and has no key that forces f32; the CPU plugin ignores a precision
+        written into the IR. So float32 goes through the Python backend, which sets the property.
+
+        Source: openvino_backend, src/openvino.cc, ``ModelState::ParseParameters``.
+        """
+        name = artifact.variant.target.name
+        if name == "openvino-fp32":
+            return TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+        parameters = {"HINT_BF16": "YES"} if name == "openvino-bf16" else {}
+        return TritonModel("openvino", artifact.built.entry, dynamic_batching=False, parameters=parameters)
+
+
+class OpenVinoSession(Session):
+    """A compiled model with one infer request for each slot."""
+
+    def __init__(
+        self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], compiled: Any, *, slots: int
+    ) -> None:
+        super().__init__(inputs, outputs)
+        self.slots = slots
+        self._compiled = compiled
+        self._requests = [compiled.create_infer_request() for _ in range(slots)]
+        self._feeds: list[Feed] = [{} for _ in range(slots)]
+
+    def bind(self, inputs: Feed, *, slot: int = 0) -> None:
+        """Let the request read from the arrays themselves: they stay alive with the slot."""
+        import openvino as ov
+
+        self._feeds[slot] = inputs
+        for spec in self.inputs:
+            value = inputs[spec.name]  # OpenVINO can share only memory that may be written
+            self._requests[slot].set_tensor(spec.name, ov.Tensor(value, shared_memory=value.flags.writeable))
+
+    def submit(self, *, slot: int = 0) -> None:
+        """Start the request.
+
+        Raises:
+            StageError: OpenVINO refused it.
+        """
+        try:
+            self._requests[slot].start_async()
+        except RuntimeError as error:
+            raise StageError(f"OpenVINO refused the request: {error}") from error
+
+    def wait(self, *, slot: int = 0) -> None:
+        """Wait for the request.
+
+        Raises:
+            StageError: it failed.
+        """
+        try:
+            self._requests[slot].wait()
+        except RuntimeError as error:
+            raise StageError(f"OpenVINO failed on the request: {error}") from error
+
+    def read(self, *, slot: int = 0) -> dict[str, np.ndarray]:
+        """Return views of the request's output tensors."""
+        return {s.name: self._requests[slot].get_tensor(s.name).data for s in self.outputs}
+
+    def float_precision(self) -> str:
+        """Return what the plugin says its float operations run in."""
+        return _SHORT[self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()]
+
+    def precision(self) -> str:
+        """Return the precision in which most of the compiled model's matrix products and convolutions run."""
+        found: Counter[str] = Counter()
+        for layer in self._compiled.get_runtime_model().get_ops():
+            facts = layer.get_rt_info()
+            if facts["layerType"].astype(str) in _HEAVY:
+                found[_SHORT.get(facts["runtimePrecision"].astype(str), "none")] += 1
+        return found.most_common(1)[0][0] if found else self.float_precision()
+
+    def close(self) -> None:
+        """Drop the requests and the compiled model."""
+        self._requests, self._feeds, self._compiled = [], [], None
+
+
+def port_specs(ports: Sequence[Any]) -> list[TensorSpec]:
+    """Read names, dtypes and dims of a model's ports; a dynamic axis is ``?``."""
+    specs = []
+    for port in ports:
+        dims = tuple(d.get_length() if d.is_static else "?" for d in port.get_partial_shape())
+        specs.append(TensorSpec(port.get_any_name(), np.dtype(port.get_element_type().to_dtype()).name, dims))
+    return specs
+
+
+def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tuple[Any, dict[str, Any]]:
+    """Quantise with NNCF on every calibration feed; a static build pads each feed to its shape.
+
+    Raises:
+        InputError: there are no calibration samples.
+    """
+    import nncf
+
+    feeds = calibration_feeds(request)
+    more: dict[str, Any] = {}
+    if options.smooth_quant_alpha is not None:
+        alphas = nncf.AdvancedSmoothQuantParameters(
+            convolution=options.smooth_quant_alpha, matmul=options.smooth_quant_alpha
+        )
+        more["advanced_parameters"] = nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas)
+    if request.source.family == "transformer":
+        more["model_type"] = nncf.ModelType.TRANSFORMER
+    quantized = nncf.quantize(
+        model,
+        nncf.Dataset(feeds),
+        subset_size=len(feeds),
+        preset=nncf.QuantizationPreset.MIXED,
+        fast_bias_correction=options.fast_bias_correction,
+        **more,
+    )
+    types = Counter(op.get_type_name() for op in quantized.get_ops())
+    return quantized, {
+        "calibration_items": request.samples.calibration_items,
+        "calibration_feeds": len(feeds),
+        "dataset_sha256": request.samples.sha256,
+        "model_type": "transformer" if request.source.family == "transformer" else "none",
+        "fake_quantize_nodes": types["FakeQuantize"],
+    }
+
+
+BUILDER = OpenVinoBuilder()

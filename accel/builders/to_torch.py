@@ -1,0 +1,262 @@
+"""PyTorch: the source itself run eagerly (the baseline), and AOTInductor packages.
+
+The eager artifact is a ``torch.export`` program, so that a server needs torch and nothing of the user's code; it runs
+the same operators as the live module. In the bf16 variants the whole program computes in bfloat16 and casts at its
+door: clients give and get float32. A package is native code for the CPU it was compiled on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.builders import Feed, Mode, Session, TargetInfo
+from accel.builders.declared import static_specs
+from accel.builders.requirements import demand, missing, missing_gpu, versions
+from accel.errors import AccelError, InputError, StageError
+
+if TYPE_CHECKING:
+    import torch
+
+ENTRY = "model.pt2"
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """``max_autotune``: let AOTInductor try several kernels for each operation (minutes instead of seconds)."""
+
+    max_autotune: bool = False
+
+
+def _info(devices: tuple[str, ...], precision: Precision, about: str, *, ungrouped: tuple[str, ...] = ()) -> TargetInfo:
+    return TargetInfo(devices, precision, about, needs="torch", ungrouped=ungrouped)
+
+
+class TorchBuilder:
+    """Offers ``torch`` and ``aoti`` in three precisions."""
+
+    targets: Mapping[str, TargetInfo] = {
+        "torch": _info(("cpu", "cuda"), "fp32", "the source itself, eager: the baseline"),
+        "torch-bf16": _info(("cpu", "cuda"), "bf16", "the source, eager, in bfloat16"),
+        "torch-fp16": _info(("cuda",), "fp16", "the source, eager, in float16"),
+        "aoti": _info(("cpu", "cuda"), "fp32", "AOTInductor package"),
+        "aoti-bf16": _info(("cpu", "cuda"), "bf16", "AOTInductor package in bfloat16", ungrouped=("cpu",)),
+        "aoti-fp16": _info(("cuda",), "fp16", "AOTInductor package in float16"),
+    }
+    options: type[Any] = TorchOptions
+
+    def environment(self, target: Target) -> str:
+        """Return the main environment."""
+        return "main"
+
+    def available(self, target: Target) -> Skipped | None:
+        """Ask for torch, a GPU for ``cuda``, and for a C++ compiler where AOTInductor is to compile."""
+        skipped = missing_gpu(target) or missing("torch")
+        if skipped is None and target.name.startswith("aoti") and shutil.which("g++") is None:
+            return Skipped("AOTInductor compiles with g++, which is not on the PATH", "apt-get install g++")
+        return skipped
+
+    def build(self, request: BuildRequest, options: TorchOptions, out_dir: Path) -> Built:
+        """Export the source at the variant's precision and shapes; for ``aoti`` compile it.
+
+        Raises:
+            UnavailableError: what ``available`` says.
+            InputError: the source has no torch module (an ONNX file).
+            StageError: torch could not export or compile it.
+        """
+        target = request.variant.target
+        demand(self.available(target))
+        import torch
+
+        torch.set_num_threads(request.threads)
+        precision = self.targets[target.name].precision
+        inputs, outputs = static_specs(request)
+        program = _export(request, precision)
+        path = out_dir / ENTRY
+        facts: dict[str, Any] = {"parameters": _parameter_dtypes(program)}
+        try:
+            if target.name.startswith("aoti"):
+                # The thread count is read when the package runs: it must suit the server, not this machine.
+                configs = {"cpp.dynamic_threads": True, "max_autotune": options.max_autotune}
+                torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
+                facts |= {"compiled_for": "this machine's CPU (-march=native)", "max_autotune": options.max_autotune}
+            else:
+                torch.export.save(program, str(path))
+        except AccelError:
+            raise
+        except Exception as error:
+            raise StageError(
+                f"torch could not write {target}: {_first_line(error)}", fix="the log has the operator that failed"
+            ) from error
+        return Built(ENTRY, inputs, outputs, precision, facts, versions(["torch"]))
+
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> TorchSession:
+        """Load the program or the package.
+
+        Raises:
+            UnavailableError: what ``available`` says.
+            InputError: the program's file holds pickled objects, or is none.
+        """
+        demand(missing_gpu(artifact.variant.target) or missing("torch"))
+        import torch
+
+        torch.set_num_threads(threads)
+        path = folder / artifact.built.entry
+        if artifact.variant.target.name.startswith("aoti"):
+            call = torch._inductor.aoti_load_package(str(path))
+            dtypes = artifact.built.facts["parameters"]
+        else:
+            from accel.exporters.exported import read_program
+
+            program = read_program(path)
+            call, dtypes = program.module(), _parameter_dtypes(program)
+        return TorchSession(artifact.built.inputs, artifact.built.outputs, call, _narrowest(dtypes))
+
+    def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
+        """Serve a program through the Python backend, and a package through the pytorch backend.
+
+        Source: pytorch_backend README, "AOT Inductor Support (Beta)": tensors are addressed by the call specification.
+        """
+        built = artifact.built
+        if not artifact.variant.target.name.startswith("aoti"):
+            return TritonModel("python", built.entry, dynamic_batching=True)
+        return TritonModel(
+            "pytorch",
+            built.entry,
+            dynamic_batching=True,
+            input_names={s.name: f"ARGS[{i}]" for i, s in enumerate(built.inputs)},
+            output_names={s.name: f"RESULT[{i}]" for i, s in enumerate(built.outputs)},
+            platform="torch_aoti",
+        )
+
+
+class TorchSession(Session):
+    """A callable that takes tensors in the order of the inputs and returns a tuple in the order of the outputs."""
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        call: Callable[..., Sequence[torch.Tensor]],
+        precision: str,
+    ) -> None:
+        super().__init__(inputs, outputs)
+        self._call: Callable[..., Sequence[torch.Tensor]] | None = call
+        self._precision = precision
+        self._bound: list[torch.Tensor] = []
+        self._results: Sequence[torch.Tensor] = ()
+
+    def bind(self, inputs: Feed, *, slot: int = 0) -> None:
+        """Wrap the arrays; only a read-only one is copied, since torch has no read-only tensors."""
+        import torch
+
+        arrays = (inputs[s.name] for s in self.inputs)
+        self._bound = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in arrays]
+
+    def submit(self, *, slot: int = 0) -> None:
+        """Run.
+
+        Raises:
+            StageError: torch refused the inputs (a shape outside the profile the program was exported for).
+        """
+        import torch
+
+        if self._call is None:
+            raise StageError("the session is closed")
+        try:
+            with torch.inference_mode():
+                self._results = self._call(*self._bound)
+        except (AssertionError, RuntimeError) as error:
+            shapes = {s.name: tuple(t.shape) for s, t in zip(self.inputs, self._bound, strict=True)}
+            raise StageError(
+                f"torch refused inputs of shapes {shapes}: {_first_line(error)}", fix="stay within the profile's shapes"
+            ) from error
+
+    def read(self, *, slot: int = 0) -> dict[str, np.ndarray]:
+        """Return the outputs as arrays over torch's memory."""
+        return {s.name: r.numpy() for s, r in zip(self.outputs, self._results, strict=True)}
+
+    def precision(self) -> str:
+        """Return the dtype of the parameters; eager torch and AOTInductor compute in it."""
+        return self._precision
+
+    def close(self) -> None:
+        """Drop the program and its weights."""
+        self._call, self._bound, self._results = None, [], ()
+
+
+def _export(request: BuildRequest, precision: Precision) -> torch.export.ExportedProgram:
+    import torch
+
+    from accel import exporters
+    from accel.exporters import from_torch
+
+    source = request.source
+    module = exporters.load(source).module
+    if module is None:
+        raise InputError(
+            f"{source.name} is an ONNX file and {request.variant.target} starts from a torch module",
+            fix="choose targets that start from ONNX: ort, openvino",
+        )
+    inner = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    traced: torch.nn.Module = module if inner is None else _narrowed(module, inner)
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                traced,
+                from_torch.example_inputs(source, from_torch.trace_shapes(source, request.variant.profile)),
+                dynamic_shapes=from_torch.dynamic_shapes(source, request.variant.profile),
+            )
+    except AccelError:
+        raise
+    except Exception as error:
+        raise StageError(
+            f"torch.export could not trace {source.name}: {_first_line(error)}",
+            fix="the log names the line of the forward; data-dependent control flow cannot be exported",
+        ) from error
+
+
+def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:
+    """Make a module that computes in another float type and takes and gives float32."""
+    import torch
+
+    class Narrowed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module.to(inner)
+
+        def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            cast = (a.to(inner) if a.is_floating_point() else a for a in args)
+            return tuple(r.float() if r.is_floating_point() else r for r in self.module(*cast))
+
+    return Narrowed().eval()
+
+
+def _parameter_dtypes(program: torch.export.ExportedProgram) -> dict[str, int]:
+    """Count the parameters' elements by dtype, floating point only."""
+    counts: Counter[str] = Counter()
+    for value in program.state_dict.values():
+        if value.is_floating_point():
+            counts[str(value.dtype).removeprefix("torch.")] += value.numel()
+    return dict(counts)
+
+
+def _narrowest(dtypes: dict[str, int]) -> str:
+    """Name the precision that most parameters have; a model without parameters computes in float32."""
+    return _SHORT.get(max(dtypes, key=lambda d: dtypes[d], default="float32"), "fp32")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+BUILDER = TorchBuilder()

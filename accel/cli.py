@@ -1,0 +1,360 @@
+"""The command line: parse, call one function, print.
+
+Nothing heavy is imported here: each command imports what it calls. Results go to stdout, everything else to stderr;
+``--json`` makes stdout one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from accel.errors import AccelError, CheckFailed, InputError, UnavailableError
+
+app = typer.Typer(
+    name="accel",
+    help="Turn a trained model into the fastest variant that can be proved right here, packaged for Triton.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: importing rich's Markdown for its boxes takes longer than all the rest
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+env_app = typer.Typer(help="Environments for packages that cannot share one with the rest.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
+
+INTERRUPTED = 130
+"""What typer makes of Ctrl-C."""
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what each variant is doing.")]
+Strings = list[str] | None
+
+
+def main() -> None:
+    """Run the command line and leave with the documented exit code."""
+    try:
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            _complain("interrupted; nothing half-written is left, the same command goes on from here")
+        sys.exit(code if isinstance(code, int) else 0)
+    except AccelError as error:
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except Exception as error:
+        shown = getattr(error, "format_message", None)  # click's own usage errors
+        if shown is None:
+            raise
+        context = getattr(error, "ctx", None)
+        _complain(f"{shown()}\n  fix: {context.command_path if context else 'accel'} --help lists the options")
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"accel {installed('accel')}")
+        raise typer.Exit
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str | None, typer.Argument(help="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx")
+    ] = None,
+    targets: Annotated[str | None, typer.Option("--targets", "-t", help="Comma-separated, or cpu, gpu, all")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory  [default: runs/<model>]")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML job file; options given here win")] = None,
+    device: Annotated[str | None, typer.Option(help="Only this device: cpu or cuda")] = None,
+    weights: Annotated[str | None, typer.Option(help="auto, pretrained or random")] = None,
+    task: Annotated[str | None, typer.Option(help="Hugging Face task or class, over the one in the config")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of a hub id")] = None,
+    samples: Annotated[
+        str | None, typer.Option(help=".npz, .jsonl or file.py:generator for calibration and gate")
+    ] = None,
+    random_samples: Annotated[
+        bool | None, typer.Option("--random-samples", help="Accept random values as samples")
+    ] = None,
+    range: Annotated[Strings, typer.Option(help="NAME=LO:HI of an integer input")] = None,
+    min_shape: Annotated[Strings, typer.Option(help="input_ids:1x1,…")] = None,
+    shape: Annotated[Strings, typer.Option(help="input_ids:1x128,…  the typical (opt) shape")] = None,
+    max_shape: Annotated[Strings, typer.Option(help="input_ids:16x512,…")] = None,
+    ints: Annotated[str | None, typer.Option(help="INT64 → INT32: keep, io or interior  [default: io or keep]")] = None,
+    allow_unproved_int64: Annotated[
+        bool | None, typer.Option("--allow-unproved-int64", help="Let OpenVINO wrap what is not proved to fit int32")
+    ] = None,
+    static: Annotated[bool | None, typer.Option("--static", help="Also build for the one typical shape")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Name on the server")] = None,
+    model_version: Annotated[int | None, typer.Option(help="Version folder on the server")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="latency or throughput  [default: one decision for each]")
+    ] = None,
+    max_p99_ms: Annotated[float | None, typer.Option(help="Constraint on the p99's upper bound")] = None,
+    min_throughput: Annotated[float | None, typer.Option(help="Constraint, items per second")] = None,
+    max_memory_mib: Annotated[float | None, typer.Option(help="Constraint on peak memory")] = None,
+    gate: Annotated[Strings, typer.Option(help="NAME=VALUE: int8=25 (dB), sqnr_db=40, or a task metric")] = None,
+    require: Annotated[Strings, typer.Option(help="Target that must end ok")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Limit per build and measurement, s")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads  [default: what this cgroup has]")] = None,
+    triton_release: Annotated[
+        str | None, typer.Option(help="Release that repositories are for  [default: newest]")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Interleaved rounds of the latency scenario  [default: 8]")] = None,
+    round_s: Annotated[float | None, typer.Option(help="Least seconds of each round  [default: 0.5]")] = None,
+    opset: Annotated[int | None, typer.Option(help="ONNX opset  [default: 18]")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build, prove, package, measure and choose: the main job."""
+    given = {k: v for k, v in locals().items() if k not in ("config", "as_json", "quiet", "verbose") and v is not None}
+    from accel import jobs, pipeline
+
+    job = jobs.assemble(given, config, command=shlex.join(["accel", *sys.argv[1:]]))
+    with _progress(quiet=quiet, verbose=verbose) as progress:
+        run = pipeline.convert(job, progress)
+    if as_json:
+        _print_json(run)
+    else:
+        _print_run(run, job.run_dir)
+    _judge(run, job.required)
+
+
+@app.command("targets")
+def list_targets(as_json: Json = False) -> None:
+    """List what can be built, and what cannot be built here and why."""
+    from accel import doctor
+
+    rows = doctor.targets_here()
+    if as_json:
+        _print_json({"targets": rows})
+        return
+    _show([row for row in rows if row["available"]], False, "targets", ("target", "device", "about"))
+    for reason, fix in dict.fromkeys((row["reason"], row["fix"]) for row in rows if not row["available"]):
+        names = ", ".join(f"{row['target']}@{row['device']}" for row in rows if row["reason"] == reason)
+        typer.echo(f"\nnot here: {reason}\n  {names}\n  fix: {fix}")
+
+
+@app.command()
+def zoo(as_json: Json = False) -> None:
+    """List the models that accel knows by name."""
+    from accel import doctor
+
+    _show(doctor.zoo(), as_json, "models", ("name", "parameters", "licence", "weights", "inputs"))
+
+
+@app.command("doctor")
+def check_machine(as_json: Json = False) -> None:
+    """Say what is here, what is missing, and the command that brings it."""
+    from accel import doctor
+
+    rows = doctor.examine()
+    _show(rows, as_json, "checks", ("what", "found", "fix"))
+    if any(row["needed"] and not row["ok"] for row in rows):
+        raise UnavailableError("something that every run needs is missing", fix="see the table above")
+
+
+@env_app.command("list")
+def env_list(as_json: Json = False) -> None:
+    """List the environments."""
+    from accel import environments
+
+    rows = [
+        {
+            "name": e.name,
+            "installed": environments.installed(e.name),
+            "packages": " ".join(e.requirements),
+            "why": e.why,
+        }
+        for e in environments.ENVIRONMENTS.values()
+    ]
+    _show(rows, as_json, "environments", ("name", "installed", "packages", "why"))
+
+
+@env_app.command("install")
+def env_install(name: str, quiet: Quiet = False) -> None:
+    """Make an environment and install its packages."""
+    from accel import environments
+
+    environments.install(name, report=(lambda _: None) if quiet else (lambda line: typer.echo(line, err=True)))
+
+
+@env_app.command("remove")
+def env_remove(name: str) -> None:
+    """Delete an environment."""
+    from accel import environments
+
+    typer.echo(f"{name} removed" if environments.remove(name) else f"{name} is not installed", err=True)
+
+
+@app.command()
+def inspect(file: Path, as_json: Json = False) -> None:
+    """Show inputs, outputs, operators and precision of an ONNX file, an IR or a run."""
+    from accel import inspection
+
+    found = inspection.inspect(file)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_tree(found)
+
+
+@app.command()
+def narrow(
+    source: Annotated[Path, typer.Argument(help="ONNX file")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write")],
+    range: Annotated[Strings, typer.Option(help="NAME=LO:HI of an integer input")] = None,
+    min_shape: Annotated[Strings, typer.Option(help="input_ids:1x1,…")] = None,
+    max_shape: Annotated[Strings, typer.Option(help="input_ids:16x512,…")] = None,
+    level: Annotated[str, typer.Option(help="keep, io or interior")] = "io",
+    runtime: Annotated[str, typer.Option(help="Whose kernels limit the interior: ort, openvino or tensorrt")] = "ort",
+    report: Annotated[Path | None, typer.Option(help="Also write the report as JSON")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make INT64 values INT32 where they are proved to fit, and say why the others stay."""
+    from accel import jobs, store
+    from accel.artifacts import to_json
+    from accel.graph.int32 import narrow_file
+
+    found = narrow_file(source, out, **jobs.narrowing(range or [], min_shape or [], max_shape or [], level, runtime))
+    document = to_json(found)
+    if report is not None:
+        store.write_text(report, json.dumps(document, indent=1) + "\n")
+    if as_json:
+        _print_json(document)
+        return
+    rows = [{**v, "interval": "{}..{}".format(*v["interval"]) if v["interval"] else ""} for v in document["values"]]
+    _show(rows, False, "values", ("name", "role", "decision", "interval", "reason"))
+    for given in found.inputs:
+        typer.echo(f"assumes {given.name} in [{given.lo}, {given.hi}]: {given.reason}")
+    typer.echo(f"{out}: {found.count('narrowed')} narrowed, {found.count('kept')} kept, {found.casts} casts added")
+
+
+@app.command()
+def verify(repository: Path, as_json: Json = False) -> None:
+    """Check every hash and the manifest of a Triton repository that accel wrote."""
+    from accel.artifacts import to_json
+    from accel.triton.verify import verify as check
+
+    if not repository.is_dir():
+        raise InputError(f"{repository} is no folder", fix="name a repository root, such as runs/bert/best/cpu")
+    findings = check(repository)
+    errors = [f for f in findings if f.severity == "error"]
+    _show([to_json(f) for f in findings], as_json, "findings", ("severity", "file", "field", "why", "fix"))
+    if errors:
+        raise CheckFailed(f"{repository} has {len(errors)} errors", fix="emit it again: accel convert")
+    if not as_json:
+        typer.echo(f"{repository} is as it was emitted", err=True)
+
+
+@app.command("report")
+def compare_runs(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories or run.json files")],
+    out: Annotated[Path, typer.Option("--out", "-o", help=".html or .md")] = Path("comparison.html"),
+) -> None:
+    """Merge several runs into one comparison per hardware target."""
+    from accel import report
+
+    typer.echo(report.write_comparison(runs, out))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(*, quiet: bool, verbose: bool) -> Iterator[Any]:
+    from accel.progress import Progress
+
+    if quiet:
+        yield Progress()
+        return
+    from rich.console import Console
+
+    from accel.terminal import LiveProgress, PlainProgress
+
+    console = Console(stderr=True)
+    shown = LiveProgress(console) if console.is_terminal and not verbose else PlainProgress(console, every=verbose)
+    with shown:
+        yield shown
+
+
+def _print_run(run: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+
+    from accel import report
+
+    console = Console()
+    console.print(report.terminal_table(run))
+    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _judge(run: dict[str, Any], required: tuple[str, ...]) -> None:
+    """Leave with the exit code that the outcomes ask for."""
+    for text in required:
+        named = [v for v in run["variants"] if text in (v["id"], v["target"], f"{v['target']}@{v['device']}")]
+        if not named:
+            raise CheckFailed(f"required variant {text} is not in this run", fix="--static asks for static twins")
+        for v in named:
+            if v["status"] != "ok":
+                raise CheckFailed(f"required variant {v['id']} is {v['status']}: {v['reason']}", fix=v["fix"])
+    statuses = {v["status"] for v in run["variants"]}
+    if statuses <= {"skipped", "deferred"}:
+        first = run["variants"][0]
+        raise UnavailableError(f"nothing could be built here: {first['id']}: {first['reason']}", fix=first["fix"])
+    if "ok" not in statuses:
+        raise CheckFailed("no variant passed", fix="the report says why for each: report.html in the run directory")
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool, name: str, columns: tuple[str, ...]) -> None:
+    if as_json:
+        _print_json({name: rows})
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+    if rows:
+        Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    return {True: "yes", False: "no", None: ""}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
+
+
+def _print_tree(value: Any, indent: int = 0) -> None:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            typer.echo(f"{'  ' * indent}{key}:")
+            _print_tree(item, indent + 1)
+        elif isinstance(item, list):
+            typer.echo(f"{'  ' * indent}{key}:")
+            for entry in item:
+                typer.echo(f"{'  ' * (indent + 1)}- {json.dumps(entry) if isinstance(entry, dict | list) else entry}")
+        else:
+            typer.echo(f"{'  ' * indent}{key}: {item}")
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=1, allow_nan=False))
+
+
+def _complain(message: str) -> None:
+    typer.echo(f"accel: error: {message}", err=True)

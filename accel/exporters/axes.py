@@ -1,0 +1,207 @@
+"""Dynamic axes: which sizes each named axis may take, and the shapes that follow from them. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from accel.artifacts import ShapeRange, TensorSpec
+from accel.errors import UsageError, nearest
+from accel.sources import SourceRequest
+
+BATCH = ShapeRange((1,), (1,), (16,))
+"""Sizes of a leading axis about which nobody said anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Smallest, typical and largest size of one axis."""
+
+    min: int
+    opt: int
+    max: int
+
+
+def extents(inputs: Iterable[TensorSpec], profile: Mapping[str, ShapeRange]) -> dict[str, Extent]:
+    """Return the extent of every named axis, in order of first appearance."""
+    found: dict[str, Extent] = {}
+    for spec in inputs:
+        shapes = profile[spec.name]
+        for dim, lo, opt, hi in zip(spec.dims, shapes.min, shapes.opt, shapes.max, strict=True):
+            if isinstance(dim, str):
+                found.setdefault(dim, Extent(lo, opt, hi))
+    return found
+
+
+def shapes_at(inputs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return each input's shape with the named axes at the given sizes."""
+    return {s.name: tuple(sizes[d] if isinstance(d, str) else d for d in s.dims) for s in inputs}
+
+
+def profile_of(inputs: Sequence[TensorSpec], axes: Mapping[str, Extent]) -> dict[str, ShapeRange]:
+    """Return the shape ranges of the inputs for these axis extents."""
+    low = shapes_at(inputs, {n: e.min for n, e in axes.items()})
+    opt = shapes_at(inputs, {n: e.opt for n, e in axes.items()})
+    high = shapes_at(inputs, {n: e.max for n, e in axes.items()})
+    return {s.name: ShapeRange(low[s.name], opt[s.name], high[s.name]) for s in inputs}
+
+
+def odd_sizes(axes: Mapping[str, Extent]) -> dict[str, int]:
+    """Choose one size per axis strictly between its ends where there is room: odd, and never the typical one.
+
+    The geometric middle keeps the point cheap on axes that span powers of two.
+    """
+    chosen = {}
+    for name, e in axes.items():
+        middle = round((e.min * e.max) ** 0.5)
+        inside = sorted(range(e.min + 1, e.max), key=lambda n: (n == e.opt, n % 2 == 0, abs(n - middle)))
+        chosen[name] = inside[0] if inside else e.min
+    return chosen
+
+
+def trace_sizes(axes: Mapping[str, Extent], *, taken: Iterable[int] = ()) -> dict[str, int]:
+    """Choose small sizes to trace at: two or more (1 is specialised), no two axes alike and none like a fixed size.
+
+    Source: https://docs.pytorch.org/docs/stable/export.html (0/1 specialisation).
+    """
+    used = set(taken)
+    chosen = {}
+    for index, (name, e) in enumerate(axes.items()):
+        low = max(e.min, 2 if index == 0 else 5)
+        room = [n for n in range(low, min(e.max, low + 64) + 1) if n not in used] or [e.max]
+        chosen[name] = room[0]
+        used.add(room[0])
+    return chosen
+
+
+def resolve(
+    inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange], request: SourceRequest
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], dict[str, int]]:
+    """Apply the user's shapes and ranges to a model whose inputs are known.
+
+    A size given for one input holds for every input that shares the axis. An axis whose smallest and largest size are
+    equal becomes fixed.
+
+    Returns:
+        The inputs, their profile, and the axes that became fixed with their size.
+
+    Raises:
+        UsageError: an unknown input, a wrong rank or fixed size, two sizes for one axis, or min > opt or opt > max.
+    """
+    axes = extents(inputs, profile)
+    given = {
+        "min": _axis_sizes(inputs, request.min_shapes, "--min-shape"),
+        "opt": _axis_sizes(inputs, request.opt_shapes, "--shape"),
+        "max": _axis_sizes(inputs, request.max_shapes, "--max-shape"),
+    }
+    for name, e in axes.items():
+        low, high = given["min"].get(name, e.min), given["max"].get(name, e.max)
+        opt = given["opt"].get(name, min(max(e.opt, low), high))
+        if not low <= opt <= high:
+            raise UsageError(
+                f"axis {name!r} would run from {low} over {opt} to {high}: expected min <= opt <= max",
+                fix="give --min-shape, --shape and --max-shape that fit together",
+            )
+        axes[name] = Extent(low, opt, high)
+    fixed = {n: e.opt for n, e in axes.items() if e.min == e.max}
+    ranges = checked_ranges(inputs, request)
+    resolved = tuple(dataclasses.replace(s, dims=fix_dims(s, fixed), range=ranges.get(s.name, s.range)) for s in inputs)
+    return resolved, profile_of(resolved, axes), fixed
+
+
+def fix_dims(spec: TensorSpec, fixed: Mapping[str, int]) -> tuple[int | str, ...]:
+    """Return the spec's dims with the axes in ``fixed`` replaced by their sizes."""
+    return tuple(fixed.get(d, d) if isinstance(d, str) else d for d in spec.dims)
+
+
+def checked_ranges(inputs: Sequence[TensorSpec], request: SourceRequest) -> dict[str, tuple[int, int]]:
+    """Return the user's ranges.
+
+    Raises:
+        UsageError: a range for an input that does not exist or holds no integers.
+    """
+    by_name = {s.name: s for s in inputs}
+    for name in request.ranges:
+        known_input(name, by_name, "--range")
+        if "int" not in by_name[name].dtype:
+            raise UsageError(f"--range is for integer inputs, and {name!r} is {by_name[name].dtype}")
+    return dict(request.ranges)
+
+
+def known_input(name: str, known: Iterable[str], option: str) -> None:
+    """Raise UsageError where the model has no input of that name."""
+    names = list(known)
+    if name not in names:
+        raise UsageError(
+            f"{option}: the model has no input {name!r}{nearest(name, names)}", fix=f"its inputs are {names}"
+        )
+
+
+def _axis_sizes(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], option: str) -> dict[str, int]:
+    by_name = {s.name: s for s in inputs}
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        known_input(name, by_name, option)
+        dims = by_name[name].dims
+        if len(dims) != len(shape):
+            raise UsageError(f"{option} {name}: {len(shape)} sizes given, expected {len(dims)}: {dims}")
+        for dim, size in zip(dims, shape, strict=True):
+            if isinstance(dim, int) and size != dim:
+                raise UsageError(f"{option} {name}: an axis is fixed at {dim}, found {size} (dims {dims})")
+            if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+                raise UsageError(f"{option}: axis {dim!r} is given both {sizes[dim]} and {size}")
+    return sizes
+
+
+def name_axes(
+    shapes: Mapping[str, ShapeRange], dtypes: Mapping[str, str]
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
+    """Name the axes that vary, for a model that has no names for them.
+
+    The leading axis is ``batch``. Axes that vary alike at one position of several inputs are taken to be one axis; the
+    second one of an integer input is called ``seq``.
+    """
+    names: dict[tuple[int, int, int, int], str] = {}
+    specs = []
+    for name, shape in shapes.items():
+        dims: list[int | str] = []
+        for axis, (lo, opt, hi) in enumerate(zip(shape.min, shape.opt, shape.max, strict=True)):
+            if lo == hi:
+                dims.append(lo)
+                continue
+            label = "batch" if axis == 0 else "seq" if axis == 1 and "int" in dtypes[name] else f"{name}_{axis}"
+            if axis > 0 and label in names.values():
+                label = names.get((axis, lo, opt, hi), f"{name}_{axis}")
+            dims.append(names.setdefault((axis, lo, opt, hi), label))
+        specs.append(TensorSpec(name, dtypes[name], tuple(dims)))
+    return tuple(specs), dict(shapes)
+
+
+def output_dims(
+    axes: Mapping[str, Extent], base: Mapping[str, int], seen: Mapping[str | None, Sequence[tuple[int, ...]]]
+) -> list[tuple[int | str, ...]]:
+    """Work out which output axes follow which input axes.
+
+    Args:
+        axes: extents of the inputs' axes.
+        base: sizes of the run under the key None.
+        seen: output shapes of the base run (None), and of one run per axis with only that axis at another size.
+
+    Returns:
+        Dims of each output. An axis that follows an input axis unchanged takes its name; one that changes otherwise
+        gets a name of its own (``out0_axis2``).
+    """
+    dims: list[tuple[int | str, ...]] = []
+    for index, shape in enumerate(seen[None]):
+        out: list[int | str] = []
+        for axis, size in enumerate(shape):
+            moved = [n for n in axes if n in seen and seen[n][index][axis] != size]
+            if not moved:
+                out.append(size)
+            elif len(moved) == 1 and size == base[moved[0]]:
+                out.append(moved[0])
+            else:
+                out.append(f"out{index}_axis{axis}")
+        dims.append(tuple(out))
+    return dims

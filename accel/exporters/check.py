@@ -1,0 +1,143 @@
+"""Prove an ONNX file right: checker, named axes, and runs at four shapes against the source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accel.artifacts import ModelSource, OnnxModel, TensorSpec, file_ref
+from accel.errors import StageError
+from accel.exporters.axes import extents, odd_sizes, shapes_at
+
+if TYPE_CHECKING:
+    from accel.exporters import SourceModel
+
+ATOL, RTOL = 1e-4, 1e-3
+"""Allowed difference: ATOL + RTOL × largest reference value of the output."""
+IR_MAX, OPSETS = 10, range(18, 22)
+"""What ONNX Runtime, OpenVINO and TensorRT's parser all read; onnx's own defaults are newer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """What the source answered at one shape."""
+
+    name: str
+    feed: Mapping[str, np.ndarray]
+    answer: Mapping[str, np.ndarray]
+
+
+def reference_points(model: SourceModel) -> list[Point]:
+    """Run the source at its min, opt, max and one odd shape on seeded values."""
+    from accel.exporters.from_torch import example_arrays
+
+    inputs = model.source.inputs
+    axes = extents(inputs, model.source.profile)
+    sizes = {
+        "min": {n: e.min for n, e in axes.items()},
+        "opt": {n: e.opt for n, e in axes.items()},
+        "max": {n: e.max for n, e in axes.items()},
+        "odd": odd_sizes(axes),
+    }
+    points: list[Point] = []
+    done: list[dict[str, int]] = []
+    for name, at in sizes.items():
+        if at not in done:
+            done.append(at)
+            feed = example_arrays(inputs, shapes_at(inputs, at))
+            points.append(Point(name, feed, model.run(feed)))
+    return points
+
+
+def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> OnnxModel:
+    """Check the file against the source and describe it.
+
+    Raises:
+        StageError: the checker rejects it, its axes or names are not the source's, or it computes something else.
+    """
+    from accel.exporters.from_onnx import check_file, open_session, run_session
+
+    check_file(path)
+    model = read_onnx(path)
+    if model.ir_version > IR_MAX or (source.kind != "onnx" and model.opset not in OPSETS):
+        raise StageError(
+            f"{path.name} has opset {model.opset} and IR {model.ir_version}: expected opset 18 to 21 and IR up to 10",
+            fix="ask for --opset 18, or save the source with an older onnx",
+        )
+    _same_contract("input", source.inputs, model.inputs)
+    _same_contract("output", source.outputs, model.outputs)
+    session = open_session(path)
+    for point in points:
+        found = run_session(session, point.feed, [o.name for o in source.outputs])
+        for name, expected in point.answer.items():
+            _same_values(point, name, expected, found[name])
+    return model
+
+
+def read_onnx(path: Path) -> OnnxModel:
+    """Read back what an ONNX file declares: opset, IR, operators, inputs, outputs, and its external data files."""
+    import onnx
+
+    from accel.exporters.from_onnx import external_files, graph_specs
+
+    model = onnx.load(str(path), load_external_data=False)
+    inputs, outputs = graph_specs(model)
+    return OnnxModel(
+        file=file_ref(path, path.parent),
+        data=tuple(file_ref(path.parent / name, path.parent) for name in external_files(path)),
+        opset=next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0),
+        ir_version=model.ir_version,
+        ops=dict(sorted(Counter(n.op_type for n in model.graph.node).items())),
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def _same_contract(what: str, wanted: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> None:
+    if [s.name for s in wanted] != [s.name for s in found]:
+        raise StageError(f"the ONNX model's {what}s are {[s.name for s in found]}, expected {[s.name for s in wanted]}")
+    for want, got in zip(wanted, found, strict=True):
+        if want.dtype != got.dtype:
+            raise StageError(f"{what} {want.name!r} of the ONNX model is {got.dtype}, expected {want.dtype}")
+        if len(want.dims) != len(got.dims):
+            raise StageError(f"{what} {want.name!r} of the ONNX model has dims {got.dims}, expected {want.dims}")
+        for axis, (dim, other) in enumerate(zip(want.dims, got.dims, strict=True)):
+            if isinstance(dim, str) and isinstance(other, int):
+                raise StageError(
+                    f"the ONNX model lost the dynamic axis {dim!r}: {what} {want.name!r} came out as {got.dims}, "
+                    f"expected {want.dims}",
+                    fix="the model's code fixes that size (a Python int, a shape in a branch); mend it, or fix the "
+                    "axis with equal --min-shape and --max-shape",
+                )
+            named = what == "input" and isinstance(dim, str)
+            if named and dim != other:
+                raise StageError(
+                    f"axis {axis} of input {want.name!r} is called {other!r} in the ONNX, expected {dim!r}"
+                )
+
+
+def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarray) -> None:
+    at = f"at the {point.name} shape ({', '.join(f'{n} {list(v.shape)}' for n, v in point.feed.items())})"
+    if expected.shape != found.shape:
+        raise StageError(f"output {name!r} of the ONNX model is {found.shape} {at}, the source gives {expected.shape}")
+    if not expected.size:
+        return
+    if expected.dtype.kind != "f":
+        if not np.array_equal(expected, found):
+            raise StageError(f"output {name!r} of the ONNX model differs {at}: integers must be equal")
+        return
+    if not np.array_equal(np.isfinite(expected), np.isfinite(found)):
+        raise StageError(f"output {name!r} of the ONNX model has NaN or infinities elsewhere than the source, {at}")
+    finite = np.isfinite(expected)
+    worst = float(np.abs(np.where(finite, expected - found, 0)).max())
+    allowed = ATOL + RTOL * float(np.abs(np.where(finite, expected, 0)).max())
+    if worst > allowed:
+        raise StageError(
+            f"output {name!r} of the ONNX model differs from the source by {worst:.3g} {at}: allowed {allowed:.3g}",
+            fix="the export changed the model; report the operator named in the log to the exporter's project",
+        )

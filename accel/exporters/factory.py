@@ -1,0 +1,200 @@
+"""Factories: ``file.py:function`` that returns an ``nn.Module``, or the module and samples for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.artifacts import ShapeRange, TensorSpec, sha256_file, sha256_json
+from accel.errors import AccelError, InputError, SampleError, UsageError
+from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
+from accel.sources import SourceRequest
+
+if TYPE_CHECKING:
+    import torch
+
+    from accel.exporters.positional import Positional
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """What a factory returned: the module in eval mode, and its samples by input name, each with its batch axis."""
+
+    module: torch.nn.Module
+    samples: tuple[Mapping[str, np.ndarray], ...]
+
+
+def call(reference: str, what: str) -> Any:
+    """Import ``/path/file.py`` and call the function after the colon.
+
+    Raises:
+        InputError: no such file or function, or its code raised.
+    """
+    file, _, function = reference.rpartition(":")
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(f"accel_user_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"no {what} file at {path}")
+    module = importlib.util.module_from_spec(spec)
+    # The file may import its neighbours, and dataclasses look their module up by name.
+    sys.modules[spec.name] = module
+    if str(path.parent) not in sys.path:
+        # At the end: a folder called like a package beside the file must not hide that package.
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+        found = getattr(module, function, None)
+        if not callable(found):
+            names = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == spec.name)
+            raise InputError(f"{path.name} has no function {function!r}", fix=f"it defines {names}")
+        return found()
+    except AccelError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what} {path.name}:{function} raised {type(error).__name__}: {error}") from error
+
+
+def make(reference: str) -> Made:
+    """Call a factory with torch's generator seeded, so that unseeded weights are the same each time.
+
+    Raises:
+        InputError: it raised, or returned something else than a module, or a module and samples.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    result = call(reference, "factory")
+    module, samples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(
+            f"factory {reference} returned {type(module).__name__}: expected an nn.Module, or (module, samples)"
+        )
+    module = module.cpu().eval()
+    if any(t.dtype in (torch.float16, torch.bfloat16) for t in module.state_dict().values()):
+        module = module.float()
+    return Made(module, () if samples is None else read_samples(samples, parameters(module)))
+
+
+def parameters(module: torch.nn.Module) -> list[inspect.Parameter]:
+    """Return forward's parameters that can be inputs."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
+
+
+def read_samples(samples: Any, params: Sequence[inspect.Parameter]) -> tuple[Mapping[str, np.ndarray], ...]:
+    """Turn a factory's or generator's samples into feeds.
+
+    Raises:
+        SampleError: neither a dict, a tuple of arrays, nor a list of such; or a name that forward does not take.
+    """
+    names = [p.name for p in params]
+    feeds = []
+    for index, sample in enumerate(samples if isinstance(samples, list) else [samples]):
+        if isinstance(sample, Mapping):
+            feed = dict(sample)
+        elif isinstance(sample, tuple):
+            if len(sample) > len(names):
+                raise SampleError(f"sample {index} has {len(sample)} arrays, and forward takes {names}")
+            feed = dict(zip(names, sample, strict=False))
+        elif hasattr(sample, "shape"):
+            feed = {names[0]: sample}
+        else:
+            raise SampleError(
+                f"sample {index} is {type(sample).__name__}: expected a dict name → array or a tuple of arrays"
+            )
+        for name in feed:
+            known_input(name, names, f"sample {index}")
+        feeds.append({n: _array(v) for n, v in feed.items()})
+    if not feeds:
+        raise SampleError("the factory returned an empty list of samples", fix="return the module alone, or samples")
+    if any(list(f) != list(feeds[0]) for f in feeds):
+        raise SampleError("the factory's samples do not all have the same inputs")
+    return tuple(feeds)
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def positional(made: Made, request: SourceRequest) -> tuple[Positional, tuple[TensorSpec, ...], dict[str, ShapeRange]]:
+    """Wrap the module, and work out its inputs from forward's signature, the samples and the user's shapes.
+
+    Raises:
+        UsageError: nothing says what shape an input has, or a shape is given for an input that does not exist.
+    """
+    from accel.exporters.positional import Positional
+
+    params = parameters(made.module)
+    given = {**request.min_shapes, **request.opt_shapes, **request.max_shapes}
+    for name in given:
+        known_input(name, [p.name for p in params], "--shape")
+    if made.samples:
+        names = list(made.samples[0])
+    else:
+        names = [p.name for p in params if p.default is inspect.Parameter.empty or p.name in given]
+    if not names:
+        raise UsageError(
+            f"{request.text}: forward names no inputs", fix="give forward named parameters, or return samples as a dict"
+        )
+    shapes, dtypes = {}, {}
+    for name in names:
+        seen = [feed[name] for feed in made.samples]
+        shapes[name] = _shape_range(name, [s.shape for s in seen], request)
+        # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32.
+        found = str(seen[0].dtype) if seen else "int64" if name in request.ranges else "float32"
+        dtypes[name] = "float32" if found in ("float64", "float16") and not _is_double(made.module) else found
+    specs, profile = name_axes(shapes, dtypes)
+    ranges = checked_ranges(specs, request)
+    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, _seen_range(s, made.samples))) for s in specs)
+    return Positional(made.module, names, outputs=None, by_name=True), specs, profile
+
+
+def _is_double(module: torch.nn.Module) -> bool:
+    import torch
+
+    return any(p.dtype == torch.float64 for p in module.parameters())
+
+
+def _seen_range(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[int, int] | None:
+    """Take an integer input's range from the samples, where they are all that is known."""
+    if "int" not in spec.dtype or not samples:
+        return None
+    return min(int(s[spec.name].min()) for s in samples), max(int(s[spec.name].max()) for s in samples)
+
+
+def _shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:
+    known = [request.opt_shapes.get(name), request.max_shapes.get(name), request.min_shapes.get(name)]
+    opt = next((s for s in [known[0], *seen[:1], known[1], known[2]] if s is not None), None)
+    if opt is None:
+        raise UsageError(
+            f"{request.text}: nothing says what shape input {name!r} has",
+            fix=f"give --shape {name}:1x3x224x224 (its sizes), or return (module, samples) from the factory",
+        )
+    every = [s for s in [*known, *seen, opt] if s is not None]
+    if any(len(s) != len(opt) for s in every):
+        raise UsageError(f"shapes of input {name!r} differ in rank: {sorted(set(every), key=str)}")
+    low = list(known[2] or (min(s[i] for s in every) for i in range(len(opt))))
+    high = list(known[1] or (max(s[i] for s in every) for i in range(len(opt))))
+    if opt and known[2] is None:
+        low[0] = min(low[0], BATCH.min[0])
+    if opt and known[1] is None:
+        high[0] = max(high[0], BATCH.max[0])
+    if not all(a <= b <= c for a, b, c in zip(low, opt, high, strict=True)):
+        raise UsageError(f"input {name!r}: shapes {tuple(low)} / {opt} / {tuple(high)}, expected min <= opt <= max")
+    return ShapeRange(tuple(low), tuple(opt), tuple(high))
+
+
+def content_key(reference: str, module: torch.nn.Module) -> str:
+    """Hash a factory: its file's source and its state dict."""
+    from accel.exporters.from_torch import state_key
+
+    file, _, function = reference.rpartition(":")
+    return sha256_json(["factory", sha256_file(Path(file)), function, state_key(module)])

@@ -1,0 +1,279 @@
+"""Hugging Face folders and hub ids, through transformers; code from a model repository is never run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from accel.artifacts import ModelSource, ShapeRange, TensorSpec
+from accel.errors import AccelError, InputError, UnavailableError, UsageError, nearest
+from accel.exporters.axes import resolve
+from accel.exporters.hub import download, huggingface_folder
+from accel.sources import SourceRequest, content_key
+
+if TYPE_CHECKING:
+    import torch
+
+    from accel.exporters.positional import Positional
+
+Inputs = tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], Literal["transformer", "vision"]]
+"""Inputs, their profile, and what kind of network takes them."""
+RANDOM = "random(seed=0)"
+PARTLY = "random(seed=0) in part"
+"""Weights of a checkpoint that lacks some of the class's weights: what it computes has no proved meaning."""
+TASKS = {
+    "feature-extraction": "AutoModel",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "fill-mask": "AutoModelForMaskedLM",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "text-generation": "AutoModelForCausalLM",
+    "image-classification": "AutoModelForImageClassification",
+    "image-feature-extraction": "AutoModel",
+}
+"""Task → transformers class. Source: https://huggingface.co/docs/transformers/model_doc/auto"""
+
+
+def describe(request: SourceRequest) -> ModelSource:
+    """Describe a folder or a hub id; a hub id that is not on this machine is downloaded, since the user named it.
+
+    Raises:
+        UnavailableError: the hub id cannot be had.
+        InputError: the folder's files are broken, or its weights are pickles only.
+        UsageError: an unknown task, or a model whose inputs accel cannot make up.
+    """
+    folder = huggingface_folder(request.reference, request.revision)
+    folder = folder or download(request.reference, request.revision)
+    key = content_key(request)
+    if key is None:
+        raise InputError(f"{request.text} vanished while it was read")
+    model, missing = open_model(folder, request.task, random=request.weights == "random")
+    inputs, profile, family = text_inputs(model, folder) or image_inputs(model, folder)
+    inputs, profile, _ = resolve(inputs, profile, request)
+    stored = "local" if Path(request.reference).is_dir() else "pretrained"
+    # A tokenizer or a picture size is all it takes to turn the zoo's sentences and pictures into this model's inputs.
+    real = family == "vision" or (folder / "tokenizer.json").is_file()
+    samples = request.samples or ("random" if request.random_samples or not real else "zoo")
+    notices = []
+    if missing:
+        notices.append(f"{len(missing)} weights are not in the checkpoint and were drawn at random ({missing[0]}, …)")
+    if samples == "random" and not request.random_samples:
+        notices.append("no tokenizer.json in the folder: inputs are random ids, accuracy is unproved")
+    from accel.exporters.from_torch import probe_outputs
+
+    module = _wrap(model, [s.name for s in inputs], None)
+    return ModelSource(
+        name=request.name,
+        kind="huggingface",
+        reference=str(folder) if Path(request.reference).is_dir() else request.reference,
+        framework="torch",
+        weights=RANDOM if request.weights == "random" else PARTLY if missing else stored,
+        revision=folder.name if folder.parent.name == "snapshots" else None,
+        key=key,
+        inputs=inputs,
+        outputs=probe_outputs(module, inputs, profile),
+        profile=profile,
+        task=request.task,
+        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
+        family=family,
+        samples=samples,
+        notice="; ".join(notices) or None,
+    )
+
+
+def load(source: ModelSource) -> Positional:
+    """Load the described model again.
+
+    Raises:
+        InputError: its files are gone.
+    """
+    folder = huggingface_folder(source.reference, source.revision)
+    if folder is None:
+        raise InputError(f"{source.reference} is gone from this machine", fix="run accel convert again")
+    model, _ = open_model(folder, source.task, random=source.weights == RANDOM)
+    return _wrap(model, [s.name for s in source.inputs], [o.name for o in source.outputs])
+
+
+def _wrap(model: torch.nn.Module, inputs: Iterable[str], outputs: list[str] | None) -> Positional:
+    from accel.exporters.positional import Positional
+
+    return Positional(model, list(inputs), outputs=outputs, by_name=True)
+
+
+def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, list[str]]:
+    """Build the model class the config or ``task`` names, FP32, eval, without caches.
+
+    Returns:
+        The model, and the names of weights the checkpoint lacks (seeded random values stand there).
+
+    Raises:
+        InputError: broken config or weights; UsageError: an unknown task; UnavailableError: needs remote code.
+    """
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            chosen = model_class(config, task)
+            missing: list[str] = []
+            if random:
+                build = chosen.from_config if chosen.__name__.startswith("AutoModel") else chosen
+                model = build(config)
+            else:
+                model, info = chosen.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=torch.float32,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
+                missing = sorted(info["missing_keys"])
+    except AccelError:
+        raise
+    except Exception as error:
+        raise _explained(folder, error) from error
+    model.config.return_dict = True
+    if getattr(model.config, "use_cache", None):
+        model.config.use_cache = False
+    return model.float().eval(), missing
+
+
+def _explained(folder: Path, error: Exception) -> AccelError:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "trust_remote_code" in str(error):
+        return UnavailableError(
+            f"{folder.name} needs code from its repository, which accel does not run",
+            fix="write a `file.py:factory` that builds the model from code you trust",
+        )
+    if not list(folder.glob("*.safetensors")):
+        return InputError(
+            f"{folder} has no safetensors weights (a pickle like pytorch_model.bin is never opened)",
+            fix="convert it where you trust it (from_pretrained, then save_pretrained), or take --weights random",
+        )
+    return InputError(
+        f"transformers cannot load {folder}: {first}", fix="check that config and weights belong together"
+    )
+
+
+def model_class(config: Any, task: str | None) -> Any:
+    """Return the transformers class for a task, a class name, or the config's own architecture.
+
+    Raises:
+        UsageError: neither a task nor a class that transformers has.
+    """
+    import transformers
+
+    name = TASKS.get(task, task) if task else next(iter(config.architectures or []), "AutoModel")
+    found = getattr(transformers, name, None)
+    if found is None or not hasattr(found, "from_pretrained") or ("Model" not in name and "For" not in name):
+        if task:
+            raise UsageError(
+                f"unknown --task {task!r}{nearest(task, TASKS)}", fix=f"one of {', '.join(TASKS)}, or a class name"
+            )
+        raise UnavailableError(f"this transformers has no class {name!r}", fix="--task names another, or upgrade it")
+    return found
+
+
+def text_inputs(model: Any, folder: Path) -> Inputs | None:
+    """Return the inputs of a text encoder or decoder, or None where the model takes something else."""
+    config = model.config
+    if getattr(model, "main_input_name", "") != "input_ids" or config.is_encoder_decoder:
+        return None
+    accepted = inspect.signature(model.forward).parameters
+    names = ["input_ids", "attention_mask"]
+    if "token_type_ids" in accepted and getattr(config, "type_vocab_size", 0) > 1:
+        names.append("token_type_ids")
+    top = {"input_ids": config.vocab_size - 1, "attention_mask": 1}
+    top["token_type_ids"] = getattr(config, "type_vocab_size", 2) - 1
+    inputs = tuple(TensorSpec(n, "int64", ("batch", "seq"), (0, top[n])) for n in names if n in accepted)
+    longest = min(512, longest_text(folder, config))
+    shapes = ShapeRange((1, 1), (1, min(128, longest)), (16, longest))
+    return inputs, {s.name: shapes for s in inputs}, "transformer"
+
+
+def longest_text(folder: Path, config: Any) -> int:
+    """Return how many tokens the model takes, as tokenizer and config say."""
+    limits = [getattr(config, "max_position_embeddings", None) or 512]
+    if limits[0] % 2 == 0 and limits[0] % 32 == 2:
+        # RoBERTa's family counts positions from the padding id on: 514 positions carry 512 tokens.
+        limits[0] -= 2
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        declared = json.loads(path.read_text()).get("model_max_length")
+        limits += [int(declared)] if declared else []
+    return max(1, min(limits))
+
+
+def image_inputs(model: Any, folder: Path) -> Inputs:
+    """Return the input of a vision model.
+
+    Raises:
+        UsageError: the model takes neither text alone nor pictures alone.
+    """
+    config = model.config
+    if getattr(model, "main_input_name", "") != "pixel_values" or config.is_encoder_decoder:
+        raise UsageError(
+            f"{type(model).__name__} takes {getattr(model, 'main_input_name', 'unknown')!r} and perhaps more: accel "
+            "makes up inputs for text encoders, decoders and picture models only",
+            fix="write a `file.py:factory` that returns (module, samples)",
+        )
+    size = picture_size(folder, config)
+    channels = getattr(config, "num_channels", 3)
+    spec = TensorSpec("pixel_values", "float32", ("batch", channels, size[0], size[1]))
+    shapes = {k: (b, channels, *size) for k, b in (("min", 1), ("opt", 1), ("max", 16))}
+    return (spec,), {spec.name: ShapeRange(shapes["min"], shapes["opt"], shapes["max"])}, "vision"
+
+
+def picture_size(folder: Path, config: Any) -> tuple[int, int]:
+    """Return height and width from the config, else from the preprocessor, else 224."""
+    found = getattr(config, "image_size", None)
+    path = folder / "preprocessor_config.json"
+    if not found and path.is_file():
+        declared = json.loads(path.read_text())
+        found = declared.get("crop_size") or declared.get("size")
+    if isinstance(found, Mapping):
+        edge = found.get("shortest_edge", 224)
+        found = (found.get("height", edge), found.get("width", edge))
+    if isinstance(found, list | tuple):
+        return int(found[0]), int(found[-1])
+    return (int(found), int(found)) if found else (224, 224)
+
+
+def tokenise(folder: Path, texts: Iterable[str], inputs: Iterable[TensorSpec], longest: int) -> list[dict[str, Any]]:
+    """Tokenise texts with the folder's tokenizer.json, without padding: int64 (1, tokens) per input name.
+
+    Raises:
+        InputError: no or a broken tokenizer.json, or an input that a tokenizer does not give.
+    """
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no tokenizer.json", fix="save the tokenizer with save_pretrained beside it")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise InputError(f"{path} is no tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(longest)
+    specs = list(inputs)
+    items = []
+    for coded in tokenizer.encode_batch(list(texts)):
+        known = {"input_ids": coded.ids, "attention_mask": coded.attention_mask, "token_type_ids": coded.type_ids}
+        if unknown := [s.name for s in specs if s.name not in known]:
+            raise InputError(f"text cannot give the input {unknown[0]!r}", fix="give --samples as .npz")
+        items.append({s.name: np.asarray([known[s.name]], dtype=s.dtype) for s in specs})
+    return items

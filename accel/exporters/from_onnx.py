@@ -1,0 +1,266 @@
+"""ONNX files as sources: checked, run unoptimised as the reference, copied with their external data."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.artifacts import ModelSource, TensorSpec
+from accel.errors import InputError, StageError, UnavailableError, UsageError
+from accel.exporters.axes import Extent, fix_dims, profile_of, resolve
+from accel.sources import SourceRequest, content_key
+
+if TYPE_CHECKING:
+    import onnx
+
+SEQUENCE = Extent(1, 128, 512)
+LEADING = Extent(1, 1, 16)
+
+
+def parse(path: Path) -> onnx.ModelProto:
+    """Read the protobuf without its external data.
+
+    Raises:
+        InputError: no ONNX, or truncated.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise InputError(f"{path} is no ONNX model, or truncated: {error}", fix="copy or export it again") from error
+    if not model.graph.node and not model.graph.output:
+        raise InputError(f"{path} holds no graph: truncated, or no ONNX model", fix="copy or export it again")
+    return model
+
+
+def external_files(path: Path) -> list[str]:
+    """Return the external data files of a model, by name relative to its folder, each inside that folder.
+
+    Raises:
+        InputError: a path that leaves the folder, a missing file, or a tensor that reaches past the file's end.
+    """
+    found: dict[str, None] = {}
+    folder = path.parent.resolve()
+    for tensor in _tensors(parse(path).graph):
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        entries = {e.key: e.value for e in tensor.external_data}
+        name = entries.get("location", "")
+        inside = PurePosixPath(name)
+        target = folder / name
+        if not name or inside.is_absolute() or ".." in inside.parts or not target.resolve().is_relative_to(folder):
+            raise InputError(
+                f"{path.name}: tensor {tensor.name!r} keeps its data at {name!r}, outside the model's folder",
+                fix="do not use a model that points at other files of this machine; export it again",
+            )
+        if not target.is_file():
+            raise InputError(f"{path.name}: its data file {name} is missing", fix=f"put {name} beside {path.name}")
+        try:
+            end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+        except ValueError as error:
+            raise InputError(f"{path.name}: tensor {tensor.name!r} has a broken data offset") from error
+        if end > target.stat().st_size:
+            raise InputError(
+                f"{path.name}: tensor {tensor.name!r} ends at byte {end} of {name}, which has {target.stat().st_size}: "
+                "the data file is truncated",
+                fix="copy both files again",
+            )
+        found.setdefault(inside.as_posix())
+    return list(found)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("g"):
+                yield from _tensors(attribute.g)
+            for inner in attribute.graphs:
+                yield from _tensors(inner)
+
+
+def check_file(path: Path) -> None:
+    """Run onnx.checker in full, after making sure that the file only points inside its folder.
+
+    Raises:
+        InputError: the checker rejects it (a cycle, a bad type, an unknown operator…).
+    """
+    import onnx
+
+    external_files(path)
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise InputError(f"{path.name} is not a valid ONNX model: {first}", fix="export it again") from error
+
+
+def graph_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return the inputs (initialisers left out) and outputs as the graph declares them.
+
+    An axis without a name or size gets one: ``batch`` in front, else ``<tensor>_<axis>``.
+
+    Raises:
+        InputError: an input or output that is no tensor, or has no shape.
+    """
+    constants = {t.name for t in model.graph.initializer}
+    inputs = [v for v in model.graph.input if v.name not in constants]
+    return tuple(_spec(v) for v in inputs), tuple(_spec(v) for v in model.graph.output)
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    import onnx
+
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        raise InputError(f"{value.name!r} is not a tensor with a shape: clients could not know what to send")
+    try:
+        dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{value.name!r} has the element type {kind.elem_type}, which NumPy lacks") from error
+    dims: list[int | str] = []
+    for axis, dim in enumerate(kind.shape.dim):
+        if dim.HasField("dim_value") and dim.dim_value > 0:
+            dims.append(int(dim.dim_value))
+        else:
+            dims.append(dim.dim_param or ("batch" if axis == 0 else f"{value.name}_{axis}"))
+    return TensorSpec(value.name, dtype, tuple(dims))
+
+
+def describe(request: SourceRequest) -> ModelSource:
+    """Describe an ONNX file: inputs, outputs and axis names as it has them.
+
+    Raises:
+        InputError: broken, or reaching outside its folder.
+        UsageError: nothing says which sizes a dynamic axis takes.
+    """
+    path = Path(request.reference)
+    key = content_key(request)
+    check_file(path)
+    inputs, outputs = graph_specs(parse(path))
+    axes: dict[str, Extent] = {}
+    guessed: list[str] = []
+    for spec in inputs:
+        for axis, dim in enumerate(spec.dims):
+            if isinstance(dim, str) and dim not in axes:
+                axes[dim], known = _extent(request, spec, axis)
+                guessed += [] if known else [dim]
+    inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
+    open_session(path)
+    samples = request.samples or "random"
+    notices = [f"axis {n!r}: sizes {axes[n].min} to {axes[n].max} assumed (--max-shape sets them)" for n in guessed]
+    if samples == "random":
+        notices.append("inputs are random values: accuracy is unproved; --samples gives real ones")
+    if key is None:
+        raise InputError(f"{path} vanished while it was read")
+    return ModelSource(
+        name=request.name,
+        kind="onnx",
+        reference=str(path),
+        framework="onnx",
+        weights="local",
+        revision=None,
+        key=key,
+        inputs=inputs,
+        outputs=tuple(TensorSpec(o.name, o.dtype, fix_dims(o, fixed)) for o in outputs),
+        profile=profile,
+        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
+        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
+        samples=samples,
+        notice="; ".join(notices) or None,
+    )
+
+
+def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent, bool]:
+    """Find the sizes of an axis in the user's shapes; assume some for a batch and a sequence, and say so."""
+    every = (request.min_shapes, request.opt_shapes, request.max_shapes)
+    given = [s[spec.name][axis] for s in every if spec.name in s and axis < len(s[spec.name])]
+    name = str(spec.dims[axis])
+    if axis == 0:
+        return Extent(1, LEADING.opt, max([LEADING.max, *given])), True
+    if given:
+        return Extent(min(given), given[-1], max(given)), True
+    if "seq" in name.lower():
+        return SEQUENCE, False
+    raise UsageError(
+        f"nothing says which sizes axis {axis} ({name!r}) of input {spec.name!r} takes",
+        fix=f"give --min-shape, --shape and --max-shape for {spec.name}",
+    )
+
+
+def open_session(path: Path) -> Any:
+    """Open the file in ONNX Runtime with every optimisation off: the file as it is written.
+
+    Raises:
+        UnavailableError: this ONNX Runtime cannot run it (an operator, opset or IR it lacks).
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise UnavailableError(
+            f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
+            fix="export it again with opset 18 to 21 and IR version 10 or older",
+        ) from error
+
+
+def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
+    """Run an unoptimised session.
+
+    Raises:
+        StageError: ONNX Runtime raised; the message names the shapes.
+    """
+    try:
+        return dict(zip(outputs, session.run(list(outputs), dict(feed)), strict=True))
+    except Exception as error:
+        shapes = ", ".join(f"{n} {v.dtype}{list(v.shape)}" for n, v in feed.items())
+        raise StageError(
+            f"the ONNX model failed on {shapes}: {str(error).splitlines()[0]}",
+            fix="a fixed size inside the graph is the usual cause: mend the export, or fix the axis with --min-shape "
+            "and --max-shape",
+        ) from error
+
+
+def copy(source: ModelSource, path: Path) -> None:
+    """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
+
+    Axes without a name get the source's, and axes the user fixed get their size; all else stays byte for byte.
+    """
+    import onnx
+
+    origin = Path(source.reference)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name in external_files(origin):
+        target = path.parent / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin.parent / name, target)
+    model = parse(origin)
+    changed = False
+    specs = {s.name: s for s in (*source.inputs, *source.outputs)}
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name not in specs:
+            continue
+        for dim, want in zip(value.type.tensor_type.shape.dim, specs[value.name].dims, strict=True):
+            if isinstance(want, str) and dim.dim_param != want:
+                dim.dim_param, changed = want, True
+            elif isinstance(want, int) and dim.dim_value != want:
+                dim.dim_value, changed = want, True
+    if changed:
+        onnx.save(model, str(path))
+    else:
+        shutil.copyfile(origin, path)

@@ -1,0 +1,259 @@
+"""Sources that are torch code or a torch export, and the way from any loaded torch module to ONNX.
+
+A factory ``file.py:function`` returns an ``nn.Module`` or ``(module, samples)``; samples are a dict name → array, a
+tuple of arrays in the order of forward's parameters, or a list of either. Without shapes the leading axis of every
+input is the dynamic axis ``batch`` (1 to 16); the others are fixed unless samples or --min-shape/--max-shape differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.artifacts import ModelSource, ShapeRange, TensorSpec, sha256_json
+from accel.errors import AccelError, InputError, StageError
+from accel.exporters.axes import extents, output_dims, profile_of, shapes_at, trace_sizes
+from accel.sources import SourceRequest
+
+if TYPE_CHECKING:
+    import torch
+
+    from accel.exporters import SourceModel
+    from accel.exporters.positional import Positional
+
+
+def describe(request: SourceRequest) -> ModelSource:
+    """Describe a factory or an exported program: inputs from its signature, outputs from running it."""
+    if request.kind == "exported":
+        from accel.exporters import exported
+
+        module, inputs, profile, key = exported.open_program(request)
+        weights, samples = "local", request.samples or "random"
+    else:
+        from accel.exporters import factory
+
+        made = factory.make(request.reference)
+        module, inputs, profile = factory.positional(made, request)
+        key = factory.content_key(request.reference, made.module)
+        weights = "local"
+        samples = request.samples or (request.reference if made.samples else "random")
+    if request.random_samples and request.samples is None:
+        samples = "random"
+    return ModelSource(
+        name=request.name,
+        kind=request.kind,
+        reference=request.reference,
+        framework="torch",
+        weights=weights,
+        revision=None,
+        key=key,
+        inputs=inputs,
+        outputs=probe_outputs(module, inputs, profile),
+        profile=profile,
+        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
+        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
+        samples=samples,
+        notice=None
+        if samples != "random"
+        else "inputs are random values: accuracy is unproved; --samples gives real ones",
+    )
+
+
+def load(source: ModelSource) -> Positional:
+    """Load a factory's module or an exported program again.
+
+    Raises:
+        InputError: it is no longer what ``describe`` saw.
+    """
+    names = [s.name for s in source.inputs]
+    outputs = [s.name for s in source.outputs]
+    if source.kind == "exported":
+        from accel.exporters import exported
+
+        return exported.load_program(Path(source.reference), names, outputs)
+    from accel.exporters import factory
+    from accel.exporters.positional import Positional
+
+    made = factory.make(source.reference)
+    if factory.content_key(source.reference, made.module) != source.key:
+        raise InputError(
+            f"{source.reference} gave other weights or code than a moment ago",
+            fix="do not edit the file during a run; load weights from a file, or seed their generator",
+        )
+    return Positional(made.module, names, outputs=outputs, by_name=True)
+
+
+def probe_outputs(
+    module: Positional, inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange]
+) -> tuple[TensorSpec, ...]:
+    """Run the module to read its outputs' names and dtypes, and which of their axes follow which input axes."""
+    from accel.exporters.positional import call, named_tensors
+
+    axes = extents(inputs, profile)
+    base = {n: e.min for n, e in axes.items()}
+    points: dict[str | None, dict[str, int]] = {None: base}
+    for name, e in axes.items():
+        other = e.opt if e.opt != e.min else e.max
+        points[name] = base | {name: other}
+    seen: dict[str | None, list[tuple[int, ...]]] = {}
+    names: list[str] = []
+    dtypes: list[str] = []
+    for axis, sizes in points.items():
+        results = call(module.result, module.inputs, example_arrays(inputs, shapes_at(inputs, sizes)))
+        found = named_tensors(results)
+        shapes = [tuple(t.shape) for t in found.values()]
+        if seen and (list(found) != names or [len(s) for s in shapes] != [len(s) for s in seen[None]]):
+            raise StageError(f"the model returns other outputs at {sizes} than at {base}: {list(found)} and {names}")
+        names, dtypes = list(found), [client_dtype(t.dtype) for t in found.values()]
+        seen[axis] = shapes
+    return tuple(TensorSpec(n, t, d) for n, t, d in zip(names, dtypes, output_dims(axes, base, seen), strict=True))
+
+
+def client_dtype(dtype: torch.dtype) -> str:
+    """Return NumPy's name for a torch dtype, float32 for the narrow floats NumPy or clients lack."""
+    name = str(dtype).removeprefix("torch.")
+    return "float32" if name in ("bfloat16", "float16") else name
+
+
+def example_arrays(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Make seeded values that every range allows; a mask is all ones."""
+    rng = np.random.default_rng(0)
+    feed = {}
+    for spec in inputs:
+        shape = shapes[spec.name]
+        if "mask" in spec.name and spec.range in (None, (0, 1)) and "float" not in spec.dtype:
+            feed[spec.name] = np.ones(shape, spec.dtype)
+        elif spec.dtype == "bool":
+            feed[spec.name] = rng.integers(0, 2, shape).astype(bool)
+        elif "int" in spec.dtype:
+            low, high = spec.range or (0, 1)
+            feed[spec.name] = rng.integers(low, high, shape, endpoint=True).astype(spec.dtype)
+        else:
+            feed[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
+    return feed
+
+
+def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
+    """Return seeded tensors of exactly these shapes, in the order of ``source.inputs``.
+
+    For tracing, take the shapes from ``trace_shapes``: an axis traced at 1 is specialised to 1.
+    """
+    import torch
+
+    feed = example_arrays(source.inputs, shapes)
+    return tuple(torch.from_numpy(feed[s.name]) for s in source.inputs)
+
+
+def trace_shapes(source: ModelSource, profile: Mapping[str, ShapeRange]) -> dict[str, tuple[int, ...]]:
+    """Return shapes to trace at: every dynamic axis at least 2, and no two axes of one size."""
+    axes = {n: e for n, e in extents(source.inputs, profile).items() if e.min < e.max}
+    taken = {d for s in source.inputs for d in s.dims if isinstance(d, int)}
+    fixed = {n: e.opt for n, e in extents(source.inputs, profile).items() if e.min == e.max}
+    return shapes_at(source.inputs, trace_sizes(axes, taken=taken) | fixed)
+
+
+def dynamic_shapes(
+    source: ModelSource, profile: Mapping[str, ShapeRange]
+) -> tuple[tuple[dict[int, torch.export.Dim], ...]]:
+    """Return torch.export's ``dynamic_shapes`` for ``SourceModel.module``: one shared ``Dim`` per named axis.
+
+    An axis whose smallest and largest size are equal in ``profile`` (a static build) stays fixed.
+    """
+    import torch
+
+    dims = {
+        n: torch.export.Dim(n, min=e.min, max=e.max)
+        for n, e in extents(source.inputs, profile).items()
+        if e.min < e.max
+    }
+    return (
+        tuple({a: dims[d] for a, d in enumerate(s.dims) if isinstance(d, str) and d in dims} for s in source.inputs),
+    )
+
+
+@contextlib.contextmanager
+def eager_attention(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Lend the module with every transformers model inside switched to eager attention.
+
+    The default (sdpa) path exports a guard against fully masked rows that keeps runtimes from fusing attention.
+    """
+    switched: list[tuple[Any, Any]] = []
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if hasattr(part, "set_attn_implementation") and config is not None:
+            switched.append((part, copy.copy(config._attn_implementation)))
+    try:
+        for part, _ in switched:
+            part.set_attn_implementation("eager")
+        yield module
+    finally:
+        for part, before in switched:
+            part.set_attn_implementation(before)
+
+
+def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
+    """Export the loaded module with torch.onnx (dynamo), weights in ``model.onnx.data`` beside the file.
+
+    Raises:
+        StageError: torch.onnx could not export it.
+    """
+    import torch
+
+    if model.module is None:
+        raise TypeError("an ONNX source is copied, not exported")
+    source = model.source
+    profile = profile_of(source.inputs, extents(source.inputs, source.profile))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Four warnings that torchvision's operators are missing: no model that loads here uses one.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    try:
+        with eager_attention(model.module) as module, warnings.catch_warnings():
+            # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                example_inputs(source, trace_shapes(source, profile)),
+                dynamo=True,
+                opset_version=opset,
+                input_names=[s.name for s in source.inputs],
+                output_names=[s.name for s in source.outputs],
+                dynamic_shapes=dynamic_shapes(source, profile),
+                verbose=False,
+            )
+            program.save(str(path), external_data=True)
+    except AccelError:
+        raise
+    except Exception as error:
+        # torch.onnx wraps the reason in advice; the innermost error is what the user can mend.
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        cause = f"{type(root).__name__}: {(str(root).strip().splitlines() or ['no message'])[0]}"
+        raise StageError(
+            f"torch.onnx could not export {source.name}: {cause}",
+            fix="the log names the operator or guard; fix the axis with --min-shape/--max-shape, or rewrite that part",
+        ) from error
+
+
+def state_key(module: torch.nn.Module) -> str:
+    """Hash a state dict's content: names, dtypes, shapes and bytes, in sorted order."""
+    import hashlib
+
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if not isinstance(value, torch.Tensor):
+            digest.update(f"{name}={value!r};".encode())
+            continue
+        flat = value.detach().cpu().contiguous().flatten()
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return sha256_json(digest.hexdigest())

@@ -1,0 +1,80 @@
+"""Items that accel brings itself: the zoo's sentences and pictures, and random values where there is nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from accel.artifacts import ModelSource, TensorSpec
+from accel.builders import Feed
+from accel.errors import SampleError
+from accel.exporters.axes import extents, shapes_at
+
+
+def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarray]], str]:
+    """Return the zoo's own items, or its sentences and pictures made into this model's inputs, and what they are."""
+    items: Sequence[Feed]
+    if source.kind == "zoo":
+        import model_zoo
+
+        entry = model_zoo.entry(source.reference)
+        items, origin = entry.samples(count), entry.origin
+    elif source.family == "vision":
+        from model_zoo._pictures import pictures
+
+        items, origin = pictures(count, source.inputs[0]), "dead-leaves pictures with natural statistics"
+    else:
+        from accel.exporters.user_samples import tokenised
+        from model_zoo._text import sentences
+
+        items, origin = tokenised(sentences(count), source), "zoo sentences, tokenised by the model's own tokenizer"
+    return [_within(item, source) for item in items], origin
+
+
+def _within(item: Feed, source: ModelSource) -> dict[str, np.ndarray]:
+    """Cut an item of the zoo to the profile's largest size, its last element kept, and pad it to the smallest."""
+    fitted = {}
+    for name, value in item.items():
+        shapes = source.profile[name]
+        for axis in range(1, value.ndim):
+            low, high, size = shapes.min[axis], shapes.max[axis], value.shape[axis]
+            if size > high:
+                value = np.take(value, [*range(high - 1), size - 1], axis=axis)
+            elif size < low:
+                value = np.pad(value, [(0, low - size if a == axis else 0) for a in range(value.ndim)])
+        fitted[name] = value
+    return fitted
+
+
+def random_items(source: ModelSource, count: int, *, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Draw items from the declared ranges, with sizes between the smallest and the typical; masks are all ones.
+
+    Raises:
+        SampleError: an integer input without a range.
+    """
+    rng = np.random.default_rng(seed)
+    axes = extents(source.inputs, source.profile)
+    items = []
+    for _ in range(count):
+        sizes = {n: int(rng.integers(e.min, max(e.min, e.opt), endpoint=True)) for n, e in axes.items()}
+        if "batch" in axes:
+            sizes["batch"] = axes["batch"].min
+        shapes = shapes_at(source.inputs, sizes)
+        items.append({s.name: _random(rng, s, shapes[s.name], source.mask) for s in source.inputs})
+    return items
+
+
+def _random(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], mask: str | None) -> np.ndarray:
+    if spec.name == mask:
+        return np.ones(shape, spec.dtype)
+    if spec.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if "int" in spec.dtype:
+        if spec.range is None:
+            raise SampleError(
+                f"input {spec.name!r} holds integers, and nothing says which values it may take",
+                fix=f"give --range {spec.name}=LO:HI, or real samples with --samples",
+            )
+        return rng.integers(*spec.range, shape, endpoint=True).astype(spec.dtype)
+    return rng.standard_normal(shape).astype(spec.dtype)

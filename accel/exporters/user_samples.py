@@ -1,0 +1,119 @@
+"""Samples that the user gives: ``.npz``, ``.jsonl`` with text or numbers, ``file.py:generator``, or a factory's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.artifacts import ModelSource
+from accel.builders import Feed
+from accel.errors import SampleError
+from accel.exporters.axes import extents
+from accel.exporters.hub import huggingface_folder
+from accel.samples import read_feeds, read_npz
+from accel.sources import FACTORY
+
+
+def tokenised(texts: Sequence[str], source: ModelSource) -> list[dict[str, Any]]:
+    """Tokenise texts with the model's own tokenizer, cut at the longest sequence the profile allows.
+
+    Raises:
+        SampleError: the model has no tokenizer.
+    """
+    from accel.exporters.from_huggingface import tokenise
+
+    folder: Path | None = None
+    if source.kind == "zoo":
+        import model_zoo
+
+        find = model_zoo.entry(source.reference).tokenizer
+        folder = find() if find else None
+    elif source.kind == "huggingface":
+        folder = huggingface_folder(source.reference, source.revision)
+    if folder is None:
+        raise SampleError(f"{source.name} has no tokenizer for text samples", fix="give token ids in an .npz or .jsonl")
+    axes = extents(source.inputs, source.profile)
+    return tokenise(folder, texts, source.inputs, axes["seq"].max if "seq" in axes else 512)
+
+
+def user_items(reference: str, source: ModelSource) -> list[Feed]:
+    """Read the user's samples: ``.npz``, ``.jsonl``, or what ``file.py:generator`` (or a factory) gives.
+
+    An ``.npz`` has keys ``<index>/<input>``, or one array per input whose leading axis counts the items. A line of a
+    ``.jsonl`` is ``{"text": "…"}`` or one value per input, the batch axis left out.
+
+    Raises:
+        SampleError: it cannot be read, or holds something else.
+    """
+    if FACTORY.fullmatch(reference):
+        feeds = list(_generated(reference, source))
+    elif reference.endswith(".jsonl"):
+        feeds = _lines(Path(reference), source)
+    else:
+        arrays = read_npz(Path(reference))
+        indexed = any("/" in key for key in arrays)
+        feeds = list(read_feeds(Path(reference)).values()) if indexed else [arrays]
+    if not feeds:
+        raise SampleError(f"{reference} holds no samples")
+    return feeds
+
+
+def _generated(reference: str, source: ModelSource) -> Iterator[Feed]:
+    from accel.exporters import factory
+
+    if source.kind == "factory" and reference == source.reference:
+        yield from factory.make(reference).samples
+        return
+    names = [s.name for s in source.inputs]
+    made = factory.call(reference, "sample generator")
+    for index, sample in enumerate([made] if isinstance(made, Mapping) else made):
+        if isinstance(sample, str):
+            yield from tokenised([sample], source)
+        elif isinstance(sample, Mapping):
+            yield {k: np.asarray(v) for k, v in sample.items()}
+        elif isinstance(sample, tuple) and len(sample) == len(names):
+            yield {n: np.asarray(v) for n, v in zip(names, sample, strict=True)}
+        else:
+            raise SampleError(
+                f"sample {index} of {Path(reference).name} is {type(sample).__name__}: expected a dict name → array, a "
+                f"tuple of {len(names)} arrays, or text"
+            )
+
+
+def _lines(path: Path, source: ModelSource) -> list[Feed]:
+    feeds: list[Feed] = []
+    texts: list[str] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise SampleError(f"{path.name}:{number} is no JSON: {error}") from error
+        if not isinstance(row, dict) or ("text" in row and not isinstance(row["text"], str)):
+            raise SampleError(f'{path.name}:{number}: expected {{"text": "…"}} or one value per input')
+        if "text" in row and len(row) == 1:
+            texts.append(row["text"])
+        else:
+            feeds.append({name: _row_array(path, number, name, value, source) for name, value in row.items()})
+    return feeds + (list(tokenised(texts, source)) if texts else [])
+
+
+def _row_array(path: Path, number: int, name: str, value: Any, source: ModelSource) -> np.ndarray:
+    spec = next((s for s in source.inputs if s.name == name), None)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise SampleError(f"{path.name}:{number}: input {name!r} is ragged: {error}") from error
+    if array.dtype.kind not in "ifub":
+        raise SampleError(f"{path.name}:{number}: input {name!r} holds {array.dtype}, expected numbers")
+    if spec is None:
+        return array
+    if array.ndim == len(spec.dims) - 1:
+        array = array[None]
+    # JSON knows one kind of number, so whole ones may stand for floats.
+    return array.astype(spec.dtype) if "float" in spec.dtype else array

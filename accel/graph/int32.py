@@ -1,0 +1,244 @@
+"""INT64 → INT32 that is proved: each value is shown to fit and narrowed, or left alone with the reason.
+
+``narrow_file`` rewrites one ONNX file. What it promises: for every feed that keeps to the preconditions in its
+report, the outputs of the new file are bitwise those of the old one, and an integer is never cut in silence. (For
+TensorRT, which has no DOUBLE, ``double`` rounds that to FLOAT first; the promise then holds for the rounded graph.) The
+proof is the interval analysis in ``ranges``; which values must change together is read from the operator schemas in
+``type_classes``; what is done with both stands in ``int32_plan``. ``prove_int32_interior`` answers the other
+question: whether a runtime that computes int64 as int32 anyway (OpenVINO's CPU plugin) may be given the model.
+
+Nothing heavy is imported here: onnx is loaded when a function is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from accel.artifacts import ShapeRange, sha256_file
+from accel.errors import InputError, OutputError, StageError, UsageError
+from accel.graph.narrow_report import AxisRange, Cause, InputRange, NarrowReport, ValueReport
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from accel.graph.ranges import Analysis
+
+
+__all__ = [
+    "AxisRange",
+    "Cause",
+    "InputRange",
+    "NarrowReport",
+    "Unproved",
+    "ValueReport",
+    "narrow_file",
+    "prove_int32_interior",
+]
+
+
+def narrow_file(
+    source: Path,
+    out: Path,
+    *,
+    level: Literal["keep", "io", "interior"] = "io",
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    shapes: Mapping[str, ShapeRange] | None = None,
+    runtime: Literal["ort", "openvino", "tensorrt"] = "ort",
+) -> NarrowReport:
+    """Narrow the INT64 values of an ONNX file that are proved to fit INT32.
+
+    External data is neither read nor changed: the new file refers to the same files, which are copied along if
+    ``out`` lies in another folder.
+
+    Args:
+        out: file to write; it appears whole or not at all.
+        level: ``io`` changes graph inputs and outputs, ``interior`` also classes of values inside, ``keep`` nothing.
+        ranges: lowest and highest value of integer inputs, both inclusive.
+        shapes: shape range by input; an axis without one may be 0 to 2**31 - 1 long.
+        runtime: whose kernels limit ``interior``; ``tensorrt`` also keeps shape tensors, rounds DOUBLE to FLOAT
+            (not bitwise: each value is reported as ``rounded``) and narrows UINT64 by the rules of INT64.
+
+    Raises:
+        UsageError: ``out`` is the source or its data, or a range or shape contradicts the model.
+        InputError: the source is missing, cannot be read, or does not pass ONNX's checker.
+        OutputError: ``out`` cannot be written.
+        UnavailableError: level ``interior`` without the runtime whose kernels it asks for.
+        StageError: the result does not pass the checker: a bug in accel; nothing is written.
+    """
+    from accel.graph.int32_rewrite import external_files, write
+
+    if out.resolve() == source.resolve() or (out.exists() and source.exists() and out.samefile(source)):
+        raise UsageError(f"{out} is the source itself", fix="choose another -o")
+    model = _load(source)
+    for name in external_files(model):
+        if out.resolve() == (source.parent / name).resolve():
+            raise UsageError(f"{out} holds the weights of {source.name}", fix="choose another -o")
+    with _no_collector():
+        values, analysis, casts = _narrow(
+            model, source.parent, level=level, ranges=ranges or {}, shapes=shapes or {}, runtime=runtime
+        )
+    temporary = write(model, source, out)
+    try:
+        _check_result(temporary, source)
+        report = NarrowReport(
+            source=source.name,
+            source_sha256=sha256_file(source),
+            sha256=sha256_file(temporary),
+            level=level,
+            runtime=runtime,
+            values=values,
+            inputs=analysis.inputs,
+            axes=analysis.axes,
+            casts=casts,
+        )
+        temporary.replace(out)
+    except OSError as error:
+        raise OutputError(f"{out} cannot be written: {error}", fix="choose another -o") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return report
+
+
+def _narrow(
+    model: ModelProto,
+    folder: Path,
+    *,
+    level: Literal["keep", "io", "interior"],
+    ranges: Mapping[str, tuple[int, int]],
+    shapes: Mapping[str, ShapeRange],
+    runtime: Literal["ort", "openvino", "tensorrt"],
+) -> tuple[tuple[ValueReport, ...], Analysis, int]:
+    """Narrow a model in place: one type after the other, each proved on what the one before has left.
+
+    Returns:
+        The report on each value, what is assumed, and the number of Casts added.
+    """
+    from onnx import TensorProto
+
+    from accel.graph.double import merged, narrow_doubles
+    from accel.graph.int32_plan import Planner
+    from accel.graph.int32_rewrite import rewrite
+    from accel.graph.narrow_reasons import describe
+    from accel.graph.ranges import analyse
+
+    values: list[ValueReport] = []
+    casts, sources = 0, [TensorProto.INT64]
+    analysis = analyse(model, folder, ranges=ranges, shapes=shapes)
+    if runtime == "tensorrt":
+        values += narrow_doubles(model, analysis, level=level)
+        found = {f.dtype for f in analysis.facts.values()} | {v.fact.dtype for v in analysis.inner}
+        sources = [*(s for s in (TensorProto.UINT64,) if s in found), TensorProto.INT64]
+    for source in sources:
+        if values and level != "keep":
+            analysis = analyse(model, folder, ranges=ranges, shapes=shapes)
+        planner = Planner(model, analysis, folder, level=level, runtime=runtime, source=source)
+        plan = planner.make()
+        values += describe(planner, plan, analysis)
+        casts += rewrite(model, plan, folder)
+    return merged(values), analysis, casts
+
+
+def _load(source: Path) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if not source.is_file():
+        raise InputError(f"{source} is not a file", fix="give the path of an .onnx file")
+    try:
+        onnx.checker.check_model(str(source))
+        return onnx.load(str(source), load_external_data=False)
+    except (onnx.checker.ValidationError, DecodeError, ValueError, RuntimeError, UnicodeDecodeError) as error:
+        reason = str(error).strip().splitlines()
+        raise InputError(
+            f"{source} does not pass ONNX's checker: {reason[0] if reason else type(error).__name__}",
+            fix="export it again; `python -m onnx.bin.checker FILE` shows the whole message",
+        ) from error
+
+
+def _check_result(result: Path, source: Path) -> None:
+    """Check the new file as strictly as the source itself passes."""
+    import onnx
+
+    kinds = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError)
+    try:
+        onnx.checker.check_model(str(result), full_check=True)
+        return
+    except kinds as error:
+        strict = error
+    try:
+        onnx.checker.check_model(str(source), full_check=True)
+    except kinds:
+        try:
+            onnx.checker.check_model(str(result))
+            return
+        except kinds as error:
+            strict = error
+    raise StageError(
+        f"the narrowed model of {source.name} does not pass ONNX's checker: {strict}",
+        fix="this is a bug in accel; --ints keep goes round it",
+    ) from strict
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Keep Python's cycle collector out of passes that make millions of small values and no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class Unproved:
+    """A value that a runtime computing int64 as int32 could change.
+
+    Attributes:
+        name: the value; inside a sub-graph ``<node>/<value>``.
+        op: the operator that makes it, or ``input`` or ``constant``.
+        lo / hi: the interval found, both inclusive.
+        reason: one sentence.
+    """
+
+    name: str
+    op: str
+    lo: int
+    hi: int
+    reason: str
+
+
+def prove_int32_interior(
+    source: Path,
+    *,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    shapes: Mapping[str, ShapeRange] | None = None,
+) -> tuple[Unproved, ...]:
+    """List the values of a model that are not proved to fit int32; an empty result is the proof.
+
+    All integer types wider than 32 bits or unsigned with 32 count, in the main graph, in sub-graphs and in functions
+    (which are inlined for the analysis). Slice markers (INT64_MAX, INT64_MIN as start or end) keep their meaning when
+    they saturate, which OpenVINO does. Operators that OpenVINO computes in float count with their integer inputs
+    beyond 2**24.
+
+    Raises:
+        UsageError: a range or shape contradicts the model.
+        InputError: the source is missing or does not pass ONNX's checker.
+    """
+    from accel.graph.narrow_reasons import OPENVINO_THROUGH_FLOAT, unproved
+    from accel.graph.ranges import analyse
+
+    model = _load(source)
+    if model.functions:
+        from onnx import inliner
+
+        model = inliner.inline_local_functions(model)
+    with _no_collector():
+        analysis = analyse(model, source.parent, ranges=ranges or {}, shapes=shapes or {}, watch=OPENVINO_THROUGH_FLOAT)
+    return tuple(Unproved(*row) for row in unproved(model, analysis))

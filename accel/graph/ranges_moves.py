@@ -1,0 +1,155 @@
+"""Operators whose result is made of elements of their inputs: moved, repeated, selected, joined.
+
+The bounds of the result are those of the inputs the elements may come from. Short tensors of rank 0 and 1 keep their
+bounds element by element, so that ``Gather(Shape(x), 1)`` is the size of that axis and no other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from onnx import TensorProto
+
+from accel.graph.ranges_facts import LIMITS, MAX_ITEMS, Bounds, Fact, hull, known
+from accel.graph.ranges_rules import RULES, Call, rule
+
+__all__ = ["RULES"]
+
+ZERO: Bounds = (0, 0)
+
+
+def _moved(call: Call, parts: Sequence[Fact | None], *extra: Bounds) -> list[Fact]:
+    out = call.outputs[0]
+    return [known(out.dtype, hull([*(p.bounds if p is not None else None for p in parts), *extra]), out.dims)]
+
+
+@rule(
+    "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Tile", "GatherElements",
+    "GatherND", "Compress", "DepthToSpace", "SpaceToDepth", "ReverseSequence",
+)  # fmt: skip
+def _rearrange(call: Call) -> list[Fact]:
+    x, out = call.input(0), call.outputs[0]
+    same = call.op in ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
+    if same and x is not None and x.items is not None:
+        return [known(out.dtype, x.bounds, out.dims, x.items)]
+    return _moved(call, [x])
+
+
+@rule("Split")
+def _split(call: Call) -> list[Fact]:
+    x = call.input(0)
+    return [known(o.dtype, x.bounds if x is not None else None, o.dims) for o in call.outputs]
+
+
+@rule("Concat")
+def _concat(call: Call) -> list[Fact]:
+    out, parts = call.outputs[0], call.present()
+    if all(p.items is not None for p in parts) and sum(len(p.items or ()) for p in parts) <= MAX_ITEMS:
+        items = list(itertools.chain.from_iterable(p.items or () for p in parts))
+        return [known(out.dtype, hull(items), out.dims, items)]
+    return _moved(call, parts)
+
+
+@rule("Gather")
+def _gather(call: Call) -> list[Fact]:
+    x, index, out = call.input(0), call.input(1), call.outputs[0]
+    if x is None or index is None:
+        return []
+    picks = index.constant
+    if x.items is None or picks is None or len(x.dims or ()) != 1:
+        return _moved(call, [x])
+    size = len(x.items)
+    if any(not -size <= p < size for p in picks):
+        return []
+    items = [x.items[p] for p in picks]
+    return [known(out.dtype, hull(items) or x.bounds, out.dims, items)]
+
+
+@rule("Slice")
+def _slice(call: Call) -> list[Fact]:
+    x, out = call.input(0), call.outputs[0]
+    if x is None or x.items is None or call.version < 10 or len(x.dims or ()) != 1:
+        return _moved(call, [x])
+    starts, ends = call.input(1), call.input(2)
+    steps = call.input(4)
+    start, end = (f.constant if f is not None else None for f in (starts, ends))
+    step: tuple[int, ...] | None = (1,)
+    if steps is not None:
+        step = steps.constant
+    if not start or not end or not step or step[0] <= 0:
+        return _moved(call, [x])
+    items = x.items[slice(start[0], end[0], step[0])]
+    return [known(out.dtype, hull(items) or x.bounds, out.dims, items)]
+
+
+def _length(fact: Fact | None) -> int | None:
+    """Return the exact length of a short tensor of rank 0 or 1."""
+    if fact is None or fact.dims is None or len(fact.dims) > 1:
+        return None
+    lo, hi = fact.dims[0] if fact.dims else (1, 1)
+    return lo if lo == hi <= MAX_ITEMS else None
+
+
+@rule("Where")
+def _where(call: Call) -> list[Fact]:
+    condition, x, y = (call.input(i) for i in range(3))
+    if condition is not None and condition.fits((1, 1)):
+        return _moved(call, [x])
+    if condition is not None and condition.fits((0, 0)):
+        return _moved(call, [y])
+    out = call.outputs[0]
+    lengths = [n for n in (_length(f) for f in (condition, x, y)) if n is not None]
+    size = max(lengths, default=0)
+    if x is not None and y is not None and x.items and y.items and sum(n in (1, size) for n in lengths) == 3:
+        left, right = (items * size if len(items) == 1 else items for items in (x.items, y.items))
+        return [known(out.dtype, None, out.dims, [hull(pair) for pair in zip(left, right, strict=True)])]
+    return _moved(call, [x, y])
+
+
+@rule("Pad")
+def _pad(call: Call) -> list[Fact]:
+    fill = call.input(2)
+    if call.attributes.get("mode", b"constant") != b"constant":
+        return _moved(call, [call.input(0)])
+    if call.version < 11:
+        value = call.attributes.get("value", 0.0)
+        return _moved(call, [call.input(0)], (value, value))
+    return _moved(call, [call.input(0), fill]) if fill is not None else _moved(call, [call.input(0)], ZERO)
+
+
+@rule("Trilu", "CenterCropPad")
+def _zero_filled(call: Call) -> list[Fact]:
+    return _moved(call, [call.input(0)], ZERO)
+
+
+@rule("OneHot")
+def _onehot(call: Call) -> list[Fact]:
+    return _moved(call, [call.input(2)])
+
+
+@rule("ScatterElements", "ScatterND", "Scatter")
+def _scatter(call: Call) -> list[Fact]:
+    if call.attributes.get("reduction", b"none") not in (b"none", b"max", b"min"):
+        return []
+    return _moved(call, [call.input(0), call.input(2)])
+
+
+@rule("ConstantOfShape")
+def _filled(call: Call) -> list[Fact]:
+    out, value = call.outputs[0], call.attributes.get("value")
+    length = _length(out)
+    if value is None:
+        return [known(out.dtype, ZERO, out.dims, [ZERO] * length if length is not None else None)]
+    from onnx import numpy_helper
+
+    if out.dtype not in LIMITS or out.dtype in (TensorProto.INT4, TensorProto.UINT4):
+        return []
+    number = int(numpy_helper.to_array(value).reshape(-1)[0])
+    same = (number, number)
+    return [known(out.dtype, same, out.dims, [same] * length if length is not None else None)]
+
+
+@rule("EyeLike")
+def _eye(call: Call) -> list[Fact]:
+    return [known(call.outputs[0].dtype, (0, 1), call.outputs[0].dims)]

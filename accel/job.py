@@ -1,0 +1,53 @@
+"""Everything the user asked of one ``accel convert``, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from accel.artifacts import Target
+from accel.decide import Constraints, Objective
+from accel.sources import SourceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One conversion.
+
+    Attributes:
+        source: what to convert.
+        targets: what to build, in the user's order.
+        run_dir: where everything is written.
+        command: shell line that repeats it; written into run.json and the report.
+        static: also build each target that can be built for one fixed shape, at the opt shape.
+        objectives: one decision each, per device.
+        gates: ``--gate NAME=VALUE``.
+        required: targets whose variants must end ``ok``.
+        options: builder options by target name.
+        rounds / round_s: interleaved rounds of the latency scenario and the least time of each.
+        opset: ONNX opset to ask the exporter for.
+        ints: which INT64 values become INT32, where that is proved; decides what clients of every repository see.
+        allow_unproved_int64: let runtimes that compute int64 as int32 pass although their interior is not proved.
+    """
+
+    source: SourceRequest
+    targets: tuple[Target, ...]
+    run_dir: Path
+    command: str
+    static: bool = False
+    objectives: tuple[Objective, ...] = ("latency", "throughput")
+    constraints: Constraints = field(default_factory=Constraints)
+    gates: Mapping[str, float] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ints: Literal["keep", "io", "interior"] = "keep"
+    allow_unproved_int64: bool = False
+    threads: int = 1
+    timeout_s: float = 1800.0
+    triton_release: str = ""
+    model_version: int = 1
+    rounds: int = 8
+    round_s: float = 0.5
+    opset: int = 18

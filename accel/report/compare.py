@@ -1,0 +1,185 @@
+"""Several runs side by side: one section per hardware target, one column per run.
+
+A speed-up compares within the session that measured both sides. Times from different runs were not interleaved, so the
+comparison sets them beside each other and computes no ratio across runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.errors import UsageError
+from accel.report.formats import NONE, between, figures, moment, times
+from accel.report.from_run import run_view
+from accel.report.markdown import code, escape, table
+from accel.report.page import render
+from accel.report.reading import read_run
+from accel.report.view import WORDS, DecisionView, RunView, VariantView
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One decision of one run: a row of the first table."""
+
+    label: str
+    run: RunView
+    decision: DecisionView
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant over the runs of a hardware target; None where a run did not ask for it."""
+
+    id: str
+    family: str
+    device: str
+    cells: tuple[VariantView | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareTarget:
+    """The runs of one ``hardware.id``, newest last, with a label each."""
+
+    id: str
+    title: str
+    runs: tuple[RunView, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Every decision of every run."""
+        pairs = zip(self.labels, self.runs, strict=True)
+        return tuple(Choice(label, run, decision) for label, run in pairs for decision in run.decisions)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every variant of every run by device, the ones that are fastest over all runs first."""
+        found = [{v.id: v for v in run.variants} for run in self.runs]
+        ids = dict.fromkeys(v.id for run in self.runs for v in run.variants)
+        rows = []
+        for identity in ids:
+            cells = tuple(variants.get(identity) for variants in found)
+            some = next(c for c in cells if c)
+            rows.append(Row(identity, some.family, some.device, cells))
+        devices = list(dict.fromkeys(v.device for run in self.runs for v in run.variants))
+        return tuple(sorted(rows, key=lambda row: (devices.index(row.device), -_mean_speedup(row))))
+
+    @property
+    def fastest(self) -> float:
+        """The highest speed-up of a variant that passed; the bars are scaled to it."""
+        return max((c.speedup for r in self.rows for c in r.cells if c and c.status == "ok" and c.speedup), default=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Several runs, by hardware target."""
+
+    targets: tuple[HardwareTarget, ...]
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return sum(len(target.runs) for target in self.targets)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models, without repeats."""
+        return tuple(dict.fromkeys(run.name for target in self.targets for run in target.runs))
+
+
+def merge_runs(paths: Sequence[Path]) -> Comparison:
+    """Read runs and group them by hardware target.
+
+    Args:
+        paths: run directories or ``run.json`` files; the same one twice counts once.
+
+    Raises:
+        UsageError: no path.
+        InputError: a run cannot be read; the message names it.
+    """
+    files = dict.fromkeys((path / "run.json" if path.is_dir() else path).resolve() for path in paths)
+    if not files:
+        raise UsageError(
+            "no run to compare", fix="name run directories, for example `accel report runs/bert runs/minilm`"
+        )
+    runs = [run_view(read_run(file), origin=str(file)) for file in files]
+    groups: dict[str, list[RunView]] = {}
+    for run in sorted(runs, key=lambda run: run.created or ""):
+        groups.setdefault(run.hardware_id, []).append(run)
+    return Comparison(tuple(_target(identity, tuple(group)) for identity, group in sorted(groups.items())))
+
+
+def _target(identity: str, runs: tuple[RunView, ...]) -> HardwareTarget:
+    names = [run.name for run in runs]
+    labels = []
+    for index, run in enumerate(runs):
+        label = run.name
+        if names.count(run.name) > 1:
+            label += f" ({moment(run.created) if run.created else index + 1})"
+        labels.append(label)
+    return HardwareTarget(identity, runs[0].title, runs, tuple(labels))
+
+
+def _mean_speedup(row: Row) -> float:
+    """Return the geometric mean of a variant's speed-ups where it passed; below zero where it never did."""
+    logs = [math.log(c.speedup) for c in row.cells if c and c.status == "ok" and c.speedup]
+    return math.exp(sum(logs) / len(logs)) if logs else -1.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Layout
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return the comparison as one self-contained HTML document."""
+    return render("comparison.html.j2", comparison=comparison)
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Return the comparison as GitHub Markdown."""
+    lines = [f"# {escape(', '.join(comparison.models))}", ""]
+    for target in comparison.targets:
+        lines += [f"## {escape(target.title)}", "", f"Hardware target {code(target.id)}.", ""]
+        header = ("run", "best for", "variant", "speed-up", "p50 ms", "p99 ms", "best / s", "accuracy", "accuracy is")
+        lines += [*table(header, [_choice_cells(c) for c in target.choices], align="lllrrrrrl"), ""]
+        lines += ["### Every variant: speed-up against the source framework (p50 ms)", ""]
+        cells = [[code(row.id), *(_cell(c) for c in row.cells)] for row in target.rows]
+        names = ["variant", *(escape(label) for label in target.labels)]
+        lines += [*table(names, cells, align="l" + "r" * len(target.labels)), ""]
+    lines += ["Times of different runs were not interleaved: only speed-ups compare, each within its own session.", ""]
+    return "\n".join(lines)
+
+
+def _choice_cells(choice: Choice) -> list[str]:
+    decision, best = choice.decision, choice.decision.chosen
+    where = f"{decision.objective} on {decision.device}"
+    proved = "proved" if choice.run.proved else "**UNPROVED**"
+    if best is None:
+        return [escape(choice.label), escape(where), "**nothing qualified**", *[NONE] * 5, proved]
+    interval = f" ({between(decision.speedup_ci)})" if decision.speedup_ci else ""
+    return [
+        escape(choice.label),
+        escape(where),
+        code(best.id),
+        f"**{times(decision.speedup)}**{interval}",
+        figures(best.latency.p50_ms if best.latency else None),
+        figures(best.latency.p99_ms if best.latency else None),
+        figures(best.best.throughput_per_s if best.best else None),
+        escape(best.accuracy or NONE),
+        proved,
+    ]
+
+
+def _cell(variant: VariantView | None) -> str:
+    if variant is None:
+        return ""
+    if variant.latency is None and variant.best is None:
+        return escape(WORDS.get(variant.status, variant.status))
+    p50 = figures(variant.latency.p50_ms if variant.latency else None)
+    text = f"{times(variant.speedup)} ({p50})"
+    if variant.status != "ok":
+        return f"{text}, {escape(WORDS.get(variant.status, variant.status))}"
+    return f"**{text}**" if variant.chosen else text

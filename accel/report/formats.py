@@ -1,0 +1,108 @@
+"""Numbers as a person wants to read them: three figures, one unit, and a dash where nothing is known.
+
+Every renderer of a report takes its numbers from here, so that the page, the Markdown and the terminal agree.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+NONE = "—"
+
+
+def figures(value: float | None) -> str:
+    """Format with three significant figures and no exponent: ``0.0842``, ``3.46``, ``34.6``, ``346``, ``3,460``."""
+    if value is None:
+        return NONE
+    rounded = float(f"{value:.2e}")  # first, so that 9.996 reads 10.0 and not 10.00
+    if rounded == 0:
+        return "0"
+    decimals = min(max(2 - math.floor(math.log10(abs(rounded))), 0), 9)
+    return f"{rounded:,.{decimals}f}" if decimals else f"{value:,.0f}"
+
+
+def times(value: float | None) -> str:
+    """Format a ratio: ``6.42×``."""
+    return NONE if value is None else f"{figures(value)}×"
+
+
+def between(interval: tuple[float, float] | None, unit: str = "") -> str:
+    """Format an interval: ``6.31–6.53×``; empty where there is none."""
+    return "" if interval is None else f"{figures(interval[0])}–{figures(interval[1])}{unit}"
+
+
+def decibels(value: float | None) -> str:
+    """Format dB with one decimal: ``32.1 dB``."""
+    return NONE if value is None else f"{round(value, 1) + 0.0:.1f} dB"
+
+
+def size(value: float | None) -> str:
+    """Format bytes in binary units: ``104 MiB``."""
+    if value is None:
+        return NONE
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value)} {unit}"
+        value /= 1024
+    return f"{figures(value)} GiB"
+
+
+def mebibytes(value: float | None) -> str:
+    """Format MiB: ``512 MiB``."""
+    return NONE if value is None else size(value * 1024 * 1024)
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration in s: ``below 0.01 s``, ``8.20 s``, ``3 min 05 s``."""
+    if value is None:
+        return NONE
+    if value < 0.01:
+        return "below 0.01 s"
+    if value < 100:
+        return f"{figures(value)} s"
+    return f"{int(value) // 60} min {int(value) % 60:02d} s"
+
+
+def error(value: float | None) -> str:
+    """Format a difference or a tolerance, which spans many decades: ``3.1e-05``, ``0.042``, ``0``."""
+    if value is None:
+        return NONE
+    return f"{value:#.2g}".removesuffix(".") if value else "0"
+
+
+def metric(name: str, value: float | None) -> str:
+    """Format the value of a gate by the unit in its name: ``_db`` in dB, everything else with four decimals."""
+    if value is None or name.endswith("_db"):
+        return decibels(value)
+    return f"{value:.4f}"
+
+
+def metric_name(name: str) -> str:
+    """Turn a gate's name into words: ``sqnr_db`` → ``SQNR``, ``rank_correlation`` → ``rank correlation``."""
+    words = name.removesuffix("_db").replace("_", " ")
+    return words.upper() if words in ("sqnr", "f1", "bleu", "map") else words
+
+
+def thousands(count: int | None) -> str:
+    """Format a count with separators: ``12,345``."""
+    return NONE if count is None else f"{count:,}"
+
+
+def moment(created: str) -> str:
+    """Format an ISO 8601 time for reading: ``2026-11-20 13:50 UTC``; anything else stays as it is."""
+    try:
+        when = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    return f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip()
+
+
+def spans(text: str) -> list[tuple[bool, str]]:
+    """Split a message at its backticks into (is code, text) parts; a whole command of accel is code without them."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # an odd backtick opens nothing
+        parts[-2:] = ["`".join(parts[-2:])]
+    if len(parts) == 1:
+        return [(text.startswith("accel "), text)]
+    return [(bool(i % 2), part) for i, part in enumerate(parts) if part]

@@ -1,0 +1,357 @@
+"""What a report shows, as frozen values: the page, the Markdown and the terminal only lay them out.
+
+``from_run`` makes them from the JSON of a run. Properties are words and figures that more than one layout wants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accel.report.formats import decibels, metric, metric_name, seconds, size
+from accel.report.reading import Node
+
+FAMILIES = ("torch", "aoti", "ort", "openvino", "trt", "tf", "null")
+"""Runtimes that have a colour of their own."""
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
+WORDS = {"ok": "passed", "gate_failed": "gate failed", "failed": "failed", "skipped": "skipped", "deferred": "deferred"}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement. Times in ms, memory in MiB, throughput in batch items per second."""
+
+    scenario: str
+    via: str
+    backend: str
+    batch: int | None
+    concurrency: int | None
+    threads: int | None
+    p50_ms: float | None
+    p90_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    mean_ms: float | None
+    p50_ci_ms: tuple[float, float] | None
+    throughput_per_s: float | None
+    throughput_ci_per_s: tuple[float, float] | None
+    stable: bool
+    samples: int | None
+    peak_rss_mib: float | None
+    load_ms: float | None
+    first_ms: float | None
+    rounds_ms: tuple[float, ...]
+    session: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """One gate: its name, the least value that passes and the value found."""
+
+    name: str
+    needed: float | None
+    found: float | None
+    passed: bool
+
+    @property
+    def label(self) -> str:
+        """``SQNR``, ``rank correlation``."""
+        return metric_name(self.name)
+
+    @property
+    def text(self) -> str:
+        """The value found, in its unit."""
+        return metric(self.name, self.found)
+
+    @property
+    def needed_text(self) -> str:
+        """The least value that passes, in its unit."""
+        return metric(self.name, self.needed)
+
+    @property
+    def sentence(self) -> str:
+        """``SQNR 32.1 dB, gate 20.0 dB``."""
+        found = "exact" if self.found is None and self.passed else self.text
+        return f"{self.label} {found}, gate {self.needed_text}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputView:
+    """How one output compares with the reference."""
+
+    name: str
+    max_abs: float | None
+    cosine: float | None
+    sqnr_db: float | None
+    exact: bool
+    agreement: float | None
+    atol_needed: float | None
+    rtol_needed: float | None
+    by_shape_db: tuple[tuple[str, float | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantView:
+    """One row: a variant, its points of the table, and why it stands where it stands.
+
+    Attributes:
+        unverified: how its toolchain differs from that of the Triton release it was emitted for.
+        latency: batch 1, one at a time; None where it was not measured.
+        best: the batch size with the highest throughput.
+        objective: the first objective of its device; by it the rows are sorted.
+        latency_speedup / throughput_speedup: against the baseline of the same session.
+        speedup_ci: the decision's interval; only the variant chosen by that objective has one.
+        wins: objectives that chose it.
+        lost: (objective, reason) of those that did not, where it passed its gate.
+        contested: how many decisions its device has.
+    """
+
+    id: str
+    target: str
+    device: str
+    status: str
+    reason: str | None
+    fix: str | None
+    requested: str | None
+    precision: str | None
+    bytes: float | None
+    build_s: float | None
+    cached: bool | None
+    facts: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...]
+    repository: str | None
+    passed: bool | None
+    gates: tuple[GateView, ...]
+    outputs: tuple[OutputView, ...]
+    points: tuple[Point, ...]
+    unverified: tuple[str, ...]
+    latency: Point | None = None
+    best: Point | None = None
+    objective: str = "latency"
+    latency_speedup: float | None = None
+    throughput_speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+    wins: tuple[str, ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+    tied: bool = False
+    contested: int = 0
+    baseline: bool = False
+
+    @property
+    def family(self) -> str:
+        """The runtime, as far as it has a colour of its own."""
+        runtime = self.target.split("-")[0]
+        return runtime if runtime in FAMILIES else "other"
+
+    @property
+    def chosen(self) -> bool:
+        """Whether one of its device's decisions names it."""
+        return bool(self.wins)
+
+    @property
+    def speedup(self) -> float | None:
+        """By the first objective of its device."""
+        return self.throughput_speedup if self.objective == "throughput" else self.latency_speedup
+
+    @property
+    def mark(self) -> str:
+        """One or two words on how it stands."""
+        if self.wins:
+            return "chosen" if len(self.wins) == self.contested else f"best {' and '.join(self.wins)}"
+        if self.status != "ok":
+            return WORDS.get(self.status, self.status)
+        return "baseline" if self.baseline else "ties" if self.tied else ""
+
+    @property
+    def note(self) -> str | None:
+        """Why it is not, or not everywhere, the chosen one."""
+        if not self.lost:
+            return None if self.wins else self.reason
+        objective, reason = self.lost[0]
+        return f"{objective}: {reason}" if self.wins or objective != self.objective else reason
+
+    @property
+    def exact(self) -> bool:
+        """Every output equals the reference."""
+        return bool(self.outputs) and all(o.exact for o in self.outputs)
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The worst output's SQNR, over those that are not exact."""
+        return min((o.sqnr_db for o in self.outputs if o.sqnr_db is not None and not o.exact), default=None)
+
+    @property
+    def accuracy(self) -> str | None:
+        """The figure that its gate looks at: ``exact``, ``32.1 dB`` or the task metric's value."""
+        if (task := self._task_gate) is not None:
+            return task.text
+        if self.exact:
+            return "exact"
+        found = next((g.found for g in self.gates if g.name == "sqnr_db" and g.found is not None), self.sqnr_db)
+        return None if found is None else decibels(found)
+
+    @property
+    def accuracy_label(self) -> str | None:
+        """Name of the task metric, where one replaces SQNR."""
+        return self._task_gate.label if self._task_gate else None
+
+    @property
+    def _task_gate(self) -> GateView | None:
+        return next((g for g in self.gates if g.name not in ("sqnr_db", "shape_db") and g.found is not None), None)
+
+    @property
+    def kind(self) -> str:
+        """One of fp32, tf32, bf16, fp16, int8, fp8: what really runs, else what was asked for, else ``none``."""
+        for text in (self.requested, self.precision):
+            for name in PRECISIONS:
+                if text and name in text.lower():
+                    return name
+        return "none"
+
+    @property
+    def built(self) -> tuple[tuple[str, str], ...]:
+        """What was built, from what and where it lies, as name and text."""
+        asked = None if self.requested in (None, "none") else self.requested
+        rows = [("precision asked for", asked), ("precision that runs", self.precision)]
+        rows += [("size", None if self.bytes is None else size(self.bytes)), ("repository", self.repository)]
+        rows += [("differs from the release", "; ".join(self.unverified))]
+        rows += [(name.replace("_", " "), value) for name, value in self.facts]
+        rows += [("versions", ", ".join(f"{name} {value}" for name, value in self.versions))]
+        return tuple((name, value) for name, value in rows if value)
+
+    @property
+    def peak_rss_mib(self) -> float | None:
+        """Peak memory of the process that measured latency, else throughput."""
+        point = self.latency or self.best
+        return point.peak_rss_mib if point else None
+
+    @property
+    def by_batch(self) -> tuple[Point, ...]:
+        """The best point of each batch size, over the scenarios that look for throughput."""
+        best: dict[int, Point] = {}
+        for point in self.points:
+            if point.scenario == "latency" or not point.batch or not point.throughput_per_s:
+                continue
+            if self.best is None or point.via != self.best.via:
+                continue
+            if point.batch not in best or point.throughput_per_s > (best[point.batch].throughput_per_s or 0.0):
+                best[point.batch] = point
+        return tuple(best[batch] for batch in sorted(best))
+
+    @property
+    def unstable(self) -> bool:
+        """Whether a point of the table did not settle."""
+        return any(p is not None and not p.stable for p in (self.latency, self.best))
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionView:
+    """The choice for one device and objective, with the row it chose."""
+
+    device: str
+    objective: str
+    constraints: tuple[str, ...]
+    chosen: VariantView | None
+    via: str
+    reason: str | None
+    baseline: str | None
+    speedup: float | None
+    speedup_ci: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A whole run, ready to be laid out."""
+
+    name: str
+    framework: str
+    source: str | None
+    weights: str | None
+    revision: str | None
+    proved: bool
+    notice: str | None
+    inputs: tuple[tuple[str, str, str], ...]
+    outputs: tuple[tuple[str, str, str], ...]
+    integers: str | None
+    samples: Node
+    created: str | None
+    accel: str | None
+    command: str | None
+    hardware_id: str
+    hardware: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
+    timings: tuple[tuple[str, float], ...]
+    variants: tuple[VariantView, ...]
+    decisions: tuple[DecisionView, ...]
+
+    @property
+    def accuracy_line(self) -> str:
+        """One sentence on what the accuracy figures are worth."""
+        if self.proved:
+            return "Accuracy proved: real weights met real samples."
+        return "Accuracy UNPROVED: only speed was compared; agreement on these weights or samples proves nothing."
+
+    @property
+    def model(self) -> tuple[tuple[str, str], ...]:
+        """Where the model came from and what it takes and gives, as name and text."""
+        rows = [("source", self.source), ("weights", self.weights), ("revision", self.revision)]
+        rows += [("input", f"{name}: {dtype} {dims}") for name, dtype, dims in self.inputs]
+        rows += [("output", f"{name}: {dtype} {dims}") for name, dtype, dims in self.outputs]
+        rows.append(("integers", self.integers))
+        return tuple((name, value) for name, value in rows if value)
+
+    @property
+    def sample_facts(self) -> tuple[tuple[str, str], ...]:
+        """What calibration and gate ran on, as name and text."""
+        names = {"origin": "origin", "calibration_items": "calibration items", "gate_items": "gate items"}
+        found = dict(self.samples.pairs())
+        rows = [(label, found.get(key)) for key, label in names.items()] + [("sha256", found.get("sha256"))]
+        return tuple((name, value) for name, value in rows if value) or (("samples", "not recorded in this run"),)
+
+    @property
+    def method(self) -> tuple[str, ...]:
+        """How the figures came about, in sentences."""
+        settings = dict(self.settings)
+        rounds = f"{settings['rounds']} rounds" if "rounds" in settings else "Rounds"
+        length = f" of {settings['round_s']} s" if "round_s" in settings else ""
+        return (
+            "Every variant ran in a fresh process with the same inputs, the same warm-up and the same monotonic clock; "
+            f"copies in and out are part of the time. {rounds}{length} were interleaved across the variants, so that "
+            "drift of the machine hits all alike.",
+            "A speed-up is a ratio within one session; its interval is bootstrapped over the rounds. Two variants tie "
+            "when the interval of their ratio touches ±3 %; a tie goes to the higher precision, then to the smaller "
+            "artifact. Memory is the peak resident set of the variant's process.",
+        )
+
+    @property
+    def settings_and_times(self) -> tuple[tuple[str, str], ...]:
+        """The settings of the run and how long its stages took, as name and text."""
+        times = tuple((f"{name} took", seconds(value)) for name, value in self.timings)
+        return tuple((name.replace("_", " "), value) for name, value in self.settings) + times
+
+    @property
+    def verdicts(self) -> tuple[tuple[DecisionView, ...], ...]:
+        """The decisions, with those of one device together that chose the same variant."""
+        groups: dict[tuple[str, str, str], list[DecisionView]] = {}
+        for decision in self.decisions:
+            key = decision.chosen.id if decision.chosen else f"nothing for {decision.objective}"
+            groups.setdefault((decision.device, decision.via, key), []).append(decision)
+        return tuple(tuple(group) for group in groups.values())
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The objectives that the rows' speed-ups are for: the first one of each device."""
+        return tuple(dict.fromkeys(v.objective for v in self.variants if v.speedup is not None))
+
+    @property
+    def by_device(self) -> tuple[tuple[str | None, tuple[VariantView, ...]], ...]:
+        """The rows in groups with a heading, one a device; one group without, where only one device was measured."""
+        devices = list(dict.fromkeys(v.device for v in self.variants))
+        if len({v.device for v in self.variants if v.latency or v.best}) < 2:
+            return ((None, self.variants),)
+        return tuple((d, tuple(v for v in self.variants if v.device == d)) for d in devices)
+
+    @property
+    def title(self) -> str:
+        """The GPUs and the CPU of the run, in words."""
+        return " · ".join(v for kind in ("GPU", "CPU") for k, v in self.hardware if k == kind) or self.hardware_id

@@ -1,0 +1,311 @@
+"""What the user named as SOURCE: which kind of source it is, and a content key for it. Runs in the parent.
+
+    SOURCE := ZOO_NAME | HUB_ID ("org/name") | FOLDER (with config.json) | FILE.py:FACTORY | FILE.pt2 | FILE.onnx
+
+Nothing here imports a framework or runs a model: loading is ``accel.exporters``' work, in a worker process. A pickle is
+recognised by its suffix and refused: opening one runs whatever code it holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from accel.artifacts import sha256_file, sha256_json, to_json
+from accel.errors import InputError, UnavailableError, UsageError, nearest
+
+Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx"]
+Weights = Literal["auto", "pretrained", "random"]
+
+PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"}
+TENSORFLOW = {".keras", ".pb", ".h5", ".hdf5"}
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+FACTORY = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRequest:
+    """What the user asked to convert, before anything is loaded.
+
+    Attributes:
+        text: SOURCE as typed.
+        kind: which exporter loads it.
+        reference: zoo name, hub id, or absolute path (``/p/file.py:factory`` for a factory).
+        task: Hugging Face task or class that overrides the one in the folder's config.
+        weights: ``auto`` takes pretrained weights that are on this machine (a hub id that the user typed may be
+            downloaded) and falls back to random ones; ``pretrained`` may download and is an error without them.
+        revision: revision of a hub id.
+        samples: the user's sample file as an absolute path, or ``/p/file.py:generator``.
+        random_samples: whether the user accepts random values as samples and calibration data.
+        ranges: lowest and highest value by integer input.
+        min_shapes / opt_shapes / max_shapes: shapes by input.
+        model_name: name of the model on the server, when the user chose it.
+    """
+
+    text: str
+    kind: Kind
+    reference: str
+    task: str | None = None
+    weights: Weights = "auto"
+    revision: str | None = None
+    samples: str | None = None
+    random_samples: bool = False
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    min_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    opt_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    max_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    model_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the run and of the model on the server: the user's, or one made from the reference."""
+        if self.model_name:
+            return self.model_name
+        if self.kind == "factory":
+            stem = Path(self.reference.rpartition(":")[0]).stem
+        elif self.kind in ("exported", "onnx"):
+            stem = Path(self.reference).stem
+        else:
+            stem = self.reference.rstrip("/").rpartition("/")[2]
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", stem) or "model"
+
+
+def recognise(
+    text: str,
+    *,
+    task: str | None = None,
+    weights: Weights = "auto",
+    revision: str | None = None,
+    samples: str | None = None,
+    random_samples: bool = False,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    min_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    opt_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    max_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    model_name: str | None = None,
+) -> SourceRequest:
+    """Decide what SOURCE is, without opening more than a folder listing.
+
+    Raises:
+        UsageError: neither a known zoo name (the nearest is suggested) nor anything else, or a bad ``model_name``.
+        InputError: a file or folder that is missing, or of a kind that is refused (a pickle).
+        UnavailableError: a TensorFlow source, which this version does not read.
+    """
+    kind, reference = _kind(text.strip())
+    if model_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", model_name):
+        raise UsageError(f"model name {model_name!r} is no file name: use letters, digits, '_', '.' and '-'")
+    if weights not in ("auto", "pretrained", "random"):
+        raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
+    if task is not None and kind != "huggingface":
+        raise UsageError(f"--task is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --task out")
+    if weights == "random" and kind not in ("zoo", "huggingface"):
+        raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
+    return SourceRequest(
+        text=text,
+        kind=kind,
+        reference=reference,
+        task=task,
+        weights=weights,
+        revision=revision,
+        samples=_samples(samples),
+        random_samples=random_samples,
+        ranges=dict(ranges or {}),
+        min_shapes=dict(min_shapes or {}),
+        opt_shapes=dict(opt_shapes or {}),
+        max_shapes=dict(max_shapes or {}),
+        model_name=model_name,
+    )
+
+
+def _kind(text: str) -> tuple[Kind, str]:
+    import model_zoo
+
+    if not text:
+        raise UsageError("no SOURCE given", fix="name a zoo model (`accel zoo` lists them), a folder or a file")
+    if text in (known := model_zoo.entries()):
+        return "zoo", text
+    if match := FACTORY.fullmatch(text):
+        path = _file(match["file"], "factory file")
+        return "factory", f"{path}:{match['function']}"
+    path = Path(text).expanduser()
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        return _folder(path)
+    if suffix in TENSORFLOW:
+        _file(text, "model")
+        raise UnavailableError(
+            f"TensorFlow sources are not built yet: {text}", fix="convert it to ONNX with tf2onnx and give the .onnx"
+        )
+    if suffix in PICKLES:
+        _file(text, "model")
+        raise InputError(
+            f"{text} is a pickle by its suffix: opening one runs whatever code it holds, so accel never does",
+            fix="give `file.py:factory`, a function that builds the module and loads the weights (torch.load with "
+            "weights_only=True), a Hugging Face folder with safetensors, or a .pt2 from torch.export.save",
+        )
+    if suffix == ".safetensors":
+        _file(text, "model")
+        raise InputError(f"{text} holds weights without an architecture", fix="give its folder, with config.json")
+    if suffix == ".onnx":
+        return "onnx", str(_file(text, "ONNX file"))
+    if suffix == ".pt2":
+        return "exported", str(_file(text, "exported program"))
+    if suffix == ".py":
+        raise UsageError(f"{text} names no factory", fix=f"{text}:NAME, the function that returns the module")
+    if path.exists():
+        raise InputError(f"{text} is not a model file accel knows", fix="give .onnx, .pt2, file.py:factory or a folder")
+    if HUB_ID.fullmatch(text):
+        return "huggingface", text
+    if "/" in text or text.startswith("."):
+        raise InputError(f"no file or folder at {text}")
+    raise UsageError(
+        f"unknown model {text!r}{nearest(text, known)}",
+        fix="`accel zoo` lists the names; a hub id is written org/name, a folder or file by its path",
+    )
+
+
+def _file(text: str, what: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise InputError(f"no {what} at {path}", fix="check the path; it is taken from the current folder")
+    return path.resolve()
+
+
+def _folder(path: Path) -> tuple[Kind, str]:
+    if (path / "config.json").is_file():
+        return "huggingface", str(path.resolve())
+    if (path / "saved_model.pb").is_file():
+        raise UnavailableError(
+            f"TensorFlow sources are not built yet: {path} is a SavedModel", fix="convert it to ONNX with tf2onnx"
+        )
+    found = sorted(p.name for p in path.iterdir())[:5]
+    raise InputError(
+        f"{path} is no Hugging Face folder: it has no config.json (found {', '.join(found) or 'nothing'})",
+        fix="give the folder that save_pretrained wrote",
+    )
+
+
+def _samples(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if match := FACTORY.fullmatch(text):
+        return f"{_file(match['file'], 'sample generator')}:{match['function']}"
+    path = _file(text, "sample file")
+    if path.suffix.lower() not in (".npz", ".jsonl"):
+        raise UsageError(f"--samples {text}: expected .npz, .jsonl or file.py:generator")
+    return str(path)
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Read ``input_ids:1x128,attention_mask:1x128`` as trtexec writes shapes.
+
+    Raises:
+        UsageError: anything else, a size below one, or an input named twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in (part.strip() for part in text.split(",")):
+        name, _, dims = item.rpartition(":")
+        if not name or not re.fullmatch(r"\d+(x\d+)*", dims):
+            raise UsageError(f"{item!r} is no shape", fix="write NAME:1x128, several separated by commas")
+        sizes = tuple(int(d) for d in dims.split("x"))
+        if min(sizes) < 1:
+            raise UsageError(f"shape {item!r} has a size of 0: every axis needs at least 1")
+        if name in shapes:
+            raise UsageError(f"input {name!r} has two shapes in {text!r}")
+        shapes[name] = sizes
+    return shapes
+
+
+def parse_range(text: str) -> tuple[str, tuple[int, int]]:
+    """Read ``NAME=LO:HI``, both ends included.
+
+    Raises:
+        UsageError: anything else, or LO above HI.
+    """
+    match = re.fullmatch(r"(?P<name>[^=]+)=(?P<lo>-?\d+):(?P<hi>-?\d+)", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no range", fix="write NAME=LO:HI, for example input_ids=0:30521")
+    lo, hi = int(match["lo"]), int(match["hi"])
+    if lo > hi:
+        raise UsageError(f"range {text!r} is empty: {lo} is above {hi}")
+    return match["name"].strip(), (lo, hi)
+
+
+def content_key(request: SourceRequest) -> str | None:
+    """Hash everything that decides what the model computes, without importing a framework.
+
+    That is the zoo entry's code and weights, or the source's own files; the request's shapes and samples are not part
+    of it. None where only loading can tell: a factory, or weights that must be downloaded first.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    try:
+        files = _content_files(request)
+        if files is None:
+            return None
+        hashes = {label: sha256_file(path) for label, path in files.items()}
+    except OSError as error:
+        raise InputError(f"cannot read {request.text}: {error}") from error
+    weights = request.weights if request.weights == "random" else "stored"
+    # Files stand for themselves wherever they lie; only a name that is not a path belongs to the content.
+    name = request.reference if request.kind == "zoo" else ""
+    return sha256_json([request.kind, name, request.task, weights, hashes])
+
+
+def quick_key(request: SourceRequest) -> str | None:
+    """Hash the request together with the content of every file it names, the samples included.
+
+    Two requests with one key describe the same ``ModelSource`` and the same samples. None for a factory and for weights
+    that must be downloaded: a worker has to load those.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    content = content_key(request)
+    if content is None:
+        return None
+    samples = None
+    if request.samples is not None:
+        match = FACTORY.fullmatch(request.samples)
+        samples = sha256_file(Path(match["file"] if match else request.samples))
+    return sha256_json([content, samples, to_json(request)])
+
+
+def _content_files(request: SourceRequest) -> dict[str, Path] | None:
+    if request.kind == "factory":
+        return None
+    if request.kind == "zoo":
+        import model_zoo
+
+        entry = model_zoo.entry(request.reference)
+        files = dict(entry.code_files())
+        folder = None if request.weights == "random" else entry.find()
+        if folder is None and request.weights == "pretrained":
+            return None
+        return files | (_listing(folder) if folder else {})
+    if request.kind == "huggingface":
+        from accel.exporters.hub import huggingface_folder
+
+        local = huggingface_folder(request.reference, request.revision)
+        return _listing(local) if local else None
+    path = Path(request.reference)
+    if request.kind == "exported":
+        return {path.name: path}
+    return {path.name: path} | {name: path.parent / name for name in _external_data(path)}
+
+
+def _listing(folder: Path) -> dict[str, Path]:
+    """List the files of a Hugging Face folder that can take part: its own level, no pickles, nothing hidden."""
+    keep = (p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith("."))
+    return {p.name: p for p in keep if p.suffix in (".json", ".safetensors", ".txt", ".model")}
+
+
+def _external_data(path: Path) -> list[str]:
+    # The paths must be read from the protobuf itself; onnx is light beside a framework, and only .onnx sources pay.
+    from accel.exporters.from_onnx import external_files
+
+    return external_files(path)

@@ -1,0 +1,328 @@
+"""What a worker process can be asked to do. Parameters and results are JSON; arrays are ``.npz`` files by path.
+
+Each task imports what it needs itself, so that a process in a foreign environment loads only its own runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel import targets
+from accel.artifacts import (
+    Artifact,
+    BuildRequest,
+    ModelSource,
+    OnnxModel,
+    SampleSet,
+    Skipped,
+    TensorSpec,
+    from_json,
+    to_json,
+)
+from accel.bench.session import TimedSession, now_ns, peak_rss_mib
+from accel.builders import Feed
+from accel.errors import StageError
+
+_timed: list[TimedSession] = []
+
+
+def describe(request: Any, out_dir: str) -> Any:
+    """Load the source once, find its inputs and outputs, and write its sample files into ``out_dir``."""
+    from accel import exporters, samples, sources
+
+    asked = from_json(sources.SourceRequest, request)
+    source = exporters.describe(asked)
+    return {"source": to_json(source), "samples": to_json(samples.make_samples(source, asked, Path(out_dir)))}
+
+
+def source_key(request: Any) -> Any:
+    """Return the content key of a source whose weights only its own code can make (a factory)."""
+    from accel import exporters, sources
+
+    return exporters.describe(from_json(sources.SourceRequest, request)).key
+
+
+def export(source: Any, samples: Any, samples_folder: str, reference: str, out_dir: str, opset: int) -> Any:
+    """Export the source to ONNX and check the file against what the source answered at the checked shapes."""
+    from accel import exporters
+    from accel.exporters.check import Point
+    from accel.samples import read_feeds
+
+    feeds = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).shapes.path)
+    answers = _read_answers(Path(reference))
+    points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
+    made = exporters.export_onnx(from_json(ModelSource, source), Path(out_dir), opset=opset, points=points)
+    return to_json(made)
+
+
+def reference(source: Any, samples: Any, samples_folder: str, out: str) -> Any:
+    """Run the source itself, FP32 on CPU, over all feeds."""
+    from accel import exporters
+
+    described = from_json(ModelSource, source)
+    model = exporters.load(described)
+    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
+    _write_answers(Path(out), {name: model.run(feed) for name, feed in feeds.items()})
+    return {"feeds": len(feeds)}
+
+
+def narrow(source: Any, onnx: Any, folder: str, out_dir: str, level: Any) -> Any:
+    """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32."""
+    from accel.contract import Narrowed
+    from accel.exporters.check import read_onnx
+    from accel.graph.int32 import narrow_file, prove_int32_interior
+
+    described = from_json(ModelSource, source)
+    file = Path(folder) / from_json(OnnxModel, onnx).file.path
+    ranges = {s.name: s.range for s in described.inputs if s.range is not None}
+    out = Path(out_dir) / file.name
+    report = narrow_file(file, out, level=level, ranges=ranges, shapes=described.profile)
+    unproved = prove_int32_interior(file, ranges=ranges, shapes=described.profile)
+    values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
+    return to_json(Narrowed(read_onnx(out), report, values))
+
+
+def build(request: Any, out_dir: str) -> Any:
+    """Build one variant."""
+    wanted = from_json(BuildRequest, request)
+    builder = targets.discover()[wanted.variant.target.name]
+    options = builder.options(**wanted.variant.options)
+    start = time.monotonic()
+    built = builder.build(wanted, options, Path(out_dir))
+    return {"built": to_json(built), "build_s": time.monotonic() - start}
+
+
+def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folder: str, out: str, threads: int) -> Any:
+    """Run a built variant over all feeds it can take, and say in what precision it really ran."""
+    made = from_json(Artifact, artifact)
+    described = from_json(ModelSource, source)
+    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
+    builder = targets.discover()[made.variant.target.name]
+    session = builder.open(made, Path(folder), threads=threads, mode="latency")
+    with contextlib.closing(session):
+        if made.variant.static:
+            fixed = {name: shape.opt for name, shape in made.variant.profile.items()}
+            results = {}
+            for name, feed in feeds.items():
+                if all(_fits(feed[i.name].shape, fixed[i.name], described.mask) for i in described.inputs):
+                    results[name] = _run_fixed(session.run, feed, described, fixed)
+        else:
+            results = {name: session.run(feed) for name, feed in feeds.items()}
+        if not results:
+            raise StageError(
+                "no gate sample fits the fixed shape of this build",
+                fix="give samples of that shape with --samples, or leave --static out",
+            )
+        _write_answers(Path(out), results)
+        return {"precision": session.precision(), "peak_rss_mib": peak_rss_mib(), "feeds": len(results)}
+
+
+def compare(
+    source: Any,
+    samples: Any,
+    samples_folder: str,
+    reference: str,
+    answers: str,
+    gate: Mapping[str, float],
+) -> Any:
+    """Compare answers with the reference and hold them against the gate."""
+    from accel import parity
+
+    described = from_json(ModelSource, source)
+    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
+    masks: dict[str, np.ndarray] = {}
+    mask_dims: tuple[int | str, ...] = ()
+    if described.mask is not None:
+        masks = {name: feed[described.mask] for name, feed in feeds.items()}
+        mask_dims = next(s.dims for s in described.inputs if s.name == described.mask)
+
+    def metric(truth_file: Path, found_file: Path) -> float:
+        entry = importlib.import_module("model_zoo").entries()[described.reference]
+        found = _read_answers(found_file)
+        kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
+        truth = _read_answers(truth_file)
+        return entry.metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
+
+    verdict = parity.compare(
+        Path(reference),
+        Path(answers),
+        outputs=described.outputs,
+        masks=masks,
+        mask_dims=tuple(str(d) for d in mask_dims),
+        gate=gate,
+        metric=metric if described.gate is not None else None,
+    )
+    return to_json(verdict)
+
+
+def emit(
+    artifact: Any,
+    folder: str,
+    source: Any,
+    release: str,
+    root: str,
+    model_version: int,
+    samples: str,
+    reference: str,
+) -> Any:
+    """Write the Triton repository of a built variant; gives the repository, or the reason why there can be none."""
+    from accel.triton import repository
+
+    made = from_json(Artifact, artifact)
+    described = from_json(ModelSource, source)
+    emitted = repository.emit(
+        made,
+        Path(folder),
+        source=described,
+        builder=targets.discover()[made.variant.target.name],
+        release=release,
+        root=Path(root),
+        run_dir=Path(root).parent,
+        model_name=described.name,
+        model_version=model_version,
+        samples=Path(samples),
+        reference=Path(reference),
+    )
+    if isinstance(emitted, Skipped):
+        return {"repository": None, "reason": emitted.reason}
+    return {"repository": to_json(emitted), "reason": None}
+
+
+def bench_feeds(
+    source: Any, samples: Any, samples_folder: str, points: Mapping[str, Mapping[str, list[int]]], out: str
+) -> Any:
+    """Write the inputs that variants are timed on: real samples brought to each point's shapes."""
+    from accel.samples import fit_shape, read_feeds, write_feeds
+
+    described = from_json(ModelSource, source)
+    stored = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).gate.path)
+    feed = stored[min(stored)]
+    shaped = {
+        point: fit_shape(
+            feed, described.inputs, {name: tuple(shape) for name, shape in shapes.items()}, mask=described.mask
+        )
+        for point, shapes in points.items()
+    }
+    write_feeds(Path(out), shaped)
+    return sorted(shaped)
+
+
+def bench_open(artifact: Any, folder: str, threads: int, mode: Any, feeds: str, points: list[str]) -> Any:
+    """Load a variant for timing at ``points``; ``feeds`` is an ``.npz`` with keys ``<point>/<input>``."""
+    from accel.samples import read_feeds
+
+    made = from_json(Artifact, artifact)
+    builder = targets.discover()[made.variant.target.name]
+    start = now_ns()
+    session = builder.open(made, Path(folder), threads=threads, mode=mode)
+    loaded = now_ns()
+    stored = read_feeds(Path(feeds))
+    timed = TimedSession(session, {point: stored[point] for point in points})
+    _timed.append(timed)
+    first = timed.call_ns(points[0])
+    return {
+        "load_ms": (loaded - start) / 1e6,
+        "first_ms": first / 1e6,
+        "precision": session.precision(),
+        "slots": session.slots,
+    }
+
+
+def bench_warm(point: str, limit_s: float) -> Any:
+    """Warm the open session up at one point."""
+    return {"calls": _timed[-1].warm(point, limit_s)}
+
+
+def bench_latency(point: str, seconds: float, least: int) -> Any:
+    """Run one latency round; returns the ns of each call."""
+    return {"times_ns": _timed[-1].latency(point, seconds, least), "peak_rss_mib": peak_rss_mib()}
+
+
+def bench_throughput(point: str, seconds: float, least: int) -> Any:
+    """Run one throughput round; returns the ns of each request and of the whole round."""
+    times, elapsed = _timed[-1].throughput(point, seconds, least)
+    return {"times_ns": times, "elapsed_ns": elapsed, "peak_rss_mib": peak_rss_mib()}
+
+
+TASKS: Mapping[str, Callable[..., Any]] = {
+    task.__name__: task
+    for task in (
+        describe,
+        source_key,
+        export,
+        reference,
+        narrow,
+        build,
+        answers,
+        compare,
+        emit,
+        bench_feeds,
+        bench_open,
+        bench_warm,
+        bench_latency,
+        bench_throughput,
+    )
+}
+
+
+def _all_feeds(samples: SampleSet, folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    from accel.samples import read_feeds
+
+    return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
+
+
+def _write_answers(path: Path, results: Mapping[str, Feed]) -> None:
+    flat = {f"{feed}/{name}": value for feed, outputs in results.items() for name, value in outputs.items()}
+    with path.open("wb") as file:
+        np.savez(file, **flat)  # type: ignore[arg-type]
+
+
+def _read_answers(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with np.load(path, allow_pickle=False) as file:
+        for key in file.files:
+            feed, _, name = key.partition("/")
+            found.setdefault(feed, {})[name] = file[key]
+    return found
+
+
+def _fits(shape: tuple[int, ...], fixed: tuple[int, ...], mask: str | None) -> bool:
+    """Say whether a feed can be brought to a fixed shape: by padding where a mask hides it, else as it is."""
+    if mask is None:
+        return shape[1:] == fixed[1:]
+    return all(size <= limit for size, limit in zip(shape[1:], fixed[1:], strict=True))
+
+
+def _run_fixed(
+    run: Callable[[Feed], dict[str, np.ndarray]], feed: Feed, source: ModelSource, fixed: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """Run a feed through a build of one fixed shape: items in groups of its batch, other axes padded with zeros.
+
+    Padding is what a client of a static build does; the mask of the feed, padded alike, hides it. Outputs are cut
+    back to the feed's own sizes, axis by axis name.
+    """
+    batch = next(iter(fixed.values()))[0]
+    sizes: dict[str, int] = {}
+    for spec in source.inputs:
+        sizes |= {d: n for d, n in zip(spec.dims, feed[spec.name].shape, strict=True) if isinstance(d, str)}
+    items = next(iter(feed.values())).shape[0]
+    parts: list[dict[str, np.ndarray]] = []
+    for start in range(0, items, batch):
+        padded = {}
+        for spec in source.inputs:
+            chunk = feed[spec.name][start : start + batch]
+            widths = [(0, limit - size) for size, limit in zip(chunk.shape, fixed[spec.name], strict=True)]
+            padded[spec.name] = np.pad(chunk, widths)
+        parts.append(run(padded))
+    return {spec.name: _cut(spec, np.concatenate([p[spec.name] for p in parts]), sizes) for spec in source.outputs}
+
+
+def _cut(spec: TensorSpec, value: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+    return value[tuple(slice(sizes.get(d)) if isinstance(d, str) else slice(None) for d in spec.dims)]

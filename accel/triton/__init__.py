@@ -1,0 +1,1 @@
+"""Triton: what a release carries, typed configs, model repositories and their check."""

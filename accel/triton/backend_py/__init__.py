@@ -1,0 +1,1 @@
+"""The Python-backend model that serves any accel session; ``model.py`` runs inside the server only."""

@@ -1,0 +1,258 @@
+"""Model configs: typed values in, the server's own protobuf out, and its text form.
+
+The text is printed by protobuf and parsed back by protobuf, so a field that Triton does not know cannot be emitted.
+What a backend does with the values is the matter of ``repository`` and of the builders; what it honours and ignores
+stands in the tables at the end of this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from accel.artifacts import TensorSpec
+from accel.errors import InputError, UsageError
+
+DATATYPES: Mapping[str, str] = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "uint16": "TYPE_UINT16",
+    "uint32": "TYPE_UINT32",
+    "uint64": "TYPE_UINT64",
+    "int8": "TYPE_INT8",
+    "int16": "TYPE_INT16",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+    "bfloat16": "TYPE_BF16",
+    "str": "TYPE_STRING",
+    "object": "TYPE_STRING",
+}
+"""NumPy dtype name → Triton data type. Source: server docs/user_guide/model_configuration.md, "Datatypes"."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """How the server merges waiting requests.
+
+    Attributes:
+        preferred: batch sizes worth waiting for; only for a model that is clearly faster at them, such as a TensorRT
+            plan with one profile for each. Empty: whatever waits is merged.
+        delay_us: how long a request may wait for others, in microseconds.
+
+    Source: server docs/user_guide/batcher.md, "Recommended Configuration Process".
+    """
+
+    preferred: tuple[int, ...] = ()
+    delay_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    """One warm-up call.
+
+    Attributes:
+        batch_size: requests of batch 1 that go into one execute call; 1 for a model without ``max_batch_size``.
+        inputs: concrete dims, without the batch axis where ``max_batch_size`` is positive.
+        files: input name → file below ``<model>/warmup/``; an input without one is fed zeros.
+    """
+
+    name: str
+    batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an ensemble: its model, and model tensor name → ensemble tensor name for both directions."""
+
+    model: str
+    input_map: Mapping[str, str]
+    output_map: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonConfig:
+    """One ``config.pbtxt``.
+
+    Attributes:
+        inputs / outputs: dims without the batch axis where ``max_batch_size`` is positive; a string means -1.
+        filename: ``default_model_filename``; None for an ensemble.
+        versions: the versions served, each by its number.
+        kind / instances: the instance group; unused by an ensemble.
+        accelerators: (``cpu`` or ``gpu``, name, parameters), in the order the backend tries them.
+        steps: makes it an ensemble; then backend, instances, batching and warmup stay out, as the server demands.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    versions: tuple[int, ...]
+    backend: str | None = None
+    platform: str | None = None
+    filename: str | None = None
+    kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_CPU"
+    instances: int = 1
+    batching: DynamicBatching | None = None
+    warmup: tuple[WarmupSample, ...] = ()
+    accelerators: tuple[tuple[str, str, Mapping[str, str]], ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+
+
+def check_model_name(name: str) -> str:
+    """Return the name if it is safe as a folder and on the wire.
+
+    Raises:
+        UsageError: it is empty, begins with a dot, or holds a slash, ``..`` or anything but letters, digits, ``_.-``.
+    """
+    if len(name) > 128 or ".." in name or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise UsageError(
+            f"model name {name!r} cannot name a folder of a Triton repository: expected 1 to 128 letters, digits, "
+            "'_', '-' or '.', not starting with '.' or '-' and without '..'",
+            fix="choose another with --model-name",
+        )
+    return name
+
+
+def datatype(dtype: str) -> str:
+    """Return Triton's name of a NumPy dtype.
+
+    Raises:
+        InputError: Triton has no such type.
+    """
+    if dtype not in DATATYPES:
+        raise InputError(f"Triton has no data type for {dtype!r}: expected one of {sorted(DATATYPES)}")
+    return DATATYPES[dtype]
+
+
+def dims(spec: TensorSpec) -> tuple[int, ...]:
+    """Return the dims as a config states them: -1 for a named axis."""
+    return tuple(d if isinstance(d, int) else -1 for d in spec.dims)
+
+
+def to_protobuf(config: TritonConfig) -> Any:
+    """Build the ``tritonclient.grpc.model_config_pb2.ModelConfig`` of a config.
+
+    Raises:
+        UsageError: an unsafe name.
+        InputError: a dtype Triton does not have, an ensemble with fields that belong to its steps, or an instance
+            group the backend refuses.
+    """
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    _check(config)
+    model = pb.ModelConfig(name=check_model_name(config.name), max_batch_size=config.max_batch_size)
+    if config.backend:
+        model.backend = config.backend
+    if config.platform:
+        model.platform = config.platform
+    if config.filename:
+        model.default_model_filename = config.filename
+    for spec in config.inputs:
+        model.input.add(name=spec.name, data_type=pb.DataType.Value(datatype(spec.dtype)), dims=dims(spec))
+    for spec in config.outputs:
+        model.output.add(name=spec.name, data_type=pb.DataType.Value(datatype(spec.dtype)), dims=dims(spec))
+    model.version_policy.specific.versions.extend(config.versions)
+    if config.steps:
+        for step in config.steps:
+            model.ensemble_scheduling.step.add(
+                model_name=step.model, model_version=-1, input_map=step.input_map, output_map=step.output_map
+            )
+        return model
+    model.instance_group.add(count=config.instances, kind=pb.ModelInstanceGroup.Kind.Value(config.kind))
+    if config.batching is not None:
+        model.dynamic_batching.SetInParent()
+        model.dynamic_batching.preferred_batch_size.extend(config.batching.preferred)
+        if config.batching.delay_us:
+            model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
+    for sample in config.warmup:
+        entry = model.model_warmup.add(name=sample.name, batch_size=sample.batch_size, count=1)
+        for spec in sample.inputs:
+            data = entry.inputs[spec.name]
+            data.data_type = pb.DataType.Value(datatype(spec.dtype))
+            data.dims.extend(dims(spec))
+            if spec.name in sample.files:
+                data.input_data_file = sample.files[spec.name]
+            else:
+                data.zero_data = True
+    for place, name, parameters in config.accelerators:
+        group = model.optimization.execution_accelerators
+        target = group.gpu_execution_accelerator if place == "gpu" else group.cpu_execution_accelerator
+        target.add(name=name, parameters=parameters)
+    for key, value in config.parameters.items():
+        model.parameters[key].string_value = value
+    return model
+
+
+def _check(config: TritonConfig) -> None:
+    """Refuse what the server would refuse at load.
+
+    Source: triton-inference-server/core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig;
+    openvino_backend, src/openvino.cc, ModelInstanceState.
+    """
+    if config.steps and (config.backend or config.batching or config.warmup or config.accelerators):
+        raise InputError(
+            f"ensemble {config.name!r} has a backend, batching, warmup or accelerators: they belong to its steps"
+        )
+    if config.steps and config.platform != "ensemble":
+        raise InputError(f"ensemble {config.name!r} has platform {config.platform!r}, expected 'ensemble'")
+    if config.batching is not None and config.max_batch_size < 1:
+        raise InputError(f"{config.name!r} has dynamic batching with max_batch_size {config.max_batch_size}")
+    if config.backend == "openvino" and config.kind != "KIND_CPU":
+        raise InputError(f"{config.name!r}: the openvino backend loads only instances of KIND_CPU, found {config.kind}")
+    for sample in config.warmup:
+        if any(isinstance(d, str) or d < 1 for spec in sample.inputs for d in spec.dims):
+            raise InputError(f"warmup {sample.name!r} of {config.name!r} has a dimension that is not concrete")
+
+
+def render(config: TritonConfig) -> str:
+    """Return the text of ``config.pbtxt``; equal configs give equal text."""
+    from google.protobuf import text_format
+
+    return text_format.MessageToString(to_protobuf(config))
+
+
+def parse(text: str) -> Any:
+    """Read a ``config.pbtxt`` with the real protobuf.
+
+    Raises:
+        InputError: it is not a ModelConfig in text form; the message has protobuf's line and column.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    try:
+        return text_format.Parse(text, pb.ModelConfig())
+    except text_format.ParseError as error:
+        raise InputError(f"config.pbtxt does not parse: {error}", fix="emit the repository again") from error
+
+
+OPENVINO_PARAMETERS: Mapping[str, str] = {
+    "INFERENCE_NUM_THREADS": "a number",
+    "COMPILATION_NUM_THREADS": "a number",
+    "NUM_STREAMS": "AUTO, NUMA or a number",
+    "PERFORMANCE_HINT": "LATENCY, THROUGHPUT or CUMULATIVE_THROUGHPUT",
+    "HINT_BF16": "YES: sets INFERENCE_PRECISION_HINT to bf16; any other value fails the load",
+    "TARGET_DEVICE": "OpenVINO's device string, in upper case; CPU where absent",
+    "CPU_EXTENSION_PATH": "shared library with kernels",
+    "SKIP_OV_DYNAMIC_BATCHSIZE": "YES",
+    "ENABLE_BATCH_PADDING": "YES",
+    "RESHAPE_IO_LAYERS": "YES",
+}
+"""Keys the openvino backend reads; any other is ignored without a word.
+
+So bf16 can be forced, and f32 cannot: neither INFERENCE_PRECISION_HINT nor EXECUTION_MODE_HINT is read, and
+``runtime_options`` stored in an IR do not change the CPU plugin's precision either (tried with OpenVINO 2026.4). On a
+CPU with bf16 an ``openvino-fp32`` artifact served by this backend would run in bf16; the Python backend serves it.
+The backend does convert between the config's and the model's element types.
+
+Source: triton-inference-server/openvino_backend, src/openvino.cc: ParseParameters, ParseParameterHelper,
+ValidateInputs, ValidateOutputs (read at commit db19304).
+"""

@@ -1,0 +1,85 @@
+"""The client contract: what clients see of a model, whatever runtime answers them.
+
+It is the source's names, dtypes and dims, with the fixed sizes of a static build. The artifact, as it was read back
+after the build, must keep it; a contradiction is an error here, not at the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accel.artifacts import Artifact, ModelSource, TensorSpec, TritonModel
+from accel.errors import InputError
+from accel.triton.config import datatype
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What clients see. ``batch`` is the largest leading size where the server may merge requests, else 0."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batch: int
+
+    def without_batch(self, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Return specs as a config states them: without the leading axis where ``batch`` is positive."""
+        if not self.batch:
+            return specs
+        return tuple(TensorSpec(s.name, s.dtype, s.dims[1:], s.range) for s in specs)
+
+
+def agree(artifact: Artifact, source: ModelSource, *, served: TritonModel) -> Contract:
+    """Return the client contract after checking the artifact's own tensors against it.
+
+    Raises:
+        InputError: a tensor is missing, or its rank, a fixed size or (where the backend does not convert) its dtype
+            differs from what clients were promised.
+    """
+    profile = artifact.variant.profile
+    sizes: dict[str, int] = {}
+    if artifact.variant.static is not None:
+        for spec in source.inputs:
+            for dim, size in zip(spec.dims, profile[spec.name].opt, strict=True):
+                if isinstance(dim, str):
+                    sizes[dim] = size
+    built = {s.name: s for s in (*artifact.built.inputs, *artifact.built.outputs)}
+    # The openvino backend sets the config's element types on the model; the Python backend casts where values fit.
+    converts = served.backend in ("openvino", "python")
+
+    def promised(spec: TensorSpec, backend_name: str) -> TensorSpec:
+        found = built.get(backend_name) or built.get(spec.name)
+        if found is None:
+            raise InputError(f"{artifact.variant.id} has no tensor {backend_name!r}: it has {sorted(built)}")
+        if len(found.dims) != len(spec.dims):
+            raise InputError(f"{artifact.variant.id}: {spec.name!r} has dims {found.dims}, expected {spec.dims}")
+        if found.dtype != spec.dtype and not converts:
+            raise InputError(
+                f"{artifact.variant.id}: {spec.name!r} is {found.dtype} in the artifact and {spec.dtype} for clients, "
+                f"and the {served.backend} backend does not convert",
+                fix="build it with a Cast at its boundary, or serve it through the Python backend",
+            )
+        dims = tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.dims)
+        if artifact.variant.static is not None:
+            dims = tuple(
+                f if isinstance(d, str) and isinstance(f, int) else d for d, f in zip(dims, found.dims, strict=True)
+            )
+        if any(isinstance(f, int) and f >= 0 and f != d for f, d in zip(found.dims, dims, strict=True)):
+            raise InputError(f"{artifact.variant.id}: {spec.name!r} is fixed to {found.dims}, clients expect {dims}")
+        return TensorSpec(spec.name, spec.dtype, dims, spec.range)
+
+    inputs = tuple(promised(s, served.input_names.get(s.name, s.name)) for s in source.inputs)
+    outputs = tuple(promised(s, served.output_names.get(s.name, s.name)) for s in source.outputs)
+    for spec in (*inputs, *outputs):
+        datatype(spec.dtype)
+        if not spec.dims:
+            raise InputError(f"{spec.name!r} is a scalar, and Triton has only tensors with dims", fix="give it an axis")
+    leading = {s.dims[0] for s in (*inputs, *outputs)}
+    # A tensor of the batch axis alone would be left with no dims, which the server refuses; unbatched it keeps one.
+    # Source: core, src/model_config_utils.cc, ValidateIOShape.
+    deep = all(len(s.dims) > 1 for s in (*inputs, *outputs))
+    shared = deep and len(leading) == 1 and isinstance(next(iter(leading)), str)
+    # openvino reshapes the model to max_batch_size and refuses or pads smaller batches (openvino_backend#115);
+    # torch_aoti has no batching yet (pytorch_backend README at r26.05, warning below "AOT Inductor Support").
+    batches = served.dynamic_batching and served.backend != "openvino" and served.platform != "torch_aoti"
+    batch = min(profile[s.name].max[0] for s in inputs) if shared and batches else 0
+    return Contract(inputs, outputs, batch)

@@ -1,0 +1,108 @@
+"""The manifest of a repository: what lies there, where it came from and what clients may rely on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from accel.artifacts import SCHEMA, FileRef, TensorSpec, from_json, to_json
+from accel.errors import InputError
+
+FILENAME = "manifest.json"
+REFERENCE = "reference.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What ``manifest.json`` says.
+
+    Attributes:
+        variant: id of the variant (``openvino-int8@cpu``).
+        models: folders of the repository; clients call the first.
+        version: the model version served.
+        release: Triton release it was emitted for.
+        backend: backend that does the work.
+        files: every file but the manifest itself.
+        inputs / outputs: the client contract: names, dtypes and full dims, batch axis included; integer ranges of
+            the inputs.
+        max_batch_size: as in the config of the model that clients call.
+        unverified: differences between the artifact's toolchain and the release.
+        requires: packages the Python backend's interpreter must have; empty for a native backend.
+        precision: precision the build asked for.
+        versions: packages that took part in the build.
+        facts: the builder's own account.
+        parent_sha256: what the artifact was built from.
+        unproved_int64: 64-bit values inside the model that are not proved to fit int32 (OpenVINO would wrap them).
+        reference_points: shape points whose inputs and outputs lie in ``reference.npz``, under the keys
+            ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``.
+    """
+
+    variant: str
+    models: tuple[str, ...]
+    version: int
+    release: str
+    backend: str
+    files: tuple[FileRef, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    unverified: tuple[str, ...]
+    requires: Mapping[str, str]
+    precision: str
+    versions: Mapping[str, str]
+    facts: Mapping[str, Any]
+    parent_sha256: str
+    reference_points: tuple[str, ...]
+    unproved_int64: tuple[str, ...] = ()
+    schema: int = field(default=SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing a check of a repository found.
+
+    Attributes:
+        file: path relative to the repository's root.
+        field: field of the config or manifest; empty where the file itself is meant.
+        why: what was expected and what was found.
+        fix: what mends it.
+    """
+
+    severity: Literal["error", "warning"]
+    file: str
+    field: str
+    why: str
+    fix: str
+
+
+def write(manifest: Manifest, root: Path) -> None:
+    """Write ``manifest.json`` below ``root``."""
+    text = json.dumps(to_json(manifest), indent=2, ensure_ascii=False)
+    (root / FILENAME).write_text(text + "\n", encoding="utf-8")
+
+
+def read(root: Path) -> Manifest:
+    """Read ``manifest.json`` below ``root``.
+
+    Raises:
+        InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.
+    """
+    path = root / FILENAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{root} has no {FILENAME}", fix="give the root of a repository that accel emitted") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}", fix="emit the repository again") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int):
+        raise InputError(f"{path} has schema {schema!r}, expected a number", fix="emit the repository again")
+    if schema > SCHEMA:
+        raise InputError(f"{path} has schema {schema}, this accel reads up to {SCHEMA}", fix="use a newer accel")
+    try:
+        return from_json(Manifest, data)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}", fix="emit the repository again") from error

@@ -1,0 +1,147 @@
+"""Sample inputs as a repository needs them: warm-up data and the stored reference.
+
+Source of the warm-up rules: triton-inference-server/core, src/backend_model_instance.cc, GenerateWarmupData. A sample
+of ``batch_size`` N is N requests of batch 1 in one execute call; dims must be concrete; a data file must hold at least
+one request's bytes; without ``max_batch_size`` the dims are the request's whole shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel.artifacts import Profile, TensorSpec
+from accel.errors import InputError
+from accel.triton.config import WarmupSample
+
+if TYPE_CHECKING:
+    from accel.builders import Feed
+
+POINTS = ("min", "odd", "opt", "max")
+LARGEST_FILE_BYTES = 4 << 20
+"""Floating-point warm-up data beyond this is fed as zeros: integers steer the network (ids), floats do not."""
+LARGEST_POINT_BYTES = 16 << 20
+"""Shape points beyond this stay out of ``reference.npz``; opt is always kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Inputs and reference outputs at one shape."""
+
+    inputs: Feed
+    outputs: Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """Warm-up samples of a config and the files they read."""
+
+    samples: tuple[WarmupSample, ...]
+    files: Mapping[str, bytes]
+
+    def renamed(self, names: Mapping[str, str]) -> tuple[WarmupSample, ...]:
+        """Return the samples under the backend's input names."""
+        return tuple(
+            WarmupSample(
+                s.name,
+                s.batch_size,
+                tuple(TensorSpec(names.get(i.name, i.name), i.dtype, i.dims) for i in s.inputs),
+                {names.get(k, k): v for k, v in s.files.items()},
+            )
+            for s in self.samples
+        )
+
+
+def load_points(
+    samples: Path, reference: Path, *, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> dict[str, Point]:
+    """Read the shape points that fit the contract (a static build fits one), smallest first.
+
+    Raises:
+        InputError: a file is no ``.npz``, or the opt point is missing, does not fit the contract or lacks an output.
+    """
+    import numpy as np
+
+    from accel.builders import fit_inputs
+    from accel.errors import SampleError
+
+    def load(path: Path) -> dict[str, np.ndarray]:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {key: file[key] for key in file.files}
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"{path} cannot be read as .npz: {error}") from error
+
+    feeds, answers = load(samples), load(reference)
+    points: dict[str, Point] = {}
+    for point in POINTS:
+        feed = {s.name: feeds[f"{point}/{s.name}"] for s in inputs if f"{point}/{s.name}" in feeds}
+        answer = {s.name: answers[f"{point}/{s.name}"] for s in outputs if f"{point}/{s.name}" in answers}
+        try:
+            fitted = fit_inputs(feed, inputs)
+        except SampleError as error:
+            if point == "opt":
+                raise InputError(f"{samples}: the opt shape does not fit the model: {error.message}") from error
+            continue
+        if missing := [s.name for s in outputs if s.name not in answer]:
+            if point == "opt":
+                raise InputError(f"{reference} has no opt/{missing[0]}: it has {sorted(answers)}")
+            continue
+        size = sum(a.nbytes for a in (*fitted.values(), *answer.values()))
+        if point == "opt" or size <= LARGEST_POINT_BYTES:
+            points[point] = Point(fitted, answer)
+    return points
+
+
+def write_reference(path: Path, points: Mapping[str, Point]) -> None:
+    """Store the points under ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``."""
+    import numpy as np
+
+    arrays: dict[str, np.ndarray] = {}
+    for name, point in points.items():
+        arrays.update({f"inputs/{name}/{k}": v for k, v in point.inputs.items()})
+        arrays.update({f"outputs/{name}/{k}": v for k, v in point.outputs.items()})
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def warmup(feed: Feed, inputs: tuple[TensorSpec, ...], *, batch: int, profile: Profile) -> Warmup:
+    """Make warm-up samples at the opt shape, at batch 1 and at the largest batch.
+
+    Args:
+        feed: the opt point, fitted to ``inputs``.
+        inputs: the contract, batch axis included.
+        batch: the config's ``max_batch_size``; 0 where the server does not batch.
+        profile: shape ranges of the artifact, for the largest batch where the model has a batch axis of its own.
+    """
+    import numpy as np
+
+    leading = {s.dims[0] if s.dims else 0 for s in inputs}
+    shared = len(leading) == 1 and isinstance(next(iter(leading)), str)
+    if batch:
+        calls = [(1, 1)] + ([(batch, 1)] if batch > 1 else [])
+    elif shared:
+        largest = min(profile[s.name].max[0] for s in inputs)
+        calls = [(1, 1)] + ([(1, largest)] if largest > 1 else [])
+    else:
+        calls = [(1, 0)]
+    samples: list[WarmupSample] = []
+    files: dict[str, bytes] = {}
+    for requests, rows in calls:
+        label = f"opt_batch{max(requests, rows)}" if rows else "opt"
+        specs: list[TensorSpec] = []
+        named: dict[str, str] = {}
+        for index, spec in enumerate(inputs):
+            value = feed[spec.name]
+            if rows:
+                value = np.repeat(value[:1], rows, axis=0)
+            # Requests of one sample share its data, so batch 1 and N requests of batch 1 read the same file.
+            file = f"opt_rows{rows}_{index}.bin" if rows else f"opt_{index}.bin"
+            if value.dtype.kind in "iub" or value.nbytes <= LARGEST_FILE_BYTES:
+                named[spec.name] = file
+                files[file] = value.tobytes()
+            specs.append(TensorSpec(spec.name, spec.dtype, value.shape[1:] if batch else value.shape))
+        samples.append(WarmupSample(label, requests, tuple(specs), named))
+    return Warmup(tuple(samples), files)

@@ -1,0 +1,164 @@
+"""The offline check of a repository: is it whole, unchanged, and in agreement with itself?"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from accel.artifacts import TensorSpec, sha256_file
+from accel.errors import InputError
+from accel.triton.config import datatype, dims, parse
+from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read
+
+AGAIN = "emit the repository again"
+
+
+def verify(root: Path) -> tuple[Finding, ...]:
+    """Check hashes, missing and extra files, the manifest, the configs and the stored reference.
+
+    Returns:
+        What was found, errors first; empty when all is well. A missing or broken manifest is a finding, too.
+    """
+    try:
+        manifest = read(root)
+    except InputError as error:
+        return (Finding("error", FILENAME, "", error.message, error.fix or AGAIN),)
+    found = [
+        *_files(root, manifest),
+        *(f for model in manifest.models for f in _config(root, manifest, model)),
+        *_reference(root, manifest),
+    ]
+    found += [
+        Finding("warning", FILENAME, "unverified", text, "build with the release's versions, or test on it")
+        for text in manifest.unverified
+    ]
+    return tuple(sorted(found, key=lambda f: (f.severity, f.file, f.field)))
+
+
+def _files(root: Path, manifest: Manifest) -> Iterator[Finding]:
+    listed = set()
+    for file in manifest.files:
+        listed.add(file.path)
+        relative = PurePosixPath(file.path)
+        if relative.is_absolute() or ".." in relative.parts:
+            yield Finding("error", file.path, "files", "the path leaves the repository", AGAIN)
+            continue
+        path = root / relative
+        try:
+            status = path.lstat()
+        except OSError:
+            yield Finding("error", file.path, "", "the file is missing", AGAIN)
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            # Links are found by the walk below; hashing through one would vouch for something outside.
+            if not stat.S_ISLNK(status.st_mode):
+                yield Finding("error", file.path, "", "expected a plain file", AGAIN)
+            continue
+        if status.st_size != file.bytes:
+            yield Finding("error", file.path, "bytes", f"has {status.st_size}, expected {file.bytes}", AGAIN)
+        elif (found := sha256_file(path)) != file.sha256:
+            yield Finding("error", file.path, "sha256", f"is {found}, expected {file.sha256}", AGAIN)
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            yield Finding("error", name, "", f"a link to {path.readlink()}: a repository holds plain files", AGAIN)
+        elif path.is_file() and name not in listed and name != FILENAME and path.parent.name != "__pycache__":
+            yield Finding("error", name, "", "the manifest does not list this file", "remove it")
+
+
+def _config(root: Path, manifest: Manifest, model: str) -> Iterator[Finding]:
+    file = f"{model}/config.pbtxt"
+    if PurePosixPath(model).name != model or model in (".", ".."):
+        yield Finding("error", FILENAME, "models", f"{model!r} is no folder name", AGAIN)
+        return
+    try:
+        config = parse((root / file).read_text(encoding="utf-8"))
+    except InputError as error:
+        yield Finding("error", file, "", error.message, AGAIN)
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        yield Finding("error", file, "", f"cannot be read: {error}", AGAIN)
+        return
+
+    def differs(field: str, found: Any, expected: Any) -> Iterator[Finding]:
+        if found != expected:
+            yield Finding("error", file, field, f"is {found!r}, expected {expected!r}", AGAIN)
+
+    yield from differs("name", config.name, model)
+    yield from differs("max_batch_size", config.max_batch_size, manifest.max_batch_size)
+    yield from differs("version_policy", list(config.version_policy.specific.versions), [manifest.version])
+    if config.default_model_filename:
+        entry = f"{model}/{manifest.version}/{config.default_model_filename}"
+        if ".." in PurePosixPath(entry).parts or not (root / entry).exists():
+            yield Finding("error", file, "default_model_filename", f"{entry} is not in the repository", AGAIN)
+    for step in config.ensemble_scheduling.step:
+        if step.model_name not in manifest.models:
+            yield Finding("error", file, "ensemble_scheduling", f"step {step.model_name!r} is not here", AGAIN)
+    yield from _warmup(root, manifest, model, config)
+    if model == manifest.models[0]:
+        for field, specs, tensors in (
+            ("input", manifest.inputs, config.input),
+            ("output", manifest.outputs, config.output),
+        ):
+            yield from differs(field, _tensors(tensors), [_tensor(s, manifest.max_batch_size) for s in specs])
+
+
+def _tensor(spec: TensorSpec, batch: int) -> tuple[str, str, list[int]]:
+    return spec.name, datatype(spec.dtype), list(dims(spec))[1 if batch else 0 :]
+
+
+def _tensors(tensors: Any) -> list[tuple[str, str, list[int]]]:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    return [(t.name, pb.DataType.Name(t.data_type), list(t.dims)) for t in tensors]
+
+
+def _warmup(root: Path, manifest: Manifest, model: str, config: Any) -> Iterator[Finding]:
+    """Find warm-up data that would fail the load: missing, or of another size than its dims say."""
+    import numpy as np
+    from tritonclient.grpc import model_config_pb2 as pb
+    from tritonclient.utils import triton_to_np_dtype
+
+    for sample in config.model_warmup:
+        for name, data in sample.inputs.items():
+            if not data.input_data_file:
+                continue
+            file = f"{model}/warmup/{data.input_data_file}"
+            kind = triton_to_np_dtype(pb.DataType.Name(data.data_type).removeprefix("TYPE_"))
+            size = int(np.prod(data.dims, dtype=np.int64)) * np.dtype(kind).itemsize
+            path = root / file
+            if PurePosixPath(data.input_data_file).name != data.input_data_file:
+                yield Finding(
+                    "error", f"{model}/config.pbtxt", f"model_warmup.{name}", f"{file} is no file name", AGAIN
+                )
+            elif not path.is_file() or path.stat().st_size != size:
+                found = path.stat().st_size if path.is_file() else "no file"
+                yield Finding("error", file, f"model_warmup.{name}", f"{found}, expected {size} bytes", AGAIN)
+
+
+def _reference(root: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Check that the stored reference has every point's inputs and outputs, in the contract's dtypes and ranks."""
+    import zipfile
+
+    import numpy as np
+
+    path = root / REFERENCE
+    if path.is_symlink() or not path.is_file():
+        return
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for point in manifest.reference_points:
+                for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+                    for spec in specs:
+                        key = f"{kind}/{point}/{spec.name}"
+                        if key not in file.files:
+                            yield Finding("error", REFERENCE, key, "is missing", AGAIN)
+                        elif file[key].ndim != len(spec.dims) or (kind == "inputs" and file[key].dtype != spec.dtype):
+                            found = f"{file[key].dtype} {file[key].shape}"
+                            yield Finding(
+                                "error", REFERENCE, key, f"is {found}, expected {spec.dtype} {spec.dims}", AGAIN
+                            )
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        yield Finding("error", REFERENCE, "", f"cannot be read: {error}", AGAIN)

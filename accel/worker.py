@@ -1,0 +1,287 @@
+"""One build or one measurement in a process of its own.
+
+The parent holds a ``Worker`` and calls tasks of ``accel.tasks`` by name; parameters and results are JSON, arrays
+travel as ``.npz`` files. The child's stdout and stderr go to a log; a crash, an abort signal, a hang past the time
+limit or a kill becomes ``WorkerDied`` with the end of that log, never the end of the run.
+
+The child finds accel by the path of this package alone, so any interpreter that has NumPy and one runtime will do:
+nothing else of the parent's environment leaks in. It ends itself when the parent disappears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from accel import errors
+from accel.errors import AccelError, StageError, WorkerDied
+
+PACKAGE = Path(__file__).resolve().parent
+LOG_TAIL_LINES = 12
+LOOK_S = 1.0
+"""How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
+
+_running: set[Worker] = set()
+_spans: list[tuple[float, float]] = []
+_stopped = threading.Event()
+
+
+def start() -> None:
+    """Allow processes to be started (again)."""
+    _stopped.clear()
+    _spans.clear()
+
+
+def busy_s() -> float:
+    """Return for how long, since ``start``, at least one task was running in some process (seconds)."""
+    total, reached = 0.0, 0.0
+    for begin, end in sorted(_spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def stop_all() -> None:
+    """End every running process, and let none start until ``start``: the way out of an interrupted run."""
+    _stopped.set()
+    for worker in list(_running):
+        worker.close()
+
+
+_BOOT = """
+import importlib.util, sys
+def give(name, folder):
+    spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+for name, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+    give(name, folder)
+from accel.worker import child
+child()
+"""
+
+
+class Worker:
+    """A child process that runs tasks one after another.
+
+    Args:
+        python: interpreter to use; this one when None.
+        log: file that takes everything the child prints; appended to.
+        threads: CPU threads that the runtimes in the child may use.
+        cwd: working directory of the child.
+
+    Use it as a context manager; leaving it ends the child.
+    """
+
+    def __init__(self, log: Path, *, threads: int, python: Path | None = None, env: Mapping[str, str] | None = None):
+        if _stopped.is_set():
+            raise WorkerDied("stopped by the user")
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [str(python or sys.executable), "-P", "-c", _BOOT, *packages],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                env=_environment(threads) | dict(env or {}),
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
+            )
+        _running.add(self)
+        if _stopped.is_set():  # between the check above and here
+            self.close()
+            raise WorkerDied("stopped by the user")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, task: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
+        """Run one task and return its JSON result.
+
+        Raises:
+            AccelError: the class the task raised, with its message and remedy.
+            WorkerDied: the process crashed, was killed, or ran past ``timeout_s``.
+        """
+        line = json.dumps({"task": task, "params": params}).encode() + b"\n"
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
+            raise self._died(task) from None
+        try:
+            answer = self._answer(task, timeout_s)
+        except ValueError:  # ``stop_all`` closed the pipe, or what came was no JSON
+            raise self._died(task) from None
+        _spans.append(tuple(answer["span"]))
+        if "result" in answer:
+            return answer["result"]
+        kind = getattr(errors, answer["error"], StageError)
+        error = kind(answer["message"], fix=answer["fix"])
+        if isinstance(error, StageError):
+            error.log = str(self.log)
+        raise error
+
+    def close(self) -> None:
+        """End the child and all it started."""
+        _running.discard(self)
+        if self._process.returncode is None:  # not reaped yet, so the id of its group is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _answer(self, task: str, timeout_s: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        received = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not received.endswith(b"\n"):
+                left = deadline - time.monotonic()
+                if selector.select(max(0.0, min(left, LOOK_S))):
+                    chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+                    if not chunk:
+                        raise self._died(task)
+                    received += chunk
+                elif self._ended(0.0):
+                    raise self._died(task)
+                elif left <= 0:
+                    self.close()
+                    raise WorkerDied(
+                        f"{task} ran past its limit of {timeout_s:.0f} s and was stopped{self._tail()}",
+                        fix="raise it with --timeout SECONDS",
+                        log=str(self.log),
+                    )
+        return json.loads(received)
+
+    def _ended(self, within_s: float) -> bool:
+        """Wait for the child's end without reaping it, so that its group can still be ended."""
+        limit = time.monotonic() + within_s
+        while self._process.returncode is None:
+            try:
+                if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                    return True
+            except ChildProcessError:  # ``stop_all`` reaped it in another thread
+                return True
+            if time.monotonic() >= limit:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _died(self, task: str) -> WorkerDied:
+        self._ended(LOOK_S)  # its own exit code, before what it left running is ended
+        self.close()
+        code = self._process.returncode
+        if code < 0:
+            cause = f"was ended by signal {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                cause += " (as the kernel does when memory runs out)"
+        else:
+            cause = f"ended with exit code {code}"
+        return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
+
+
+def run_task(
+    task: str,
+    params: Mapping[str, Any],
+    *,
+    log: Path,
+    threads: int,
+    timeout_s: float,
+    python: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Any:
+    """Run one task in a fresh process and return its JSON result; errors as ``Worker.call``."""
+    with Worker(log, threads=threads, python=python, env=env) as worker:
+        return worker.call(task, params, timeout_s=timeout_s)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    return kept | {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The child's side
+
+
+def child() -> None:
+    """Serve tasks from stdin until it closes."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints belongs to the log, not between the answers
+    incoming = os.fdopen(os.dup(0), "rb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # nor may a prompt or a compiler eat a request
+    _offer_to_oom_killer()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(incoming, requests), daemon=True).start()
+    from accel import tasks
+
+    while True:
+        request = json.loads(requests.get())
+        begin = time.monotonic()
+        try:
+            answer: dict[str, Any] = {"result": tasks.TASKS[request["task"]](**request["params"])}
+        except AccelError as error:
+            traceback.print_exc()
+            answer = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
+        except MemoryError:
+            traceback.print_exc()
+            answer = {"error": "StageError", "message": "memory ran out", "fix": "free memory or use smaller shapes"}
+        except Exception as error:  # noqa: BLE001  a library's failure is this variant's, not the run's
+            traceback.print_exc()
+            answer = {"error": "StageError", "message": _first_lines(error), "fix": None}
+        answer["span"] = (begin, time.monotonic())  # the same clock in every process of this machine
+        sys.stderr.flush()
+        answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
+        answers.flush()
+
+
+def _first_lines(error: Exception) -> str:
+    text = "\n".join(line for line in str(error).splitlines() if line.strip())
+    return f"{type(error).__name__}: {text[:600]}"
+
+
+def _read(incoming: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
+    for line in incoming:
+        requests.put(line)
+    os._exit(1)  # the parent is gone: nobody waits for what runs in the main thread
+
+
+def _offer_to_oom_killer() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900")  # rather this variant than the run

@@ -1,0 +1,189 @@
+"""Print the figures that the main job is held to, from real runs; keep them as JSON.
+
+    .venv/bin/python benchmarks/main_job.py [--runs runs] [--out docs/benchmarks/main_job.json]
+
+Cold runs of minilm and bert (removed first), the same again, a factory, `--help`, the parent's memory, the chosen one
+against the same file driven by hand through OpenVINO's own Python API, in turn, in one minute. Takes about 20 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel import hardware
+from accel.artifacts import Artifact, from_json
+from accel.bench.stability import ratio_interval
+from accel.worker import Worker
+
+FACTORY = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(20)))
+    def forward(self, x):
+        return self.layers(x)
+def build():
+    torch.manual_seed(0)
+    return Net(), [{"x": torch.randn(1, 1024).numpy()} for _ in range(400)]
+"""
+ROUNDS, CALLS = 15, 20
+
+BY_HAND = """
+import json, sys, time
+import numpy as np, openvino as ov
+model, feeds, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+compiled = ov.Core().compile_model(model, "CPU", {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads})
+request = compiled.create_infer_request()
+with np.load(feeds) as f:
+    inputs = {k.split("/")[1]: f[k] for k in f.files if k.startswith("b1/")}
+print("ready", flush=True)
+for line in sys.stdin:
+    times = []
+    for _ in range(int(line)):
+        start = time.perf_counter_ns()
+        request.infer(inputs)
+        times.append(time.perf_counter_ns() - start)
+    print(json.dumps(times), flush=True)
+"""
+
+
+def run(words: list[str]) -> dict[str, float]:
+    """Run an accel command; returns wall seconds and the parent's own peak memory (VmHWM, sampled) in MiB."""
+    start = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "accel", *words], stdout=subprocess.DEVNULL)
+    peak = 0.0
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status")
+        try:
+            found = re.search(r"VmHWM:\s+(\d+)", status.read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            found = None
+        peak = max(peak, int(found[1]) / 1024 if found else 0.0)
+        time.sleep(0.02)
+    if process.returncode != 0:
+        raise SystemExit(f"accel {' '.join(words)} ended with {process.returncode}")
+    return {"wall_s": time.monotonic() - start, "parent_peak_mib": peak}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Reduce a run.json to what the bars are about."""
+    document = json.loads((folder / "run.json").read_text())
+    states = [v["status"] for v in document["variants"] if v["device"] == "cpu"]
+    decisions = {d["objective"]: d for d in document["decisions"] if d["device"] == "cpu"}
+    return {
+        "accuracy": document["model"]["accuracy"],
+        "built_proved_measured": sum(bool(v["measurements"]) for v in document["variants"]),
+        "ok": states.count("ok"),
+        "gate_failed": states.count("gate_failed"),
+        "failed": states.count("failed"),
+        "decisions": {
+            name: {k: d[k] for k in ("chosen", "speedup", "speedup_ci", "reason", "ties")}
+            for name, d in decisions.items()
+        },
+        "timings_s": document["timings_s"],
+    }
+
+
+def against_by_hand(folder: Path) -> dict[str, Any]:
+    """Time the chosen OpenVINO variant through accel's session and by hand, in turn; the ratio is accel / by hand."""
+    document = json.loads((folder / "run.json").read_text())
+    chosen = next(d["chosen"] for d in document["decisions"] if d["objective"] == "latency" and d["device"] == "cpu")
+    if not chosen.startswith("openvino"):
+        raise SystemExit(f"the chosen variant is {chosen}: compared by hand is OpenVINO only")
+    built = next((folder / ".store").glob(f"build-{chosen}-*"))
+    artifact = json.loads((built / "value.json").read_text())["value"]
+    entry = from_json(Artifact, artifact).built.entry
+    feeds = max((folder / ".store").glob("measure-*/feeds.npz"), key=lambda p: p.stat().st_mtime)
+    threads = hardware.cpu_threads()
+    words = [sys.executable, "-c", BY_HAND, str(built / "files" / entry), str(feeds), str(threads)]
+    with tempfile.TemporaryDirectory() as scratch, Worker(Path(scratch) / "log", threads=threads) as worker:
+        point = "b1"
+        params = {"artifact": artifact, "folder": str(built / "files"), "threads": threads, "mode": "latency"}
+        worker.call("bench_open", {**params, "feeds": str(feeds), "points": [point]}, timeout_s=300)
+        hand = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert hand.stdin is not None
+        assert hand.stdout is not None
+        hand.stdout.readline()
+        ours, theirs = [], []
+        for number in range(ROUNDS + 1):
+            times = worker.call("bench_latency", {"point": point, "seconds": 0, "least": CALLS}, timeout_s=300)[
+                "times_ns"
+            ]
+            hand.stdin.write(f"{CALLS}\n")
+            hand.stdin.flush()
+            other = json.loads(hand.stdout.readline())
+            if number:  # the first round warms both
+                ours.append(float(np.median(times)) / 1e6)
+                theirs.append(float(np.median(other)) / 1e6)
+        hand.kill()
+    ratio, low, high = ratio_interval(ours, theirs)
+    return {"variant": chosen, "ratio": ratio, "ratio_ci": [low, high], "accel_ms": ours, "by_hand_ms": theirs}
+
+
+def model(name: str, runs: Path) -> dict[str, Any]:
+    """Convert a zoo model from nothing, then once more, and print what was found."""
+    folder = runs / name
+    shutil.rmtree(folder, ignore_errors=True)
+    words = ["convert", name, "--targets", "cpu,trt-fp16", "-o", str(folder), "--quiet"]
+    found = {"cold": run(words), **summary(folder), "warm": run(words)}
+    print(json.dumps({name: found}, indent=1), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/main_job.json"))
+    asked = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    found: dict[str, Any] = {"hardware": hardware.detect().id, "date": time.strftime("%Y-%m-%d")}
+    found["bert"] = model("bert", asked.runs)
+    found["by_hand"] = against_by_hand(asked.runs / "bert")
+    print(json.dumps({"by_hand": found["by_hand"]}, indent=1), flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "net.py").write_text(FACTORY)
+        words = ["convert", f"{scratch}/net.py:build", "--targets", "torch,ort", "-o", f"{scratch}/run", "--quiet"]
+        found["factory"] = {"cold": run(words), "warm": run(words)}
+    helps = [run(["--help"])["wall_s"] for _ in range(7)]
+    found["help_s"] = {"median": statistics.median(helps), "all": helps}
+    found["minilm"] = model("minilm", asked.runs)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(found, indent=1) + "\n")
+    bert, minilm = found["bert"], found["minilm"]
+    latency = bert["decisions"]["latency"]
+    rows = [
+        ("bert variants built, proved, measured", bert["built_proved_measured"], ">= 9"),
+        ("bert variants failed", bert["failed"], "0"),
+        ("bert: chosen", latency["chosen"], ""),
+        ("bert: speed-up over torch", f"{latency['speedup']:.2f} {latency['speedup_ci']}", ">= 5"),
+        ("minilm: chosen", minilm["decisions"]["latency"]["chosen"], ""),
+        ("minilm: speed-up over torch", f"{minilm['decisions']['latency']['speedup']:.2f}", ""),
+        ("accel / by hand", f"{found['by_hand']['ratio']:.3f} {found['by_hand']['ratio_ci']}", "<= 1.05"),
+        ("outside the libraries' work, bert cold", f"{bert['timings_s']['outside_tasks']:.1f} s", "<= 60 s"),
+        ("bert cold", f"{bert['cold']['wall_s']:.0f} s", ""),
+        ("minilm cold", f"{minilm['cold']['wall_s']:.0f} s", ""),
+        ("bert warm", f"{bert['warm']['wall_s']:.1f} s", "<= 5 s"),
+        ("factory warm", f"{found['factory']['warm']['wall_s']:.1f} s", "<= 15 s"),
+        ("accel --help", f"{found['help_s']['median']:.2f} s", "<= 0.4 s"),
+        ("parent's peak memory", f"{bert['cold']['parent_peak_mib']:.0f} MiB", "<= 300 MiB"),
+    ]
+    for what, value, bar in rows:
+        print(f"{what:<42} {value!s:<44} {bar}")
+
+
+if __name__ == "__main__":
+    main()

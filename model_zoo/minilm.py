@@ -1,0 +1,87 @@
+"""MiniLM-L6: a sentence encoder whose real weights the package index carries, so its figures prove something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accel.artifacts import TensorSpec
+from model_zoo import Entry, Item, _text
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load(folder: Path | None) -> torch.nn.Module:
+    """Build the encoder from ``folder``, or with weights drawn with seed 0."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    if folder is None:
+        config = BertConfig(
+            hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522
+        )
+        return BertModel(config).eval()
+    from accel.exporters.from_huggingface import open_model
+
+    return open_model(folder, "BertModel", random=False)[0]
+
+
+def embeddings(outputs: Sequence[Item], feeds: Sequence[Item]) -> np.ndarray:
+    """Return unit sentence vectors: token vectors averaged over unmasked positions; float64 (sentences, 384)."""
+    rows = []
+    for output, feed in zip(outputs, feeds, strict=True):
+        mask = feed["attention_mask"][:, :, None] != 0
+        mean = output["last_hidden_state"].astype(np.float64).mean(axis=1, where=mask)
+        norm = np.linalg.norm(mean, axis=1, keepdims=True)
+        rows.append(np.divide(mean, norm, out=np.zeros_like(mean), where=norm != 0))
+    return np.concatenate(rows)
+
+
+def rank_correlation(reference: Sequence[Item], outputs: Sequence[Item], feeds: Sequence[Item]) -> float:
+    """Compare the order of all sentence similarities with the reference's; -1 where values are not finite.
+
+    Formula: Spearman's rank correlation of the upper triangles of the two cosine-similarity matrices.
+    Source: the usual measure of sentence encoders, https://aclanthology.org/C16-1009/.
+    """
+    from scipy.stats import rankdata
+
+    ranks = []
+    for side in (reference, outputs):
+        vectors = embeddings(side, feeds)
+        if not np.isfinite(vectors).all():
+            return -1.0
+        # Rounding makes the similarities of a constant predictor ties instead of noise.
+        pairs = np.round((vectors @ vectors.T)[np.triu_indices(len(vectors), k=1)], 9)
+        ranks.append(rankdata(pairs))
+    a, b = (r - r.mean() for r in ranks)
+    power = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / power if power else 0.0
+
+
+ENTRY = Entry(
+    name="minilm",
+    title="all-MiniLM-L6-v2 sentence encoder, real weights",
+    licence="Apache-2.0",
+    parameters=22_713_216,
+    find=_text.minilm_folder,
+    load=load,
+    inputs=_text.INPUTS,
+    outputs=(
+        TensorSpec("last_hidden_state", "float32", ("batch", "seq", 384)),
+        TensorSpec("pooler_output", "float32", ("batch", 384)),
+    ),
+    profile=_text.PROFILE,
+    samples=_text.tokenised,
+    origin="zoo sentences, tokenised (uncased WordPiece)",
+    tokenizer=_text.minilm_folder,
+    mask="attention_mask",
+    family="transformer",
+    gate=("rank_correlation", 0.98),
+    metric=rank_correlation,
+    extra_files=_text.FILES,
+)

@@ -1,0 +1,81 @@
+"""A session of real processes: what is measured, and that one contestant's failure is its own."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel import worker
+from accel.artifacts import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
+from accel.bench import rounds
+from accel.bench.rounds import Contestant, Plan, Point, measure
+
+SPEC = TensorSpec("x", "int64", ("batch", 4))
+LATENCY = Plan("latency", rounds=3, round_s=0.01, warm_s=0.01)
+
+
+@pytest.fixture
+def contest(tmp_path):
+    """Measure null variants (id → latency in ms, or the name of an odd file) on one input of shape (1, 4)."""
+    worker.start()
+    np.savez(tmp_path / "feeds.npz", **{"b1/x": np.zeros((1, 4), np.int64), "bad/x": np.zeros((1, 3), np.int64)})
+
+    def run(plan=LATENCY, points=("b1",), **files):
+        contestants = []
+        for id, content in files.items():
+            folder = tmp_path / id
+            folder.mkdir()
+            (folder / "null.json").write_text(content)
+            built = Built("null.json", (SPEC,), (TensorSpec("y", "float32", ("batch",)),), "none", {}, {})
+            artifact = Artifact(Variant(Target("null", "cpu"), {}), file_refs(folder), "0", built, 0.0)
+            wanted = tuple(Point(p, 1, {"x": (1, 4)}) for p in ("bad",) * (id == "odd") or points)
+            contestants.append(
+                Contestant(
+                    id=id,
+                    artifact=artifact,
+                    folder=folder,
+                    python=Path(sys.executable),
+                    log=tmp_path / f"{id}.log",
+                    points=wanted,
+                )
+            )
+        return measure(
+            contestants,
+            plan,
+            feeds=tmp_path / "feeds.npz",
+            raw_dir=tmp_path / "raw",
+            raw_prefix="raw",
+            threads=1,
+            timeout_s=60,
+            progress=lambda *_: None,
+        )
+
+    return run
+
+
+def test_a_failing_contestant_leaves_whatever_class_its_error_has(contest):
+    """The feed of ``odd`` has another shape: that is bad input, and no reason to lose the others."""
+    found = contest(good='{"latency_ms": 2}', odd='{"latency_ms": 2}', broken="no json")
+    assert isinstance(found["odd"], Failed)
+    assert "shape" in found["odd"].cause
+    assert isinstance(found["broken"], Failed)
+    (point,) = found["good"]
+    assert point.p50_ms is None or point.p50_ms >= 2
+    assert point.mean_ms >= 2
+    assert len(point.rounds_ms) == 3
+    assert not worker._running
+
+
+@pytest.mark.parametrize("reserve", [0.0, 2.0])
+def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(contest, monkeypatch, reserve):
+    monkeypatch.setattr(rounds, "MEMORY_RESERVE", reserve)
+    plan = Plan("throughput", rounds=2, round_s=0.05, warm_s=0.01, least=1)
+    found = contest(plan=plan, a='{"latency_ms": 2}', b='{"latency_ms": 8}')
+    (a,), (b,) = found["a"], found["b"]
+    assert a.session == b.session
+    assert a.throughput_per_s > b.throughput_per_s
+    assert b.concurrency == 2
+    assert b.p50_ms is None or b.p50_ms >= 8
+    assert len(a.rounds_ms) == len(b.rounds_ms) == 2
+    assert not worker._running

@@ -1,0 +1,97 @@
+"""What single builders promise beyond the contract that all share."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel import builders, targets
+from accel.artifacts import Target, TensorSpec
+from accel.builders.declared import reconcile
+from accel.builders.requirements import demand, missing, versions
+from accel.errors import StageError, UnavailableError, UsageError
+
+HEAVY = {"torch", "onnx", "onnxruntime", "openvino", "nncf", "onnxscript", "transformers"}
+
+
+def test_importing_all_builders_imports_no_runtime():
+    code = f"import sys; from accel import targets; targets.discover(); print(sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", sorted(Path(builders.__path__[0]).glob("*.py")), ids=lambda p: p.name)
+def test_module_level_imports_are_standard_library_numpy_and_accel(path):
+    for node in ast.parse(path.read_text()).body:
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.split(".")[0] in sys.stdlib_module_names | {"numpy", "accel"}, f"{path.name} imports {name}"
+
+
+def test_openvino_and_nncf_cannot_send_telemetry():
+    code = (
+        "from accel.builders.to_openvino import import_openvino; import_openvino(); import nncf;"
+        "from openvino.tools.ovc import telemetry_utils as u; from nncf.telemetry import wrapper as w;"
+        "print(u.tm.__name__, type(w.telemetry).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == ["openvino.tools.ovc.telemetry_stub", "MagicMock"]
+
+
+def test_requirements_name_what_is_missing_and_how_to_get_it():
+    assert missing("json", "numpy") is None
+    skipped = missing("json", "no_such_package_here")
+    assert skipped is not None
+    assert "no_such_package_here" in skipped.reason
+    assert skipped.fix == "pip install no_such_package_here"
+    with pytest.raises(UnavailableError, match="no_such_package_here"):
+        demand(skipped)
+    assert list(versions(["numpy", "no-such-package-here"])) == ["numpy"]
+
+
+def test_aoti_says_that_it_lacks_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    builder = targets.discover()["aoti"]
+    skipped = builder.available(Target("aoti", "cpu"))
+    assert skipped is not None
+    assert "g++" in skipped.reason
+    assert builder.available(Target("torch", "cpu")) is None
+
+
+def test_ort_openvino_names_its_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCEL_HOME", str(tmp_path))
+    skipped = targets.discover()["ort-openvino"].available(Target("ort-openvino", "cpu"))
+    assert skipped is not None
+    assert skipped.fix == "accel env install ort-openvino"
+
+
+def test_null_refuses_a_negative_latency(tmp_path):
+    builder = targets.discover()["null"]
+    with pytest.raises(UsageError, match="-1"):
+        builder.build(None, builder.options(latency_ms=-1.0), tmp_path)
+
+
+def test_reconcile_takes_sizes_from_the_file_and_names_from_the_promise():
+    promised = [TensorSpec("ids", "int64", ("batch", "seq"), (0, 9)), TensorSpec("x", "float32", ("batch", 4))]
+    found = [TensorSpec("x", "float32", ("?", 4)), TensorSpec("ids", "int32", ("?", 16))]
+    assert reconcile(found, promised, what="input") == (
+        TensorSpec("x", "float32", ("batch", 4)),
+        TensorSpec("ids", "int32", ("batch", 16), (0, 9)),
+    )
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [TensorSpec("y", "float32", ("?", 4))],
+        [TensorSpec("x", "float32", ("?",))],
+        [TensorSpec("x", "float32", ("?", 5))],
+        [],
+    ],
+)
+def test_reconcile_refuses_a_file_that_lost_something(found):
+    with pytest.raises(StageError):
+        reconcile(found, [TensorSpec("x", "float32", ("batch", 4))], what="input")

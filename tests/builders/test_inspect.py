@@ -1,0 +1,49 @@
+"""``accel inspect``: what a file says about itself."""
+
+import json
+
+import pytest
+from small_onnx import mlp
+
+from accel.builders.to_openvino import import_openvino
+from accel.errors import InputError, UnavailableError
+from accel.inspection import inspect
+
+
+def test_onnx(tmp_path):
+    found = inspect(mlp(tmp_path / "m.onnx", gemm=True))
+    assert found["kind"] == "onnx"
+    assert found["opset"] == 18
+    assert found["ops"] == {"Gemm": 1, "MatMul": 3, "Tanh": 3}
+    assert found["inputs"] == [{"name": "x", "dtype": "float32", "dims": ["batch", 32], "range": None}]
+    assert found["precision"] == {"weights": {"float": 4 * 32 * 32 + 32}, "int8_products": 0, "products": 4}
+
+
+def test_openvino(tmp_path):
+    ov = import_openvino()
+    model = ov.Core().read_model(mlp(tmp_path / "m.onnx"))
+    ov.save_model(model, tmp_path / "m.xml", compress_to_fp16=False)
+    found = inspect(tmp_path / "m.xml")
+    assert found["kind"] == "openvino"
+    assert found["ops"]["MatMul"] == 4
+    assert found["outputs"][0]["name"] == "y"
+    assert set(found["precision"]["weights"]) == {"f32"}
+    json.dumps(found)
+
+
+def test_a_run(tmp_path):
+    run = {"model": {"name": "m"}, "variants": [{"id": "ort@cpu", "status": "ok"}], "decisions": []}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert inspect(tmp_path)["variants"][0]["id"] == "ort@cpu"
+
+
+def test_refuses_what_it_cannot_read(tmp_path):
+    for name, content in (("a.onnx", b"\x00broken"), ("a.xml", b"<net"), ("run.json", b"{}"), ("a.txt", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError):
+            inspect(tmp_path / name)
+    with pytest.raises(InputError):
+        inspect(tmp_path / "missing.onnx")
+    (tmp_path / "a.plan").write_bytes(b"")
+    with pytest.raises(UnavailableError):
+        inspect(tmp_path / "a.plan")

@@ -1,0 +1,30 @@
+"""What all tests share: golden files, and the flag that rewrites them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files with what was found")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a file of tests/golden: ``golden("report.md", text)``."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing: run pytest --update-golden"
+        expected = path.read_text(encoding="utf-8")
+        assert text == expected, f"{path} differs: look at the difference, then run pytest --update-golden"
+
+    return compare

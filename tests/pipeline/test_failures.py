@@ -1,0 +1,204 @@
+"""What breaks stays a failure of its own; what was done is not done again; what is wrong cannot pass."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_run import FACTORY, SHAPES, convert
+
+from accel import parity, targets
+from accel.artifacts import Artifact, from_json, to_json
+from accel.errors import AccelError, StageError
+from accel.stages import FILES, Described
+from accel.worker import run_task
+
+CLI = [sys.executable, "-m", "accel"]
+
+
+def stored(out: Path, stage: str) -> tuple[Path, dict]:
+    folder = next((out / ".store").glob(f"{stage}-*"))
+    return folder, json.loads((folder / "value.json").read_text())["value"]
+
+
+def prove(out: Path, id: str, files: Path, tmp_path: Path) -> parity.Parity:
+    """Hold the files of a variant against the run's own samples, reference and gate, in real processes."""
+    source_folder, described = stored(out, "source")
+    reference_folder, _ = stored(out, "reference")
+    artifact = from_json(Artifact, stored(out, f"build-{id}")[1])
+    made = from_json(Described, described)
+    shared = {
+        "source": to_json(made.source),
+        "samples": to_json(made.samples),
+        "samples_folder": str(source_folder),
+    }
+    log = tmp_path / "log"
+    answers = {"artifact": to_json(artifact), "folder": str(files), "out": str(tmp_path / "answers.npz"), "threads": 1}
+    run_task("answers", {**shared, **answers}, log=log, threads=1, timeout_s=120)
+    gate = parity.gate_for("fp32", outputs=made.source.outputs, task=None, overrides={})
+    files_ = {"reference": str(reference_folder / "reference.npz"), "answers": str(tmp_path / "answers.npz")}
+    found = run_task("compare", {**shared, **files_, "gate": gate}, log=log, threads=1, timeout_s=120)
+    return from_json(parity.Parity, found)
+
+
+def perturb_onnx(folder: Path) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    file = next(folder.glob("*.onnx"))
+    model = onnx.load(file)
+    weight = max(
+        (i for i in model.graph.initializer if numpy_helper.to_array(i).ndim == 2),
+        key=lambda i: numpy_helper.to_array(i).size,
+    )
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[values.size // 2] += 0.5
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    for old in folder.iterdir():
+        old.unlink()
+    onnx.save(model, file)
+
+
+def perturb_openvino(folder: Path) -> None:
+    binary = folder / "model.bin"
+    values = np.frombuffer(binary.read_bytes(), np.float32).copy()
+    values[int(np.argmax(np.abs(values)))] += 0.5
+    binary.chmod(0o644)
+    binary.write_bytes(values.tobytes())
+
+
+@pytest.mark.parametrize(("id", "perturb"), [("ort@cpu", perturb_onnx), ("openvino-fp32@cpu", perturb_openvino)])
+def test_one_perturbed_weight_fails_the_gate(run, tmp_path, id, perturb):
+    _, out = run
+    files = tmp_path / "files"
+    shutil.copytree(stored(out, f"build-{id}")[0] / FILES, files)
+    assert prove(out, id, files, tmp_path).passed
+    perturb(files)
+    verdict = prove(out, id, files, tmp_path)
+    assert not verdict.passed
+    assert "below the gate" in verdict.reasons[0]
+
+
+def test_a_forward_that_raises_is_said_in_its_own_words(factory, tmp_path):
+    with pytest.raises(StageError, match="this forward raises"):
+        convert(factory, tmp_path / "run", "ort", function="raises", min_shape=[], shape=[], max_shape=[], range=[])
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_failed_run_leaves_the_last_one(run, factory, tmp_path):
+    _, out = run
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(out / "run.json", copy / "run.json")
+    before = (copy / "run.json").read_bytes()
+    with pytest.raises(AccelError):
+        convert(factory, copy, "ort", function="no_such_function")
+    assert (copy / "run.json").read_bytes() == before
+
+
+class Crashing:
+    """The null builder, with a build that kills its process: discovered like any third party's."""
+
+    def __init__(self, inner) -> None:
+        self.targets = {"crash": inner.targets["null"]}
+        self.options = inner.options
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_one_variants_crash_does_not_stop_the_others(factory, tmp_path, monkeypatch):
+    """The child does not know the target and fails; the run goes on and says so."""
+    known = dict(targets.discover())
+    crashing = Crashing(known["null"])
+    monkeypatch.setattr(targets, "discover", lambda: {**known, "crash": crashing})
+    document = convert(factory, tmp_path / "run", "crash,ort", objective="latency")
+    status = {v["id"]: v["status"] for v in document["variants"]}
+    assert status == {"crash@cpu": "failed", "ort@cpu": "ok"}
+    assert document["decisions"][0]["chosen"] == "ort@cpu"
+    failed = next(v for v in document["variants"] if v["status"] == "failed")
+    assert "build" in failed["reason"]
+    assert "log" in failed["reason"]
+
+
+def arguments(factory: Path, out: Path, names: str) -> list[str]:
+    shapes = [w for k, v in SHAPES.items() for text in v for w in (f"--{k.replace('_', '-')}", text)]
+    return [
+        "convert", f"{factory}:build", "--targets", names, "-o", str(out), "--rounds", "3", "--round-s", "0.05",
+        "--threads", "1", *shapes,
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_at_several_points_it_goes_on_and_decides_alike(tmp_path):
+    """SIGKILL while building, after the first build, and while measuring; then once to the end."""
+    factory = tmp_path / "tiny.py"
+    factory.write_text(FACTORY)
+    out = tmp_path / "run"
+    command = [*CLI, *arguments(factory, out, "torch,ort,null")]
+    store = out / ".store"
+    points = (
+        lambda: list(store.glob("tmp-build*")),
+        lambda: list(store.glob("build-*")),
+        lambda: list(store.glob("tmp-measure*")),
+    )
+    built: dict[str, float] = {}
+    for reached in points:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 240
+        while not (store.exists() and reached()) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.poll() is None, "the command ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for folder in store.glob("build-*"):
+            seen = (folder / "value.json").stat().st_mtime
+            assert built.setdefault(folder.name, seen) == seen, f"{folder.name} was built again"
+        assert not (out / "run.json").exists()
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    for folder in store.glob("build-*"):
+        seen = (folder / "value.json").stat().st_mtime
+        assert built.get(folder.name, seen) == seen, f"{folder.name} was built again"
+    fresh = subprocess.run(
+        [*CLI, *arguments(factory, tmp_path / "fresh", "torch,ort,null"), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert fresh.returncode == 0, fresh.stderr
+    passed = lambda run: [(v["id"], v["status"], v["parity"] and v["parity"]["passed"]) for v in run["variants"]]  # noqa: E731
+    assert passed(document) == passed(json.loads(fresh.stdout))
+    assert not list(store.glob("tmp-*"))
+
+
+def test_ctrl_c_leaves_nothing_half_written_and_exits_130(tmp_path):
+    factory = tmp_path / "tiny.py"
+    factory.write_text(FACTORY)
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*CLI, *arguments(factory, out, "torch,ort")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background inherits "ignore"
+    )
+    store = out / ".store"
+    deadline = time.monotonic() + 240
+    while not list(store.glob("tmp-build*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "goes on from here" in said
+    assert "Traceback" not in said
+    assert not list(store.glob("tmp-*"))
+    assert not (out / "run.json").exists()

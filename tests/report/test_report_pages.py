@@ -1,0 +1,237 @@
+"""The page and the Markdown: whole, well-formed, self-contained, and safe against the text they carry."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html.parser
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+import report_runs
+
+from accel.errors import AccelError, InputError, OutputError
+from accel.report import write_reports
+from accel.report.figures import accuracy_figure, throughput_figure
+from accel.report.from_run import run_view
+from accel.report.markdown import code, escape, run_markdown
+from accel.report.page import run_page
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+RUNS = {name: getattr(report_runs, name) for name in ("bert", "minilm", "hostile", "bare")}
+every_run = pytest.mark.parametrize("run", [pytest.param(make(), id=name) for name, make in RUNS.items()])
+
+
+class Page(html.parser.HTMLParser):
+    """Parse a document strictly: every element is closed in order; keep the attributes and the texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    @property
+    def visible(self) -> str:
+        return " ".join(data for tag, data in self.texts if tag not in ("script", "style"))
+
+
+@every_run
+def test_page_is_well_formed_and_loads_nothing(run: dict[str, Any]) -> None:
+    text = run_page(run_view(run))
+    page = Page(text)
+    assert not page.open
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form")
+        assert not {"src", "srcset", "action", "data", "background"} & set(attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+        assert (attributes.get("href") or "#").startswith("#")
+    assert "url(" not in text.split("</style>")[0]
+    policies = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policies
+    assert "default-src 'none'" in (policies[0] or "")
+
+
+@every_run
+def test_links_of_the_table_reach_their_details(run: dict[str, Any]) -> None:
+    page = Page(run_page(run_view(run)))
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert {a["href"] for t, a in page.tags if t == "a"} == {f"#{i}" for i in ids if re.fullmatch(r"v\d+", i or "")}
+
+
+def test_hostile_text_is_shown_and_not_run() -> None:
+    text = run_page(run_view(report_runs.hostile()))
+    assert "<script>alert" not in text
+    page = Page(text)
+    assert "<script>alert(1)</script> | **x**" in page.visible
+    assert "{{ 7*7 }}" in page.visible
+    assert "\x1b" not in text
+    kinds = [a.get("type") or a.get("id") for t, a in page.tags if t == "script"]
+    assert kinds == ["application/json", "application/json", "application/octet-stream", None]
+
+
+def test_markdown_of_hostile_text_keeps_its_tables() -> None:
+    text, _, command = run_markdown(run_view(report_runs.hostile())).rpartition("## Do it again\n")
+    assert command.count("\n```") == 2
+    outside = re.sub(r"(?<![\\`])(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
+    assert "\\<script\\>" in text
+    assert not re.search(r"(?<!\\)<(?!/?details>|/?summary>)", outside)
+    assert "@" not in outside
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a|b", "a\\|b"),
+        ("<b>*x*", "\\<b\\>\\*x\\*"),
+        ("slower than ort@cpu", "slower than `ort@cpu`"),
+        ("run `accel doctor` now", "run `accel doctor` now"),
+        ("accel env install x", "`accel env install x`"),
+        ("see https://x.y", "see https\\://x.y"),
+        ("one ` alone", "one \\` alone"),
+    ],
+)
+def test_escape(text: str, expected: str) -> None:
+    assert escape(text) == expected
+
+
+def test_code_span_holds_backticks_and_borders() -> None:
+    assert code("a`b|c") == "``a`b\\|c``"
+    assert code("`a") == "`` `a ``"
+
+
+@every_run
+def test_nothing_reads_nan(run: dict[str, Any]) -> None:
+    view = run_view(run)
+    text = Page(run_page(view)).visible + run_markdown(view)
+    assert not re.search(r"\b(nan|NaN|inf|Infinity|undefined|None)\b", text)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "fast", [], True])
+def test_figures_that_are_none_read_as_unknown(bad: object) -> None:
+    run = report_runs.bert()
+    point = run["variants"][0]["measurements"][0]
+    run["variants"][0]["measurements"] = [{**point, "p50_ms": bad, "rounds_ms": [bad], "throughput_per_s": bad}]
+    run["variants"][0]["parity"]["outputs"][0] |= {"sqnr_db": bad, "max_abs": bad, "exact": False}
+    view = run_view(run)
+    row = next(v for v in view.variants if v.id == "torch@cpu")
+    assert row.latency is not None
+    assert (row.latency.p50_ms, row.latency.rounds_ms, row.outputs[0].sqnr_db) == (None, (), None)
+    assert not re.search(r"\b(nan|inf)\b", run_page(view).split("<script")[0] + run_markdown(view))
+
+
+def test_page_says_what_counts() -> None:
+    text = Page(run_page(run_view(report_runs.bert()))).visible
+    for expected in (
+        "Accuracy UNPROVED",
+        "random(seed=0) instead",
+        "6.36× faster",
+        "interval 6.31–6.42×",
+        "p99 at most 50 ms",
+        "34.9 ms",
+        "ort-int8-dynamic@cpu",
+        "gate failed",
+        "SQNR 9.6 dB is below the gate",
+        "no NVIDIA GPU on this machine",
+        "signal 11 after 3 s",
+        "accel build kits/trt-int8@cuda",
+        "accel convert bert --targets cpu,trt-fp16 --max-p99-ms 50",
+        "8 rounds of 2 s were interleaved",
+        "c0ffee",
+        "openvino 2026.4.1 built it, 26.06 carries 2026.1.0",
+        "from cache",
+    ):
+        assert expected in text, expected
+
+
+def test_figures_are_valid_and_mark_what_failed() -> None:
+    view = run_view(report_runs.bert())
+    accuracy, throughput = accuracy_figure(view), throughput_figure(view)
+    assert accuracy is not None
+    assert throughput is not None
+    go.Figure(accuracy)
+    go.Figure(throughput)
+    marks = {t["name"]: t["marker"]["symbol"] for t in accuracy["data"]}
+    assert marks["ort-int8-dynamic@cpu"] == "x-thin"
+    assert marks["torch@cpu"] == "circle"
+    assert "null@cpu" not in marks
+    heights = {t["name"]: t["y"][0] for t in accuracy["data"]}
+    assert heights["torch@cpu"] == max(heights.values())
+    open_markers = {t["name"] for t in throughput["data"] if any(s.endswith("-open") for s in t["marker"]["symbol"])}
+    assert open_markers == {"openvino-bf16@cpu", "torch-bf16@cpu"}
+
+
+def test_page_carries_the_plot_library() -> None:
+    text = run_page(run_view(report_runs.bert()))
+    packed = re.search(r'id="plotly">([^<]+)<', text)
+    assert packed
+    assert b"plotly.js v" in gzip.decompress(base64.b64decode(packed[1]))[:500]
+    assert len(text) < 3_000_000
+
+
+def test_a_run_without_measurements_carries_no_plot_library() -> None:
+    assert len(run_page(run_view(report_runs.bare()))) < 20_000
+
+
+def test_golden_markdown(golden: Any) -> None:
+    golden("report/bert.md", run_markdown(run_view(report_runs.bert())))
+    golden("report/minilm.md", run_markdown(run_view(report_runs.minilm())))
+
+
+def test_write_reports(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("before")
+    paths = write_reports(report_runs.bert(), tmp_path)
+    assert paths == (tmp_path / "report.html", tmp_path / "report.md")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.md"]
+    assert paths[0].read_text().startswith("<!doctype html>")
+    assert paths[1].read_text().startswith("# bert\n")
+    first = paths[0].read_bytes()
+    write_reports(json.loads(json.dumps(report_runs.bert())), tmp_path)
+    assert paths[0].read_bytes() == first
+
+
+def test_unwritable_folder(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*report\.html"):
+        write_reports(report_runs.bert(), tmp_path / "missing")
+
+
+@pytest.mark.parametrize("schema", [2, 99, 0, -1, None, "1", True])
+def test_other_schemas_are_refused(schema: object, tmp_path: Path) -> None:
+    run = report_runs.bert() | {"schema": schema, "accel": "9.9"}
+    with pytest.raises(InputError, match="schema") as caught:
+        write_reports(run, tmp_path)
+    assert isinstance(caught.value, AccelError)
+    assert caught.value.fix
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_fields_are_ignored() -> None:
+    run = report_runs.bert()
+    plain = run_markdown(run_view(run))
+    run |= {"new": {"a": 1}}
+    run["variants"][0] |= {"new": [1]}
+    run["variants"][0]["measurements"][0] |= {"new": None}
+    run["decisions"][0] |= {"new": 1}
+    assert run_markdown(run_view(run)) == plain

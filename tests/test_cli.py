@@ -1,0 +1,109 @@
+"""The command line: what is wrong is one message with a fix and the documented exit code, never a traceback."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def accel(*words, cwd=None):
+    return subprocess.run([sys.executable, "-m", "accel", *words], capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["convert", "brt", "-t", "cpu"], 2, "did you mean bert?"),
+        (["convert", "bert", "-t", "openvin"], 2, "did you mean openvino?"),
+        (["convert", "bert"], 2, "no targets given"),
+        (["convert", "-t", "cpu"], 2, "no source given"),
+        (["convert", "bert", "-t", "cpu", "--nope"], 2, "--help lists the options"),
+        (["convert", "gone.onnx", "-t", "ort"], 2, "gone.onnx"),
+        (["convert", "bert", "-t", "cpu", "--range", "input_ids=5"], 2, "range"),
+        (["convert", "bert", "-t", "cpu", "--range", "input_ids=9:1"], 2, "input_ids"),
+        (["convert", "bert", "-t", "cpu", "--gate", "int8"], 2, "NAME=VALUE"),
+        (["convert", "bert", "-t", "cpu", "--objective", "speed"], 2, "latency or throughput"),
+        (["convert", "bert", "-t", "cpu", "--triton-release", "26.60"], 2, "26.60"),
+        (["convert", "bert", "-t", "ort", "--require", "openvino"], 2, "not among the targets"),
+        (["convert", "bert", "-t", "cpu", "-c", "gone.yaml"], 2, "gone.yaml"),
+        (["convert", "bert", "-t", "cpu", "--model-name", "../up"], 2, "model name"),
+        (["verify", "gone"], 2, "gone"),
+        (["report", "gone"], 2, "gone"),
+        (["inspect", "gone.onnx"], 2, "gone.onnx"),
+        (["env", "install", "ort-openvin"], 2, "did you mean ort-openvino?"),
+        (["no-such-command"], 2, "no-such-command"),
+    ],
+)
+def test_bad_input_is_one_message_and_the_documented_code(words, code, said, tmp_path):
+    done = accel(*words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_nothing_that_can_run_here_is_exit_code_3(tmp_path):
+    done = accel("convert", "minilm", "-t", "trt-fp16,trt", "-o", str(tmp_path / "run"))
+    assert done.returncode == 3, done.stderr
+    assert "GPU" in done.stderr
+    document = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert {v["status"] for v in document["variants"]} == {"skipped"}
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_required_target_that_is_skipped_is_exit_code_1(tmp_path):
+    done = accel("convert", "minilm", "-t", "trt-fp16", "--require", "trt-fp16", "-o", str(tmp_path / "run"))
+    assert done.returncode == 1, done.stderr
+    assert "required variant trt-fp16@cuda is skipped" in done.stderr
+
+
+def test_an_output_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = accel("convert", "minilm", "-t", "null", "-o", str(tmp_path / "file" / "run"))
+    assert done.returncode == 2
+    assert "cannot write to" in done.stderr
+
+
+def test_a_job_file_is_read_and_the_command_line_wins(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("source: minilm\ntargets: [trt]\nout: never\noptions:\n  ort: {}\n")
+    done = accel("convert", "-c", str(job), "-o", str(tmp_path / "run"), "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["model"]["name"] == "minilm"
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sauce: bert", "sauce"),
+        ("threads: -1", "threads"),
+        ("{", "cannot be read"),
+        ("options: {ort: {nope: 1}}\nsource: minilm\ntargets: ort", "nope"),
+    ],
+)
+def test_a_bad_job_file(tmp_path, text, said):
+    job = tmp_path / "job.yaml"
+    job.write_text(text)
+    done = accel("convert", "-c", str(job))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["targets"], ["zoo"], ["doctor"], ["env", "list"]])
+def test_lists_are_json_on_stdout(command):
+    done = accel(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = next(iter(json.loads(done.stdout).values()))
+    assert rows
+    assert accel(*command).returncode == 0
+
+
+def test_version_and_help():
+    assert accel("--version").stdout.startswith("accel ")
+    done = accel("--help")
+    assert done.returncode == 0
+    for command in ("convert", "targets", "zoo", "doctor", "env", "inspect", "verify", "report"):
+        assert command in done.stdout

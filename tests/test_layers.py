@@ -1,0 +1,93 @@
+"""Dependencies point one way, and the light parts stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import accel
+
+PACKAGE = Path(accel.__file__).parent
+HEAVY = {
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+    "transformers",
+    "plotly",
+    "tensorflow",
+    "scipy",
+    "onnxscript",
+}
+FOUNDATION = {"accel.artifacts", "accel.errors"}
+STAGES = {"accel.exporters", "accel.builders", "accel.graph", "accel.triton", "accel.bench", "accel.report"}
+MAY_USE = {  # a stage may look into these others: the arrows of the picture in README
+    "accel.exporters": {"accel.builders"},  # Feed and fit_inputs
+    "accel.builders": {"accel.graph", "accel.exporters"},
+    "accel.triton": {"accel.builders"},
+    "accel.bench": {"accel.builders"},
+}
+
+
+def imports(file: Path, *, top_level: bool) -> set[str]:
+    tree = ast.parse(file.read_text())
+    nodes = tree.body if top_level else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def stage_of(module: str) -> str | None:
+    return next((s for s in STAGES if module == s or module.startswith(s + ".")), None)
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda f: f.relative_to(PACKAGE).as_posix())
+def test_arrows_point_one_way(file):
+    own = stage_of("accel." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"))
+    for module in imports(file, top_level=False):
+        assert not module.startswith("accel.cli") or file.name == "__main__.py", f"{file.name} imports cli"
+        if own and module.startswith("accel.pipeline"):
+            pytest.fail(f"stage {own} imports the pipeline")
+        other = stage_of(module)
+        if own and other and other != own:
+            assert other in MAY_USE.get(own, set()), f"{file.relative_to(PACKAGE)} imports {module}"
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda f: f.relative_to(PACKAGE).as_posix())
+def test_nothing_heavy_at_module_level(file):
+    heavy = {m.partition(".")[0] for m in imports(file, top_level=True)} & HEAVY
+    lazy = {"exporters", "graph"}  # modules of these that only a worker imports
+    if heavy and file.parent.name not in lazy:
+        pytest.fail(f"{file.relative_to(PACKAGE)} imports {heavy} at its top")
+
+
+def loaded_after(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_help_imports_nothing_heavy():
+    assert not loaded_after("import accel.cli") & (HEAVY | {"numpy", "pydantic", "jinja2", "yaml", "google.protobuf"})
+
+
+def test_the_parent_imports_no_framework():
+    code = "import accel.pipeline, accel.jobs, accel.doctor\naccel.doctor.targets_here(); accel.doctor.zoo()"
+    assert not loaded_after(code) & (HEAVY - {"scipy"})
+
+
+def test_the_workers_side_needs_only_numpy():
+    """In a foreign environment there is nothing but NumPy and one runtime."""
+    loaded = loaded_after("import accel.tasks, accel.targets\naccel.targets.discover()")
+    foreign = {m.partition(".")[0] for m in loaded} & (
+        HEAVY | {"pydantic", "rich", "typer", "yaml", "jinja2", "google", "psutil"}
+    )
+    assert not foreign

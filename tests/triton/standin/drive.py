@@ -1,0 +1,44 @@
+"""Loads a version folder as the stub process does, sends requests and writes the responses down.
+
+Arguments: version folder, config.pbtxt as JSON, a pickle-free ``.npz`` of requests (keys ``<request>/<input>``), the
+output ``.npz``. Prints one JSON document: an error message for each request (or null), where accel came from, and the
+shapes that the session was run with.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+folder, config, requests_file, answers_file = sys.argv[1:]
+sys.path.append(folder)
+import model  # noqa: E402
+
+instance = model.TritonPythonModel()
+instance.initialize({"model_config": config})
+with np.load(requests_file) as file:
+    arrays = {key: file[key] for key in file.files}
+count = 1 + max(int(key.split("/")[0]) for key in arrays)
+requests = [
+    pb_utils.InferenceRequest(
+        [pb_utils.Tensor(k.split("/")[1], v) for k, v in arrays.items() if k.startswith(f"{i}/")],
+        ["pooled"] if i == count - 1 else ["hidden", "pooled"],
+    )
+    for i in range(count)
+]
+responses = instance.execute(requests)
+answers = {f"{i}/{t.name()}": t.as_numpy() for i, r in enumerate(responses) for t in r.output_tensors()}
+np.savez(answers_file, **answers)
+instance.finalize()
+calls = getattr(instance.session, "calls", None)
+result = {
+    "errors": [r.error().message() if r.error() else None for r in responses],
+    "codes": [r.error().code() if r.error() else None for r in responses],
+    "accel": str(Path(sys.modules["accel"].__file__).parent),
+    "calls": calls,
+}
+sys.stdout.write(json.dumps(result))

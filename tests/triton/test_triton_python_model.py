@@ -1,0 +1,210 @@
+"""The Python-backend model: run as the stub runs it, and by the real server where one is at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import embedding
+import numpy as np
+import pytest
+
+from accel.errors import InputError
+from accel.targets import discover
+from accel.triton import python_model
+from accel.triton.config import parse
+from accel.triton.python_model import modules_of
+
+STANDIN = Path(__file__).with_name("standin")
+SERVER_ENV = "ACCEL_TEST_TRITON_ENV"
+"""Environment variable: a virtual environment that holds nvidia-pytriton, whose tritonserver the last test starts."""
+
+
+def drive(root: Path, tmp_path: Path, requests: list[dict[str, np.ndarray]]) -> tuple[dict, dict[str, np.ndarray]]:
+    """Send requests in one execute call to the model of ``root``, in a process of its own."""
+    from google.protobuf import json_format
+
+    config = parse((root / "embedding/config.pbtxt").read_text())
+    text = json_format.MessageToJson(config, preserving_proto_field_name=True)
+    sent, got = tmp_path / "requests.npz", tmp_path / "answers.npz"
+    np.savez(sent, **{f"{i}/{k}": v for i, r in enumerate(requests) for k, v in r.items()})
+    run = subprocess.run(
+        [sys.executable, STANDIN / "drive.py", root / "embedding/1", text, sent, got],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert run.returncode == 0, run.stderr
+    with np.load(got) as file:
+        return json.loads(run.stdout), {key: file[key] for key in file.files}
+
+
+def expected(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return embedding.compute(embedding.table(), feed["input_ids"], feed["attention_mask"])
+
+
+def test_requests_are_merged_split_and_refused_one_by_one(bench, tmp_path):
+    artifact = bench.artifact("python")
+    bench.emit(artifact)
+    feeds = [embedding.feed(shape, seed=i) for i, shape in enumerate([(1, 6), (2, 6), (1, 4), (1, 6), (3, 6), (1, 6)])]
+    feeds[3]["input_ids"][0, 2] = 50
+    result, answers = drive(bench.root(artifact), tmp_path, feeds)
+    assert [e is None for e in result["errors"]] == [True, True, True, False, True, True]
+    assert "holds 50 at index (0, 2), expected values in [0, 49]" in result["errors"][3]
+    assert result["codes"][3] == 3
+    assert result["calls"] == [[7, 6], [1, 4]]
+    assert Path(result["accel"]) == bench.root(artifact) / "embedding/1/accel"
+    for i in (0, 1, 2, 4):
+        for name, value in expected(feeds[i]).items():
+            np.testing.assert_array_equal(answers[f"{i}/{name}"], value)
+    assert [key for key in answers if key.startswith("5/")] == ["5/pooled"]
+
+
+def test_without_batching_every_request_runs_alone(bench, tmp_path):
+    artifact = bench.artifact("python")
+    served = replace(embedding.SERVED["python"], dynamic_batching=False)
+    bench.emit(artifact, builder=embedding.EmbeddingBuilder(served))
+    feeds = [embedding.feed((2, 3)), embedding.feed((1, 3))]
+    result, answers = drive(bench.root(artifact), tmp_path, feeds)
+    assert result["calls"] == [[2, 3], [1, 3]]
+    np.testing.assert_array_equal(answers["0/hidden"], expected(feeds[0])["hidden"])
+
+
+def test_a_failing_session_fails_its_group_only(bench, tmp_path):
+    artifact = bench.artifact("python")
+    source = replace(embedding.source(), inputs=tuple(replace(s, range=None) for s in embedding.INPUTS))
+    bench.emit(artifact, source=source)
+    feeds = [embedding.feed((1, 3)), embedding.feed((1, 5))]
+    feeds[1]["input_ids"][0, 0] = 49 + 1
+    result, answers = drive(bench.root(artifact), tmp_path, feeds)
+    assert result["errors"][0] is None
+    assert "the model failed on this request" in result["errors"][1]
+    assert "0/pooled" in answers
+
+
+def test_a_release_that_cannot_take_numpy_2_refuses_to_load(bench, tmp_path):
+    artifact = bench.artifact("python")
+    bench.emit(artifact, release="24.10")
+    if int(np.__version__.split(".")[0]) < 2:
+        pytest.skip("this environment has NumPy 1, with which that release works")
+    with pytest.raises(AssertionError, match="empty outputs under NumPy 2"):
+        drive(bench.root(artifact), tmp_path, [embedding.feed((1, 3))])
+
+
+def test_a_builder_the_server_could_not_find_is_refused(bench, monkeypatch):
+    artifact = bench.artifact("python")
+    monkeypatch.delattr(embedding, "BUILDER")
+    with pytest.raises(InputError, match="no module's BUILDER"):
+        bench.emit(artifact)
+
+
+@pytest.mark.parametrize("module", sorted({type(b).__module__ for b in discover().values()}))
+def test_shipped_modules_import_without_the_rest_of_accel(module, tmp_path):
+    for name, path in modules_of(module).items():
+        parts = name.split(".")
+        target = tmp_path.joinpath(*parts, "__init__.py") if path.name == "__init__.py" else tmp_path.joinpath(*parts)
+        target = target if target.suffix else target.with_suffix(".py")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    run = subprocess.run(
+        [sys.executable, "-I", STANDIN / "bare_import.py", tmp_path, module], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert Path(run.stdout) == tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def test_relative_imports_are_followed(tmp_path, monkeypatch):
+    package = tmp_path / "some_plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import first\n")
+    (package / "first.py").write_text("def f():\n    from .second import X\n    import numpy\n    return X\n")
+    (package / "second.py").write_text("X = 1\n")
+    (package / "unused.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = modules_of("some_plugin.first")
+    assert {"some_plugin", "some_plugin.first", "some_plugin.second", *python_model.ALWAYS} <= set(found)
+    assert not {"some_plugin.unused", "numpy"} & set(found)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def is_ready(client) -> bool:
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        return client.is_server_ready()
+    except InferenceServerException:
+        return False
+
+
+@pytest.mark.slow
+def test_the_real_server_loads_and_serves_it(bench, tmp_path):
+    from tritonclient import grpc
+    from tritonclient.utils import InferenceServerException
+
+    home = os.environ.get(SERVER_ENV)
+    if not home:
+        pytest.skip(f"{SERVER_ENV} names no environment with nvidia-pytriton")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = Path(home) / "lib" / f"python{version}" / "site-packages"
+    server = packages / "pytriton" / "tritonserver"
+    backend = tmp_path / "backends" / "python"
+    shutil.copytree(server / "backends" / "python", backend)
+    shutil.copy(server / "python_backend_stubs" / version / "triton_python_backend_stub", backend)
+    artifact = bench.artifact("python")
+    bench.emit(artifact, release="24.10")
+    http, rpc, metrics = free_ports(3)
+    libraries = f"{sys.base_prefix}/lib:{packages / 'nvidia_pytriton.libs'}"
+    ports = {"HTTP_PORT": str(http), "GRPC_PORT": str(rpc), "METRICS_PORT": str(metrics)}
+    places = {"TRITONSERVER": str(server / "bin" / "tritonserver"), "PYTHON_ENV": home, "LD_LIBRARY_PATH": libraries}
+    log = tmp_path / "server.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [bench.root(artifact) / "launch.sh", f"--backend-directory={tmp_path / 'backends'}"],
+            stdout=output,
+            stderr=output,
+            env=os.environ | ports | places,
+            start_new_session=True,
+        )
+    try:
+        with grpc.InferenceServerClient(f"127.0.0.1:{rpc}") as client:
+            deadline = time.monotonic() + 60
+            while not is_ready(client):
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < deadline, log.read_text()[-3000:]
+                time.sleep(0.2)
+
+            def infer(feed: dict[str, np.ndarray]) -> grpc.InferResult:
+                inputs = [grpc.InferInput(k, v.shape, "INT64").set_data_from_numpy(v) for k, v in feed.items()]
+                return client.infer("embedding", inputs)
+
+            warm = client.get_inference_statistics("embedding").model_stats[0]
+            assert (warm.inference_count, warm.execution_count) == (9, 2)
+            for shape in embedding.SHAPES.values():
+                feed = embedding.feed(shape)
+                for name, value in expected(feed).items():
+                    np.testing.assert_array_equal(infer(feed).as_numpy(name), value)
+            bad = embedding.feed((1, 3))
+            bad["input_ids"][0, 1] = -1
+            with pytest.raises(InferenceServerException, match="expected values in"):
+                infer(bad)
+            infer(embedding.feed((1, 3)))
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)

@@ -1,0 +1,144 @@
+"""``verify`` finds every kind of damage, and nothing on a whole repository."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from accel.triton.repository import verify
+
+
+@pytest.fixture
+def root(bench) -> Path:
+    artifact = bench.artifact("python")
+    bench.emit(artifact)
+    assert verify(bench.root(artifact)) == ()
+    return bench.root(artifact)
+
+
+def errors(root: Path) -> list[tuple[str, str]]:
+    return [(f.file, f.field) for f in verify(root) if f.severity == "error"]
+
+
+def edit_manifest(root: Path, **changes: object) -> None:
+    path = root / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a new file, so that a hard link elsewhere keeps its content."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_one_changed_byte_is_found(root):
+    path = root / "embedding/1/artifact/weights.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    replace_file(path, bytes(content))
+    assert errors(root) == [("embedding/1/artifact/weights.npy", "sha256")]
+
+
+def test_a_truncated_file_is_found(root):
+    path = root / "embedding/1/artifact/weights.npy"
+    replace_file(path, path.read_bytes()[:-1])
+    assert errors(root) == [("embedding/1/artifact/weights.npy", "bytes")]
+
+
+def test_missing_and_extra_files_are_found(root):
+    (root / "launch.sh").unlink()
+    (root / "embedding/1/extra.bin").write_bytes(b"")
+    assert errors(root) == [("embedding/1/extra.bin", ""), ("launch.sh", "")]
+
+
+def test_links_are_found_wherever_they_point(root, tmp_path):
+    weights = root / "embedding/1/artifact/weights.npy"
+    outside = tmp_path / "outside.npy"
+    outside.write_bytes(weights.read_bytes())
+    weights.unlink()
+    weights.symlink_to(outside)
+    (root / "up").symlink_to(os.pardir)
+    assert errors(root) == [("embedding/1/artifact/weights.npy", ""), ("up", "")]
+
+
+@pytest.mark.parametrize("path", ["../shapes.npz", "/etc/passwd", "embedding/../../shapes.npz"])
+def test_a_listed_path_outside_the_root_is_found(root, path):
+    files = json.loads((root / "manifest.json").read_text())["files"]
+    edit_manifest(root, files=[*files, {"path": path, "sha256": "0" * 64, "bytes": 1}])
+    assert (path, "files") in errors(root)
+
+
+def test_a_model_name_that_leaves_the_root_is_found(root):
+    edit_manifest(root, models=["../embedding"])
+    assert errors(root) == [("manifest.json", "models")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("max_batch_size: 8", "max_batch_size: 4", "max_batch_size"),
+        ('name: "pooled"', 'name: "pool"', "output"),
+        ("TYPE_INT64", "TYPE_INT32", "input"),
+        ('name: "embedding"', 'name: "other"', "name"),
+        ("versions: 1", "versions: 2", "version_policy"),
+        ('"model.py"', '"other.py"', "default_model_filename"),
+        ('"model.py"', '"../1/model.py"', "default_model_filename"),
+        ('"opt_rows1_0.bin"', '"../config.pbtxt"', "model_warmup.input_ids"),
+        ("backend:", "backened:", ""),
+    ],
+)
+def test_a_config_that_contradicts_the_manifest_is_found(root, old, new, field):
+    path = root / "embedding/config.pbtxt"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    found = errors(root)
+    assert ("embedding/config.pbtxt", field) in found
+    assert any(file == "embedding/config.pbtxt" and f in ("bytes", "sha256") for file, f in found)
+
+
+def test_warmup_data_of_the_wrong_size_is_found(root):
+    path = root / "embedding/warmup/opt_rows1_0.bin"
+    replace_file(path, bytes(8))
+    assert ("embedding/warmup/opt_rows1_0.bin", "model_warmup.input_ids") in errors(root)
+
+
+def test_a_reference_without_a_point_is_found(root):
+    edit_manifest(root, reference_points=["min", "odd", "opt", "max", "huge"])
+    assert ("reference.npz", "inputs/huge/input_ids") in errors(root)
+    replace_file(root / "reference.npz", b"PK")
+    assert ("reference.npz", "") in errors(root)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("", "JSON"), ("[]", "schema"), ('{"schema": 99}', "schema 99"), ('{"schema": 1}', "missing")],
+)
+def test_a_broken_manifest_is_one_finding(root, content, why):
+    (root / "manifest.json").write_text(content)
+    (finding,) = verify(root)
+    assert finding.file == "manifest.json"
+    assert why in finding.why
+
+
+def test_a_folder_without_manifest_is_one_finding(tmp_path):
+    (finding,) = verify(tmp_path)
+    assert (finding.severity, finding.file) == ("error", "manifest.json")
+
+
+def test_a_toolchain_difference_is_a_warning(bench):
+    artifact = bench.artifact("openvino")
+    bench.emit(artifact)
+    (finding,) = verify(bench.root(artifact))
+    assert (finding.severity, finding.field) == ("warning", "unverified")
+    assert "2026.4.1" in finding.why
+
+
+def test_bytecode_that_a_server_leaves_behind_is_no_finding(root):
+    cache = root / "embedding/1/__pycache__"
+    cache.mkdir()
+    (cache / "model.cpython-312.pyc").write_bytes(b"")
+    assert verify(root) == ()
