@@ -57,7 +57,7 @@ def stop_all() -> None:
     """End every running process, and let none start until ``start``: the way out of an interrupted run."""
     _stopped.set()
     for worker in list(_running):
-        worker.close()
+        worker.kill()  # whoever holds it sees the end, and closes its pipes: closed here, their numbers could be another's
 
 
 _BOOT = """
@@ -91,6 +91,7 @@ class Worker:
             raise WorkerDied("stopped by the user")
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._reaping = threading.Lock()
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -128,7 +129,7 @@ class Worker:
             raise self._died(task) from None
         try:
             answer = self._answer(task, timeout_s)
-        except ValueError:  # ``stop_all`` closed the pipe, or what came was no JSON
+        except ValueError:  # what came was no JSON
             raise self._died(task) from None
         _spans.append(tuple(answer["span"]))
         if "result" in answer:
@@ -142,14 +143,20 @@ class Worker:
     def close(self) -> None:
         """End the child and all it started."""
         _running.discard(self)
-        if self._process.returncode is None:  # not reaped yet, so the id of its group is still its own
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
+        with self._reaping:
             self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+
+    def kill(self) -> None:
+        """End the child and all it started, from any thread; the thread that holds this worker still closes it."""
+        with self._reaping:
+            if self._process.returncode is None:  # not reaped yet, so the id of its group is still its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _answer(self, task: str, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -179,10 +186,7 @@ class Worker:
         """Wait for the child's end without reaping it, so that its group can still be ended."""
         limit = time.monotonic() + within_s
         while self._process.returncode is None:
-            try:
-                if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-                    return True
-            except ChildProcessError:  # ``stop_all`` reaped it in another thread
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
                 return True
             if time.monotonic() >= limit:
                 return False
