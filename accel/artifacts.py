@@ -365,10 +365,38 @@ class Repository:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerSplit:
+    """Where a Triton server spent the time of a point, from the differences of its own statistics.
+
+    Attributes:
+        queue_ms / input_ms / infer_ms / output_ms: mean per request: waiting in the scheduler, copying inputs, the
+            model, copying outputs.
+        requests: requests that succeeded, as the server counts them.
+        inferences / executions: batch items, and calls of the backend; fewer calls than requests is dynamic batching.
+        cache_hits / cache_misses: lookups in the response cache.
+    """
+
+    queue_ms: float
+    input_ms: float
+    infer_ms: float
+    output_ms: float
+    requests: int
+    inferences: int
+    executions: int
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One timed point. Times in ms, memory in MiB, throughput in batch items per second.
 
     Attributes:
+        backend: the target's name in process; the backend that answered (``python`` for a twin) on a server.
+        rate_per_s: requests per second that an open loop meant to send; None for a closed loop.
+        failures: requests that ended in an error; they count in no percentile.
+        server: the server's own account; None in process.
+        repository: which repository was served, relative to the run directory; None in process.
         rounds_ms: mean time of a call in each interleaved round, in the order of the rounds; pairs with the other
             variants of the same ``session`` for ratio intervals.
         session: id of the interleaved session; only points of one session may be compared directly.
@@ -400,6 +428,10 @@ class Measurement:
     rounds_ms: tuple[float, ...]
     session: str
     p99_ci_ms: tuple[float, float] | None = None
+    rate_per_s: float | None = None
+    failures: int = 0
+    server: ServerSplit | None = None
+    repository: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

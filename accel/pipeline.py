@@ -162,7 +162,7 @@ def _build_all(
             progress.variant(id, "proving")
             result.proof = stages.prove(result.built, described, reference)
             stage = "emit"
-            result.emitted = stages.emit(result.built, described, reference)
+            result.emitted = stages.emit(result.built, result.proof, described, reference)
         except StageError as error:
             result.outcome = Failed(stage, error.message, error.log, again)
         except AccelError as error:

@@ -75,7 +75,6 @@ class Proof:
     parity: Parity
     precision: str
     asked: str
-    peak_rss_mib: float
     feeds: int
 
 
@@ -273,11 +272,11 @@ class Stages:
             if parity.coarser(ran["precision"], held):
                 reason = f"computes in {ran['precision']}, and {held} was asked for"
                 verdict = Parity(False, verdict.gate, verdict.found, verdict.outputs, (reason, *verdict.reasons))
-            return Proof(verdict, ran["precision"], held, ran["peak_rss_mib"], ran["feeds"])
+            return Proof(verdict, ran["precision"], held, ran["feeds"])
 
         return self._stage(f"proof-{artifact.variant.id}", key, Proof, make)
 
-    def emit(self, built: Stage, described: Stage, reference: Stage) -> Stage:
+    def emit(self, built: Stage, proof: Stage, described: Stage, reference: Stage) -> Stage:
         """Write the Triton model repository of a built variant."""
         artifact: Artifact = built.value
         made: Described = described.value
@@ -285,6 +284,7 @@ class Stages:
         answer = builder.triton(artifact, self._job.triton_release)
         key = store.key(
             build=built.key,
+            proof=proof.key,
             samples=made.samples.sha256,
             reference=reference.key,
             name=made.source.name,
@@ -305,6 +305,7 @@ class Stages:
                 "model_version": self._job.model_version,
                 "samples": str(described.folder / made.samples.shapes.path),
                 "reference": str(reference.folder / reference.value.file),
+                "parity": to_json(proof.value.parity),
             }
             return from_json(Emitted, self._run("emit", params, artifact.variant.id))
 

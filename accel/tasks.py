@@ -20,6 +20,7 @@ from accel.artifacts import (
     BuildRequest,
     ModelSource,
     OnnxModel,
+    Parity,
     SampleSet,
     Skipped,
     TensorSpec,
@@ -121,7 +122,7 @@ def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folde
                 fix="give samples of that shape with --samples, or leave --static out",
             )
         _write_answers(Path(out), results)
-        return {"precision": session.precision(), "peak_rss_mib": peak_rss_mib(), "feeds": len(results)}
+        return {"precision": session.precision(), "feeds": len(results)}
 
 
 def compare(
@@ -171,6 +172,7 @@ def emit(
     model_version: int,
     samples: str,
     reference: str,
+    parity: Any,
 ) -> Any:
     """Write the Triton repository of a built variant; gives the repository, or the reason why there can be none."""
     from accel.triton import repository
@@ -180,7 +182,10 @@ def emit(
     emitted = repository.emit(
         made,
         Path(folder),
-        source=described,
+        inputs=described.inputs,
+        outputs=described.outputs,
+        unproved=described.unproved_int64,
+        parity=from_json(Parity, parity),
         builder=targets.discover()[made.variant.target.name],
         release=release,
         root=Path(root),

@@ -57,7 +57,7 @@ def stop_all() -> None:
     """End every running process, and let none start until ``start``: the way out of an interrupted run."""
     _stopped.set()
     for worker in list(_running):
-        worker.kill()  # whoever holds it sees the end, and closes its pipes: closed here, their numbers could be another's
+        worker.kill()  # its holder sees the end and closes its pipes; closed here, their numbers could be another's
 
 
 _BOOT = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accel.artifacts import Artifact, ModelSource, TensorSpec, TritonModel
+from accel.artifacts import Artifact, TensorSpec, TritonModel
 from accel.errors import InputError
 from accel.triton.config import datatype
 
@@ -28,8 +28,13 @@ class Contract:
         return tuple(TensorSpec(s.name, s.dtype, s.dims[1:], s.range) for s in specs)
 
 
-def agree(artifact: Artifact, source: ModelSource, *, served: TritonModel) -> Contract:
+def agree(
+    artifact: Artifact, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], *, served: TritonModel
+) -> Contract:
     """Return the client contract after checking the artifact's own tensors against it.
+
+    Args:
+        inputs / outputs: the source's, batch axis included.
 
     Raises:
         InputError: a tensor is missing, or its rank, a fixed size or (where the backend does not convert) its dtype
@@ -38,7 +43,7 @@ def agree(artifact: Artifact, source: ModelSource, *, served: TritonModel) -> Co
     profile = artifact.variant.profile
     sizes: dict[str, int] = {}
     if artifact.variant.static is not None:
-        for spec in source.inputs:
+        for spec in inputs:
             for dim, size in zip(spec.dims, profile[spec.name].opt, strict=True):
                 if isinstance(dim, str):
                     sizes[dim] = size
@@ -67,8 +72,8 @@ def agree(artifact: Artifact, source: ModelSource, *, served: TritonModel) -> Co
             raise InputError(f"{artifact.variant.id}: {spec.name!r} is fixed to {found.dims}, clients expect {dims}")
         return TensorSpec(spec.name, spec.dtype, dims, spec.range)
 
-    inputs = tuple(promised(s, served.input_names.get(s.name, s.name)) for s in source.inputs)
-    outputs = tuple(promised(s, served.output_names.get(s.name, s.name)) for s in source.outputs)
+    inputs = tuple(promised(s, served.input_names.get(s.name, s.name)) for s in inputs)
+    outputs = tuple(promised(s, served.output_names.get(s.name, s.name)) for s in outputs)
     for spec in (*inputs, *outputs):
         datatype(spec.dtype)
         if not spec.dims:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from accel.artifacts import SCHEMA, FileRef, TensorSpec, from_json, to_json
+from accel.artifacts import SCHEMA, Artifact, FileRef, Parity, TensorSpec, from_json, to_json
 from accel.errors import InputError
 
 FILENAME = "manifest.json"
@@ -31,10 +31,9 @@ class Manifest:
         max_batch_size: as in the config of the model that clients call.
         unverified: differences between the artifact's toolchain and the release.
         requires: packages the Python backend's interpreter must have; empty for a native backend.
-        precision: precision the build asked for.
-        versions: packages that took part in the build.
-        facts: the builder's own account.
-        parent_sha256: what the artifact was built from.
+        artifact: the artifact that is served, with its variant, its files below the version folder, and the builder's
+            own account (precision, packages that took part, facts).
+        parity: what the gate found when the artifact ran in process; None where it was not held against one.
         unproved_int64: 64-bit values inside the model that are not proved to fit int32 (OpenVINO would wrap them).
         reference_points: shape points whose inputs and outputs lie in ``reference.npz``, under the keys
             ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``.
@@ -51,11 +50,9 @@ class Manifest:
     max_batch_size: int
     unverified: tuple[str, ...]
     requires: Mapping[str, str]
-    precision: str
-    versions: Mapping[str, str]
-    facts: Mapping[str, Any]
-    parent_sha256: str
+    artifact: Artifact
     reference_points: tuple[str, ...]
+    parity: Parity | None = None
     unproved_int64: tuple[str, ...] = ()
     schema: int = field(default=SCHEMA)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from accel.artifacts import (
     Artifact,
     FileRef,
-    ModelSource,
+    Parity,
     Repository,
     Skipped,
     TensorSpec,
@@ -49,7 +49,8 @@ def emit(
     artifact: Artifact,
     artifact_folder: Path,
     *,
-    source: ModelSource,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
     builder: Builder,
     release: str,
     root: Path,
@@ -58,15 +59,22 @@ def emit(
     model_version: int,
     samples: Path,
     reference: Path,
+    parity: Parity | None = None,
+    unproved: tuple[str, ...] = (),
+    python: bool = False,
 ) -> Repository | Skipped:
     """Write the repository of one artifact at ``root``, replacing an earlier one only by a whole new one.
 
     Args:
         artifact_folder: where the artifact's files lie; they are hard-linked, or copied to another file system.
+        inputs / outputs: what clients are promised: names, dtypes and dims with their batch axis.
         release: Triton release to emit for.
         run_dir: the run's folder; ``Repository.root`` is relative to it.
         samples / reference: ``.npz`` files with the keys ``<point>/<input>`` and ``<point>/<output>`` for the shape
             points ``min``, ``odd``, ``opt`` and ``max``; used for warmup and stored for ``accel verify``.
+        parity: what the gate found in process; a served answer is held against it.
+        unproved: 64-bit values inside the model that are not proved to fit int32.
+        python: serve it through the Python backend, whatever backend the builder would choose.
 
     Returns:
         The repository, or why that release cannot serve the artifact.
@@ -81,7 +89,11 @@ def emit(
     check_model_name(model_name)
     if model_version < 1:
         raise UsageError(f"model version {model_version} is not a version folder of Triton", fix="give 1 or more")
-    served = builder.triton(artifact, release)
+    served: TritonModel | Skipped
+    if python:
+        served = TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+    else:
+        served = builder.triton(artifact, release)
     if isinstance(served, Skipped):
         return served
     if (reason := _unservable(served, row)) is not None:
@@ -94,8 +106,9 @@ def emit(
             artifact=artifact,
             folder=artifact_folder,
             served=served,
-            contract=agree(artifact, source, served=served),
-            unproved=source.unproved_int64,
+            contract=agree(artifact, inputs, outputs, served=served),
+            parity=parity,
+            unproved=unproved,
             builder=builder,
             row=row,
             name=model_name,
@@ -142,6 +155,7 @@ class _Plan:
     folder: Path
     served: TritonModel
     contract: Contract
+    parity: Parity | None
     unproved: tuple[str, ...]
     builder: Builder
     row: Release
@@ -223,10 +237,8 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
             max_batch_size=contract.batch,
             unverified=_differences(artifact, served, row=row),
             requires=dict(artifact.built.versions) if is_python else {},
-            precision=artifact.built.precision,
-            versions=artifact.built.versions,
-            facts=artifact.built.facts,
-            parent_sha256=artifact.parent_sha256,
+            artifact=artifact,
+            parity=plan.parity,
             unproved_int64=plan.unproved,
             reference_points=tuple(points),
         ),

@@ -58,8 +58,11 @@ class Bench:
     def emit(self, artifact: Artifact, **changes: Any) -> Repository:
         """Emit for 26.05 with the backend's own TritonModel unless ``changes`` say otherwise."""
         backend = artifact.variant.target.name
+        source = changes.pop("source", embedding.source())
         arguments: dict[str, Any] = {
-            "source": embedding.source(),
+            "inputs": source.inputs,
+            "outputs": source.outputs,
+            "unproved": source.unproved_int64,
             "builder": embedding.EmbeddingBuilder(SERVED[backend]),
             "release": "26.05",
             "root": self.root(artifact),

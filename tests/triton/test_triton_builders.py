@@ -65,7 +65,8 @@ def test_a_built_artifact_becomes_a_repository(bench, name, static):
     repository = emit(
         artifact,
         folder,
-        source=embedding.source(),
+        inputs=embedding.source().inputs,
+        outputs=embedding.source().outputs,
         builder=builder,
         release=NEWEST,
         root=root,

@@ -175,7 +175,7 @@ def test_manifest_says_what_ships(bench):
     )
     assert manifest.inputs == embedding.INPUTS
     assert (manifest.variant, manifest.release, manifest.backend) == ("onnxruntime@cpu", "26.07", "onnxruntime")
-    assert manifest.facts == {"rows": 50}
+    assert manifest.artifact.built.facts == {"rows": 50}
     with np.load(bench.root(artifact) / "reference.npz") as stored, np.load(bench.reference) as reference:
         assert manifest.reference_points == ("min", "odd", "opt", "max")
         np.testing.assert_array_equal(stored["outputs/odd/pooled"], reference["odd/pooled"])
