@@ -355,12 +355,14 @@ class Repository:
         root: path relative to the run directory.
         models: names of the model folders in it; the first is the one clients call.
         release: Triton release it was emitted for.
+        backend: the backend that does the work.
         unverified: toolchain differences between the artifact and that release (``unverified-for-release``).
     """
 
     root: str
     models: tuple[str, ...]
     release: str
+    backend: str
     unverified: tuple[str, ...] = ()
 
 

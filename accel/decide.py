@@ -216,6 +216,8 @@ def _touches(ratio: Ratio | None) -> bool:
 def _broken(point: Measurement, candidate: Candidate, constraints: Constraints) -> str | None:
     """Say which constraint a point breaks, with the figure found, or None."""
     if (limit := constraints.max_p99_ms) is not None:
+        if point.p50_ci_ms[0] > limit:
+            return f"p50 is at least {point.p50_ci_ms[0]:.4g} ms, over the limit of {limit:g} ms for p99"
         if point.p99_ci_ms is None:
             longer = "; measure longer (--rounds)" if point.scenario == "latency" else f" at batch {point.batch}"
             return f"p99 cannot be held against {limit:g} ms: only {point.samples} samples{longer}"

@@ -7,6 +7,7 @@ stay ratios of one session.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,10 +163,12 @@ def _show_raw(result: Path, name: str, job: Job) -> None:
 
 
 def _plan(scenario: Objective, job: Job) -> Plan:
-    if scenario == "throughput":
-        return THROUGHPUT
-    least = -(-P99_CALLS // job.rounds) if job.constraints.max_p99_ms is not None else 3
-    return Plan("latency", rounds=job.rounds, round_s=job.round_s, warm_s=1.5, least=least)
+    plan = THROUGHPUT
+    if scenario == "latency":
+        plan = Plan("latency", rounds=job.rounds, round_s=job.round_s, warm_s=1.5)
+    if (limit := job.constraints.max_p99_ms) is None:
+        return plan
+    return dataclasses.replace(plan, least=-(-P99_CALLS // plan.rounds), limit_ms=limit)
 
 
 def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[Point, ...]:

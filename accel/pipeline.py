@@ -20,7 +20,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from accel import contract, hardware, parity, runfile, store, targets, worker
-from accel.artifacts import Artifact, Decision, Deferred, Failed, Measurement, ModelSource, ShapeRange, Skipped, Variant
+from accel.artifacts import (
+    Artifact,
+    Decision,
+    Deferred,
+    Failed,
+    Measurement,
+    ModelSource,
+    Repository,
+    ShapeRange,
+    Skipped,
+    Variant,
+)
 from accel.decide import Objective, decide, finalists
 from accel.errors import AccelError, StageError
 from accel.job import Job
@@ -163,6 +174,8 @@ def _build_all(
             result.proof = stages.prove(result.built, described, reference)
             stage = "emit"
             result.emitted = stages.emit(result.built, result.proof, described, reference)
+            if result.variant.static is None and _cannot_batch(result.emitted):
+                result.twin = stages.emit(result.built, result.proof, described, reference, twin=True)
         except StageError as error:
             result.outcome = Failed(stage, error.message, error.log, again)
         except AccelError as error:
@@ -197,6 +210,12 @@ def _parallel(onnx: Stage | None) -> int:
     """Return how many variants are built at once: two, where memory holds eight copies of the model for each."""
     weights = sum(f.bytes for f in onnx.value.data) + onnx.value.file.bytes if onnx else 0
     return 2 if 2 * 8 * weights <= hardware.available_memory_bytes() else 1
+
+
+def _cannot_batch(emitted: Stage) -> bool:
+    """Say whether a native backend serves the artifact without merging requests, which the Python backend could."""
+    repository: Repository | None = emitted.value.repository
+    return repository is not None and repository.backend == "openvino"
 
 
 def _figures(result: Result) -> str:

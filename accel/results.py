@@ -20,13 +20,18 @@ Outcome = Skipped | Deferred | Failed
 
 @dataclass(slots=True)
 class Result:
-    """What became of one variant so far."""
+    """What became of one variant so far.
+
+    Attributes:
+        twin: a second repository of the same artifact, which the Python backend serves and batches.
+    """
 
     variant: Variant
     outcome: Outcome | None = None
     built: Stage | None = None
     proof: Stage | None = None
     emitted: Stage | None = None
+    twin: Stage | None = None
     points: tuple[Measurement, ...] = ()
     freshly_measured: bool = False
 

@@ -17,7 +17,7 @@ from typing import Any
 from accel import store
 from accel.artifacts import SCHEMA, Artifact, OnnxModel, to_json
 from accel.results import Result, Run, alone, standing
-from accel.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, Emitted, Proof
+from accel.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Emitted, Proof
 
 
 def show(run: Run) -> None:
@@ -70,8 +70,9 @@ def _show_variant(folder: Path, result: Result, run: Run) -> None:
         files[LOG] = result.built.folder / LOG
         files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {alone(result.variant, run.job)}\n"
         store.replace_folder(folder / "variants" / id, files)
-    if result.emitted is not None and result.emitted.value.repository is not None:
-        store.replace_folder(folder / "repositories" / id, _all(result.emitted.folder / REPOSITORY))
+    for name, emitted in ((id, result.emitted), (id + TWIN, result.twin)):
+        if emitted is not None and emitted.value.repository is not None:
+            store.replace_folder(folder / "repositories" / name, _all(emitted.folder / REPOSITORY))
 
 
 def _all(root: Path) -> dict[str, Path | str]:
@@ -181,6 +182,7 @@ def _variant(result: Result) -> dict[str, Any]:
         },
         "parity": proof and {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
         "repository": f"repositories/{result.variant.id}" if served else None,
+        "twin": f"repositories/{result.variant.id}{TWIN}" if result.twin else None,
         "unverified_for_release": to_json(emitted.repository.unverified) if emitted and emitted.repository else [],
         "cached": bool(result.built and result.built.cached and not result.freshly_measured),
         "measurements": to_json(result.points),

@@ -43,6 +43,9 @@ LOG = "build.log"
 REPOSITORY = "repository"
 """Folder of the Triton model repository inside an emission's result."""
 
+TWIN = ".python"
+"""What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
+
 TOOLCHAIN = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "numpy", "tritonclient")
 
 
@@ -276,8 +279,8 @@ class Stages:
 
         return self._stage(f"proof-{artifact.variant.id}", key, Proof, make)
 
-    def emit(self, built: Stage, proof: Stage, described: Stage, reference: Stage) -> Stage:
-        """Write the Triton model repository of a built variant."""
+    def emit(self, built: Stage, proof: Stage, described: Stage, reference: Stage, *, twin: bool = False) -> Stage:
+        """Write the Triton model repository of a built variant, or its twin that the Python backend serves."""
         artifact: Artifact = built.value
         made: Described = described.value
         builder = targets.discover()[artifact.variant.target.name]
@@ -287,6 +290,7 @@ class Stages:
             proof=proof.key,
             samples=made.samples.sha256,
             reference=reference.key,
+            twin=twin,
             name=made.source.name,
             version=self._job.model_version,
             release=self._job.triton_release,
@@ -306,10 +310,11 @@ class Stages:
                 "samples": str(described.folder / made.samples.shapes.path),
                 "reference": str(reference.folder / reference.value.file),
                 "parity": to_json(proof.value.parity),
+                "python": twin,
             }
             return from_json(Emitted, self._run("emit", params, artifact.variant.id))
 
-        return self._stage(f"emit-{artifact.variant.id}", key, Emitted, make)
+        return self._stage(f"emit-{artifact.variant.id}{TWIN if twin else ''}", key, Emitted, make)
 
     def python(self, variant: Variant) -> Path:
         """Return the interpreter that builds and runs a variant."""

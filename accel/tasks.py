@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,10 @@ def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folde
     with contextlib.closing(session):
         if made.variant.static:
             fixed = {name: shape.opt for name, shape in made.variant.profile.items()}
+            hidden = {d for i in described.inputs if i.name == described.mask for d in i.dims[1:]}
             results = {}
             for name, feed in feeds.items():
-                if all(_fits(feed[i.name].shape, fixed[i.name], described.mask) for i in described.inputs):
+                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in described.inputs):
                     results[name] = _run_fixed(session.run, feed, described, fixed)
         else:
             results = {name: session.run(feed) for name, feed in feeds.items()}
@@ -173,6 +174,7 @@ def emit(
     samples: str,
     reference: str,
     parity: Any,
+    python: bool,
 ) -> Any:
     """Write the Triton repository of a built variant; gives the repository, or the reason why there can be none."""
     from accel.triton import repository
@@ -186,6 +188,7 @@ def emit(
         outputs=described.outputs,
         unproved=described.unproved_int64,
         parity=from_json(Parity, parity),
+        python=python,
         builder=targets.discover()[made.variant.target.name],
         release=release,
         root=Path(root),
@@ -245,14 +248,14 @@ def bench_warm(point: str, limit_s: float) -> Any:
     return {"calls": _timed[-1].warm(point, limit_s)}
 
 
-def bench_latency(point: str, seconds: float, least: int) -> Any:
+def bench_latency(point: str, seconds: float, least: int, limit_ms: float | None) -> Any:
     """Run one latency round; returns the ns of each call."""
-    return {"times_ns": _timed[-1].latency(point, seconds, least), "peak_rss_mib": peak_rss_mib()}
+    return {"times_ns": _timed[-1].latency(point, seconds, least, limit_ms), "peak_rss_mib": peak_rss_mib()}
 
 
-def bench_throughput(point: str, seconds: float, least: int) -> Any:
+def bench_throughput(point: str, seconds: float, least: int, limit_ms: float | None) -> Any:
     """Run one throughput round; returns the ns of each request and of the whole round."""
-    times, elapsed = _timed[-1].throughput(point, seconds, least)
+    times, elapsed = _timed[-1].throughput(point, seconds, least, limit_ms)
     return {"times_ns": times, "elapsed_ns": elapsed, "peak_rss_mib": peak_rss_mib()}
 
 
@@ -298,11 +301,10 @@ def _read_answers(path: Path) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-def _fits(shape: tuple[int, ...], fixed: tuple[int, ...], mask: str | None) -> bool:
-    """Say whether a feed can be brought to a fixed shape: by padding where a mask hides it, else as it is."""
-    if mask is None:
-        return shape[1:] == fixed[1:]
-    return all(size <= limit for size, limit in zip(shape[1:], fixed[1:], strict=True))
+def _fits(shape: tuple[int, ...], fixed: tuple[int, ...], dims: tuple[int | str, ...], hidden: Set[int | str]) -> bool:
+    """Say whether a feed can be brought to a fixed shape: items in groups, axes that the mask hides padded."""
+    axes = zip(dims[1:], shape[1:], fixed[1:], strict=True)
+    return all(size <= limit if dim in hidden else size == limit for dim, size, limit in axes)
 
 
 def _run_fixed(

@@ -153,6 +153,14 @@ def test_an_older_session_does_not_excuse_a_broken_constraint():
     assert "upper bound" in dict(found.rejected)["a"]
 
 
+def test_a_point_whose_median_breaks_the_p99_limit_needs_no_p99():
+    slow = Candidate("a", "ok", None, "fp32", 1, (point(10, batch=1, p99=12), point(400, batch=8)))
+    found = choose(slow, max_p99_ms=25, baseline=None)
+    assert found.chosen == "a"
+    found = choose(Candidate("a", "ok", None, "fp32", 1, (point(400, batch=8),)), max_p99_ms=25, baseline=None)
+    assert "p50 is at least" in found.rejected[0][1]
+
+
 def test_p99_is_held_by_its_upper_bound():
     assert choose(candidate("a", 10, p99=12), candidate("b", 20, p99=22), max_p99_ms=25, baseline=None).chosen == "a"
     found = choose(candidate("a", 10, p99=24), candidate("b", 20, p99=22), max_p99_ms=25, baseline=None)

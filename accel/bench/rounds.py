@@ -55,13 +55,19 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to look. ``least`` calls are made in a round however long they take."""
+    """How long to look.
+
+    Attributes:
+        least: calls made in a round however long they take.
+        limit_ms: what a call may take; a point whose calls take longer is not called ``least`` times.
+    """
 
     scenario: Literal["latency", "throughput"]
     rounds: int
     round_s: float
     warm_s: float
     least: int = 3
+    limit_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -98,7 +104,8 @@ class _Runner:
             self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
 
     def round(self, point: Point) -> None:
-        params = {"point": point.key, "seconds": self._plan.round_s, "least": self._plan.least}
+        plan = self._plan
+        params = {"point": point.key, "seconds": plan.round_s, "least": plan.least, "limit_ms": plan.limit_ms}
         answer = self._call(f"bench_{self._plan.scenario}", params)
         times = np.array(answer["times_ns"], dtype=np.int64)
         seen = self.seen[point.key]

@@ -65,16 +65,25 @@ class TimedSession:
                     break
         return len(times)
 
-    def latency(self, point: str, seconds: float, least: int) -> list[int]:
-        """Call one at a time for ``seconds`` and at least ``least`` times; returns each call's ns."""
+    def latency(self, point: str, seconds: float, least: int, limit_ms: float | None = None) -> list[int]:
+        """Call one at a time for ``seconds`` and at least ``least`` times; returns each call's ns.
+
+        Args:
+            limit_ms: what the calls must keep: when half of them are slower, ``least`` is not waited for.
+        """
         deadline = now_ns() + int(seconds * 1e9)
         times: list[int] = []
-        while len(times) < least or now_ns() < deadline:
+        while now_ns() < deadline or not (len(times) >= least or _hopeless(times, limit_ms)):
             times.append(self.call_ns(point))
         return times
 
-    def throughput(self, point: str, seconds: float, least: int) -> tuple[list[int], int]:
+    def throughput(
+        self, point: str, seconds: float, least: int, limit_ms: float | None = None
+    ) -> tuple[list[int], int]:
         """Keep every slot of the session busy for ``seconds`` and at least ``least`` rounds over the slots.
+
+        Args:
+            limit_ms: as in ``latency``.
 
         Returns:
             Each request's ns from submit to read, and the ns from the first submit to the last read.
@@ -91,7 +100,7 @@ class TimedSession:
         rounds = 0
         while True:
             rounds += 1
-            last = rounds >= least and now_ns() >= deadline
+            last = now_ns() >= deadline and (rounds >= least or _hopeless(times, limit_ms))
             for slot in range(slots):
                 session.wait(slot=slot)
                 session.read(slot=slot)
@@ -102,3 +111,8 @@ class TimedSession:
                     session.submit(slot=slot)
             if last:
                 return times, now_ns() - begin
+
+
+def _hopeless(times_ns: list[int], limit_ms: float | None) -> bool:
+    """Say whether the slower half of at least three calls is over the limit: then so is any higher percentile."""
+    return limit_ms is not None and len(times_ns) >= 3 and float(np.median(times_ns)) > limit_ms * 1e6

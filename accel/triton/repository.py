@@ -123,7 +123,11 @@ def emit(
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return Repository(
-        os.path.relpath(root, run_dir).replace(os.sep, "/"), models, release, _differences(artifact, served, row=row)
+        root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
+        models=models,
+        release=release,
+        backend=served.backend,
+        unverified=_differences(artifact, served, row=row),
     )
 
 
