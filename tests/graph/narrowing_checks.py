@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
+from onnx import NodeProto, helper, numpy_helper
+
+from accel.graph.int32 import NarrowReport, ValueReport
 
 Feed = Mapping[str, np.ndarray]
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -64,3 +68,29 @@ def assert_equal_models(source: Path, narrowed: Path, feeds: list[Feed]) -> None
         assert before.keys() == after.keys()
         for name in before:
             assert_same(name, before[name], after[name])
+
+
+def save(
+    path: Path,
+    nodes: list[NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    constants: dict[str, object] | None = None,
+    *,
+    domains: tuple[str, ...] = (),
+    value_info: list[onnx.ValueInfoProto] | None = None,
+    external: bool = False,
+    opset: int = 18,
+) -> Path:
+    """Write a model of these nodes; constants become initialisers, Python integers int64."""
+    held = [numpy_helper.from_array(np.asarray(v), n) for n, v in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, held, value_info=value_info or [])
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    onnx.save(model, path, save_as_external_data=external, location="weights", size_threshold=0)
+    return path
+
+
+def by_name(report: NarrowReport) -> dict[str, ValueReport]:
+    """Return what the report says of each value."""
+    return {v.name: v for v in report.values}

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from narrowing_checks import assert_same, session
+from narrowing_checks import assert_same, by_name, save, session
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from accel.artifacts import from_json, to_json
 from accel.errors import InputError, SampleError, UsageError
 from accel.graph.double import loss
-from accel.graph.int32 import NarrowReport, ValueReport, narrow_file
+from accel.graph.int32 import NarrowReport, narrow_file
 
 DOUBLE, FLOAT, I32, I64 = TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 U64, BOOL = TensorProto.UINT64, TensorProto.BOOL
@@ -29,33 +29,9 @@ def info(name: str, dtype: int = DOUBLE, dims: tuple[object, ...] = ("n",)) -> o
     return helper.make_tensor_value_info(name, dtype, list(dims))
 
 
-def save(
-    path: Path,
-    nodes: list[NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    constants: dict[str, object] | None = None,
-    *,
-    domains: tuple[str, ...] = (),
-    value_info: list[onnx.ValueInfoProto] | None = None,
-    external: bool = False,
-    opset: int = 18,
-) -> Path:
-    held = [numpy_helper.from_array(np.asarray(v), n) for n, v in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, held, value_info=value_info or [])
-    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    onnx.save(model, path, save_as_external_data=external, location="weights", size_threshold=0)
-    return path
-
-
 def narrow(source: Path, level: str = "io", **options: object) -> tuple[NarrowReport, Path]:
     out = source.with_name("out.onnx")
     return narrow_file(source, out, level=level, runtime="tensorrt", **options), out
-
-
-def by_name(report: NarrowReport) -> dict[str, ValueReport]:
-    return {v.name: v for v in report.values}
 
 
 def types(path: Path) -> dict[str, int]:

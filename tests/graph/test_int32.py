@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from narrowing_checks import assert_equal_models, run, session
+from narrowing_checks import assert_equal_models, by_name, run, save, session
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from accel.artifacts import ShapeRange, from_json, to_json
 from accel.errors import AccelError, InputError, OutputError, SampleError, UsageError
-from accel.graph.int32 import NarrowReport, ValueReport, narrow_file, prove_int32_interior
+from accel.graph.int32 import NarrowReport, narrow_file, prove_int32_interior
 
 I32, I64, FLOAT, BOOL = TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
@@ -23,30 +23,6 @@ node = helper.make_node
 
 def info(name: str, dtype: int = I64, dims: tuple[object, ...] = ("n",)) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, list(dims))
-
-
-def save(
-    path: Path,
-    nodes: list[NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    constants: dict[str, object] | None = None,
-    *,
-    opset: int = 18,
-    domains: tuple[str, ...] = (),
-) -> Path:
-    held = [
-        numpy_helper.from_array(v if isinstance(v, np.ndarray) else np.array(v, np.int64), n)
-        for n, v in (constants or {}).items()
-    ]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, held)
-    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), path)
-    return path
-
-
-def by_name(report: NarrowReport) -> dict[str, ValueReport]:
-    return {v.name: v for v in report.values}
 
 
 def types(path: Path) -> dict[str, int]:
