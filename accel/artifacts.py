@@ -285,6 +285,7 @@ class OutputParity:
         agreement: share of equal top-1 positions, where the output is a score per class.
         atol_needed / rtol_needed: the tolerance that would pass with the other one at zero.
         by_shape_db: SQNR of each checked shape, against its own signal power or the whole set's, whichever is more.
+        by_shape_mse: mean squared error of each, which later answers of the same build can be held against alone.
         nonfinite: how many values are NaN or infinite where the reference is not; any one fails every gate.
     """
 
@@ -298,6 +299,7 @@ class OutputParity:
     rtol_needed: float | None
     by_shape_db: Mapping[str, float | None] = field(default_factory=dict)
     nonfinite: int = 0
+    by_shape_mse: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +445,8 @@ class Decision:
     Attributes:
         chosen: id of the variant, or None where nothing qualified.
         speedup: baseline time over chosen time (throughput ratio for that objective), with its interval.
+        via: how the variants were measured: ``inprocess`` or ``triton``.
+        repository: which repository of the variant was served, relative to the run directory; None in process.
         rejected: every other variant's id and reason.
     """
 
@@ -457,6 +461,7 @@ class Decision:
     baseline: str | None = None
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
+    repository: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class Candidate:
         precision: the precision that really ran.
         measurements: all points known of it, oldest first; may come from several sessions.
         choosable: False for a variant that no repository of the wanted release can serve, with ``reason``.
+        repository: what was served, relative to the run directory; None where the choice is between variants alone.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Candidate:
     bytes: int
     measurements: tuple[Measurement, ...]
     choosable: bool = True
+    repository: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,12 @@ def decide(
     objective: Objective,
     constraints: Constraints,
     baseline: str | None,
+    via: Literal["inprocess", "triton"] = "inprocess",
 ) -> Decision:
     """Choose among the variants of one device.
 
     Args:
+        via: how the candidates were measured.
         candidates: every variant that was asked for on the device, whatever became of it.
         baseline: id of the source framework's own variant, the unit of speed-ups.
     """
@@ -79,7 +83,7 @@ def decide(
         if (reason := _unfit(candidate)) is not None:
             rejected[candidate.id] = reason
             continue
-        newest = {m.batch: m for m in _points(candidate, objective)}  # an older session cannot excuse the newest
+        newest = {_place(m): m for m in _points(candidate, objective)}  # an older session cannot excuse the newest
         allowed = [(m, _broken(m, candidate, constraints)) for m in newest.values()]
         good = [m for m, broken in allowed if broken is None]
         if good:
@@ -89,13 +93,13 @@ def decide(
     field = [c for c in candidates if c.id in points]
     base = next((c for c in candidates if c.id == baseline), None)
     verdict = functools.partial(
-        Decision, device=device, objective=objective, constraints=constraints.named(), baseline=baseline
+        Decision, device=device, objective=objective, constraints=constraints.named(), baseline=baseline, via=via
     )
     if not field:
         why = "no variant passed its gate and the constraints, was built and was measured"
-        return verdict(chosen=None, via="inprocess", ties=(), rejected=tuple(rejected.items()), reason=why)
+        return verdict(chosen=None, ties=(), rejected=tuple(rejected.items()), reason=why)
 
-    shown = {c.id: tuple(m for m in _points(c, objective) if m.batch == points[c.id].batch) for c in field}
+    shown = {c.id: tuple(m for m in _points(c, objective) if _place(m) == _place(points[c.id])) for c in field}
 
     def ratio(a: str, b: str) -> Ratio | None:
         return _ratio(shown[a], shown[b], base, objective)
@@ -112,7 +116,7 @@ def decide(
     speedup = _speedup(base, shown[chosen.id], objective)
     return verdict(
         chosen=chosen.id,
-        via=points[chosen.id].via,
+        repository=chosen.repository,
         ties=ties,
         rejected=tuple((c.id, rejected[c.id]) for c in candidates if c.id != chosen.id),
         reason=_won(chosen, points[chosen.id], speedup, ties, baseline),
@@ -129,9 +133,9 @@ def finalists(
     shown: dict[str, tuple[Measurement, ...]] = {}
     for candidate in candidates:
         if _ready(candidate, objective):
-            newest = {m.batch: m for m in _points(candidate, objective)}
-            batch = min(newest.values(), key=_time).batch
-            shown[candidate.id] = tuple(m for m in _points(candidate, objective) if m.batch == batch)
+            newest = {_place(m): m for m in _points(candidate, objective)}
+            place = _place(min(newest.values(), key=_time))
+            shown[candidate.id] = tuple(m for m in _points(candidate, objective) if _place(m) == place)
     best: list[str] = []
     while shown and len(best) < most:
         best.append(_fastest(list(shown), shown, base, objective))
@@ -171,6 +175,11 @@ def _points(candidate: Candidate, objective: Objective) -> tuple[Measurement, ..
     return tuple(m for m in candidate.measurements if m.scenario == objective)
 
 
+def _place(point: Measurement) -> tuple[int, int]:
+    """Return what a point was measured at: its batch, and how many requests were in flight."""
+    return point.batch, point.concurrency
+
+
 def _time(point: Measurement) -> float:
     return 1e3 / point.throughput_per_s if point.scenario == "throughput" else point.p50_ms or point.mean_ms
 
@@ -178,8 +187,8 @@ def _time(point: Measurement) -> float:
 def _base_in(session: str, base: Candidate | None, objective: Objective) -> Measurement | None:
     """Return the baseline's point of a session, at the one batch that stands for it in every session."""
     found = _points(base, objective) if base else ()
-    batch = min(found, key=_time).batch if found else None
-    return next((m for m in found if m.session == session and m.batch == batch), None)
+    place = _place(min(found, key=_time)) if found else None
+    return next((m for m in found if m.session == session and _place(m) == place), None)
 
 
 def _ratio(
@@ -246,8 +255,9 @@ def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, *, tie: bool
 def _won(
     chosen: Candidate, point: Measurement, speedup: Ratio | None, ties: Sequence[str], baseline: str | None
 ) -> str:
+    at = f"{point.concurrency} requests at a time" if point.via == "triton" else f"batch {point.batch}"
     figures: Mapping[bool, str] = {
-        True: f"{point.throughput_per_s:.4g} items/s at batch {point.batch}",
+        True: f"{point.throughput_per_s:.4g} items/s at {at}",
         False: f"p50 {point.p50_ms:.4g} ms" if point.p50_ms else f"a mean of {point.mean_ms:.4g} ms",
     }
     text = f"{chosen.id} passes its gate with {figures[point.scenario == 'throughput']}"

@@ -1,4 +1,4 @@
-"""The two plots of a report, as plain Plotly figures (JSON objects).
+"""The plots of a report, as plain Plotly figures (JSON objects).
 
 Colours are written as CSS variables (``var(--c-openvino)``); the page resolves them, so that one figure serves the
 light and the dark page. Colour says which runtime, the marker and the dash say which precision: neither stands alone.
@@ -102,6 +102,43 @@ def throughput_figure(run: RunView) -> Figure | None:
     else:
         axis_y = _axis("inferences per second") | {"rangemode": "tozero"}
     layout = _layout(axis, axis_y)
+    layout["height"] += 12 * len(traces)
+    return {"data": traces, "layout": layout}
+
+
+def served_figure(run: RunView) -> Figure | None:
+    """Plot p95 latency (log) against throughput as served, one line a repository over its loads, or None."""
+    traces: list[dict[str, Any]] = []
+    for row in run.variants:
+        closed = [p for p in row.served if p.p95_ms and p.throughput_per_s and not p.rate_per_s]
+        for repository in dict.fromkeys(p.repository for p in closed):
+            points = [p for p in closed if p.repository == repository]
+            name = html.escape((repository or row.id).removeprefix("repositories/"))
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": name,
+                    "x": [p.throughput_per_s for p in points],
+                    "y": [p.p95_ms for p in points],
+                    "line": {
+                        "color": f"var(--c-{row.family})",
+                        "width": 3 if row.chosen else 1.75,
+                        "dash": DASHES.get(row.kind, "solid"),
+                    },
+                    "marker": {"symbol": _symbols(row, points), "size": 9 if row.chosen else 7},
+                    "customdata": [[p.load, figures(p.p95_ms), figures(p.throughput_per_s)] for p in points],
+                    "hovertemplate": f"<b>{name}</b><br>%{{customdata[0]}}: %{{customdata[2]}} / s, "
+                    "p95 %{customdata[1]} ms<extra></extra>",
+                }
+            )
+    if not traces:
+        return None
+    times = [y for t in traces for y in t["y"]]
+    layout = _layout(
+        _axis("inferences per second") | {"rangemode": "tozero"},
+        _log_axis("p95 latency, ms", min(times) / 1.3, max(times) * 1.3),
+    )
     layout["height"] += 12 * len(traces)
     return {"data": traces, "layout": layout}
 

@@ -8,7 +8,7 @@ are the run's own.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +101,8 @@ def _hardware(node: Node) -> tuple[tuple[str, str], ...]:
 
 
 def _point(node: Node) -> Point:
+    split = node.node("server")
+    copies = split.amount("input_ms")
     return Point(
         scenario=node.text("scenario") or "latency",
         via=node.text("via") or "inprocess",
@@ -123,6 +125,15 @@ def _point(node: Node) -> Point:
         first_ms=node.amount("first_ms"),
         rounds_ms=node.numbers("rounds_ms"),
         session=node.text("session"),
+        rate_per_s=node.amount("rate_per_s"),
+        failures=node.whole("failures"),
+        repository=node.text("repository"),
+        queue_ms=split.amount("queue_ms"),
+        copy_ms=None if copies is None else copies + (split.amount("output_ms") or 0.0),
+        infer_ms=split.amount("infer_ms"),
+        requests=split.whole("requests"),
+        executions=split.whole("executions"),
+        cache_hits=split.whole("cache_hits"),
     )
 
 
@@ -199,12 +210,19 @@ def _constraint(name: str, value: str) -> str:
 
 
 def _decision(node: Node, by_id: Mapping[str, VariantView]) -> DecisionView:
+    via, repository = node.text("via") or "inprocess", node.text("repository")
+    chosen = by_id.get(node.text("chosen") or "")
+    own = [p for p in chosen.points if p.via == via and p.repository == repository] if chosen else []
+    latency, best = _shown(own)
     return DecisionView(
         device=node.text("device") or "?",
         objective=node.text("objective") or "latency",
         constraints=tuple(_constraint(name, value) for name, value in node.node("constraints").pairs()),
-        chosen=by_id.get(node.text("chosen") or ""),
-        via=node.text("via") or "inprocess",
+        chosen=chosen,
+        latency=latency,
+        best=best,
+        via=via,
+        repository=repository,
         reason=_told(node),
         baseline=node.text("baseline"),
         speedup=node.amount("speedup"),
@@ -245,13 +263,11 @@ def _ranked(variants: list[VariantView], decisions: list[Node], baseline: str) -
 
 
 def _with_standing(row: VariantView, base: VariantView | None, decided: list[Node]) -> VariantView:
-    objectives = [d.text("objective") or "latency" for d in decided] or ["latency"]
     via = (decided[0].text("via") if decided else None) or "inprocess"
+    decided = [d for d in decided if (d.text("via") or "inprocess") == via]  # the table shows one way of measuring
+    objectives = [d.text("objective") or "latency" for d in decided] or ["latency"]
     points = [p for p in row.points if p.via == via] or list(row.points)
-    # Of several sessions the newest counts: it was measured beside the finalists.
-    latency = next((p for p in reversed(points) if p.scenario == "latency"), None)
-    batches = [p for p in points if p.scenario != "latency"] or points
-    best = max(batches, key=lambda p: p.throughput_per_s or 0.0, default=None)
+    latency, best = _shown(points)
     ratios = {}
     if base is not None and row.family != "null":  # the null target computes nothing: it shows the harness's own cost
         ratios = {"latency": _ratio(latency, base, "latency"), "throughput": _ratio(best, base, "throughput")}
@@ -283,6 +299,14 @@ def _with_standing(row: VariantView, base: VariantView | None, decided: list[Nod
         contested=len(decided),
         baseline=base is not None and base.id == row.id,
     )
+
+
+def _shown(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
+    """Return the latency point and the point of the highest throughput that stand for all of them."""
+    # Of several sessions the newest counts: it was measured beside the finalists.
+    latency = next((p for p in reversed(points) if p.scenario == "latency"), None)
+    batches = [p for p in points if p.scenario != "latency"] or points
+    return latency, max(batches, key=lambda p: p.throughput_per_s or 0.0, default=None)
 
 
 def _rejected(decision: Node) -> Mapping[str, str]:

@@ -84,6 +84,7 @@ def run_markdown(run: RunView) -> str:
         "",
     ]
     lines += _throughput(run)
+    lines += _served(run)
     lines += _details(run)
     lines += ["## Hardware, model and samples", ""]
     facts = [("hardware", run.hardware_id), *run.hardware, *run.model]
@@ -103,7 +104,8 @@ def _verdict(run: RunView, group: Sequence[DecisionView]) -> list[str]:
     first, best = group[0], group[0].chosen
     limits = "".join(f", {escape(c)}" for c in first.constraints)
     objectives = " and ".join(escape(d.objective) for d in group)
-    lines = [f"## Best for {objectives} on {escape(first.device)}{limits}", ""]
+    how = ", as served by Triton" if first.via == "triton" else ""
+    lines = [f"## Best for {objectives} on {escape(first.device)}{how}{limits}", ""]
     if best is None:
         return [*lines, f"**Nothing qualified.** {escape(first.reason or '')}".rstrip()]
     head = f"**{code(best.id)}**"
@@ -117,10 +119,13 @@ def _verdict(run: RunView, group: Sequence[DecisionView]) -> list[str]:
     for decision in group:
         lines += [f"{escape(decision.reason)}.", ""] if decision.reason else []
     cells = []
-    if best.latency:
-        cells += [("p50", f"{figures(best.latency.p50_ms)} ms"), ("p99", _unit(best.latency.p99_ms, "ms"))]
-    if best.best:
-        cells.append(("throughput", f"{figures(best.best.throughput_per_s)} / s at batch {best.best.batch or 1}"))
+    if first.latency:
+        cells += [("p50", f"{figures(first.latency.p50_ms)} ms"), ("p99", _unit(first.latency.p99_ms, "ms"))]
+    if first.best:
+        at = first.best.load if first.via == "triton" else f"at batch {first.best.batch or 1}"
+        cells.append(("throughput", f"{figures(first.best.throughput_per_s)} / s {at}"))
+    if first.repository:
+        cells.append(("repository", code(first.repository)))
     cells += [
         (g.label, f"{'exact' if g.found is None and g.passed else g.text} (gate {g.needed_text})") for g in best.gates
     ]
@@ -208,6 +213,26 @@ def _throughput(run: RunView) -> list[str]:
             )
     header = ["inferences / s at batch", *(str(b) for b in batches)]
     return ["## Throughput by batch", "", *table(header, cells, align="l" + "r" * len(batches)), ""]
+
+
+def _served(run: RunView) -> list[str]:
+    """Return what a Triton server answered under load, which the page shows as a plot, too."""
+    if not run.served:
+        return []
+    header = ("repository", "backend", "load", "/ s", "p50 ms", "p95 ms", "p99 ms", "queue ms", "model ms", "per call")
+    cells = [
+        [
+            code(p.repository or v.id),
+            escape(p.backend),
+            escape(p.load),
+            _settled(p.stable, p.throughput_per_s),
+            *(figures(n) for n in (p.p50_ms, p.p95_ms, p.p99_ms, p.queue_ms, p.infer_ms, p.merged)),
+            thousands(p.failures or None),
+        ]
+        for v, p in run.served
+    ]
+    rows = table((*header, "failed"), cells, align="lllrrrrrrrr")
+    return ["## As served", "", escape(run.served_line), "", *rows, ""]
 
 
 def _details(run: RunView) -> list[str]:

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from accel.report import formats
-from accel.report.figures import Figure, accuracy_figure, throughput_figure
+from accel.report.figures import Figure, accuracy_figure, served_figure, throughput_figure
 from accel.report.view import WORDS, RunView
 
 if TYPE_CHECKING:
@@ -26,16 +26,17 @@ def run_page(run: RunView) -> str:
     """Return the report of one run as an HTML document."""
     from markupsafe import Markup
 
-    accuracy, throughput = accuracy_figure(run), throughput_figure(run)
+    accuracy, throughput, served = accuracy_figure(run), throughput_figure(run), served_figure(run)
     fastest = max((v.speedup for v in run.variants if v.speedup and v.status == "ok"), default=1.0)
     return render(
         "run.html.j2",
         run=run,
         accuracy=accuracy,
         throughput=throughput,
+        served=served,
         fastest=fastest,
         numbers={v.id: number for number, v in enumerate(run.variants, 1)},
-        plotly=Markup(_plotly() if accuracy or throughput else ""),
+        plotly=Markup(_plotly() if accuracy or throughput or served else ""),
         script=Markup(_asset("plots.js")),
     )
 

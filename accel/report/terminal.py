@@ -63,7 +63,8 @@ def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -
     from rich.text import Text
 
     best = decision.chosen
-    yield Text(say(f"best {decision.objective} on {decision.device}"), "dim")
+    how = ", as served by Triton" if decision.via == "triton" else ""
+    yield Text(say(f"best {decision.objective} on {decision.device}{how}"), "dim")
     if best is None:
         yield Text(say(f"nothing qualified: {decision.reason or 'no reason recorded'}"), "bold red")
         return
@@ -75,7 +76,7 @@ def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -
         line.append(say(f"  {times(decision.speedup)} {word} {run.framework}"), "default")
         if decision.speedup_ci:
             line.append(say(f"  ({between(decision.speedup_ci, '×')})"), "not bold default")
-    point = best.best if decision.objective == "throughput" else best.latency
+    point = decision.best if decision.objective == "throughput" else decision.latency
     if point is not None:
         p50, speed = f"p50 {figures(point.p50_ms)} ms", f"{figures(point.throughput_per_s)} /s"
         line.append(say(f"  {speed if decision.objective == 'throughput' else p50}"), "not bold default")

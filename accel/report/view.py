@@ -41,6 +41,26 @@ class Point:
     first_ms: float | None
     rounds_ms: tuple[float, ...]
     session: str | None
+    rate_per_s: float | None = None
+    failures: int | None = None
+    repository: str | None = None
+    queue_ms: float | None = None
+    copy_ms: float | None = None
+    infer_ms: float | None = None
+    requests: int | None = None
+    executions: int | None = None
+    cache_hits: int | None = None
+
+    @property
+    def load(self) -> str:
+        """What was asked of the server: ``4 at a time``, ``20 / s``."""
+        return f"{self.rate_per_s:g} / s" if self.rate_per_s else f"{self.concurrency or 1} at a time"
+
+    @property
+    def merged(self) -> float | None:
+        """Requests in each call of the backend, on average: more than one is dynamic batching."""
+        answered = (self.requests or 0) - (self.cache_hits or 0)
+        return answered / self.executions if self.executions else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +245,20 @@ class VariantView:
         return point.peak_rss_mib if point else None
 
     @property
+    def served(self) -> tuple[Point, ...]:
+        """The newest point of each load that a Triton server was put under, by repository and then by load."""
+        newest = {(p.repository, p.batch, p.rate_per_s, p.concurrency): p for p in self.points if p.via == "triton"}
+        order = lambda p: (p.repository or "", p.rate_per_s or 0.0, p.concurrency or 0, p.batch or 0)  # noqa: E731
+        return tuple(sorted(newest.values(), key=order))
+
+    @property
     def by_batch(self) -> tuple[Point, ...]:
-        """The best point of each batch size, over the scenarios that look for throughput."""
+        """The best point of each batch size in process, over the scenarios that look for throughput."""
         best: dict[int, Point] = {}
         for point in self.points:
             if point.scenario == "latency" or not point.batch or not point.throughput_per_s:
                 continue
-            if self.best is None or point.via != self.best.via:
+            if point.via != "inprocess":
                 continue
             if point.batch not in best or point.throughput_per_s > (best[point.batch].throughput_per_s or 0.0):
                 best[point.batch] = point
@@ -245,13 +272,21 @@ class VariantView:
 
 @dataclass(frozen=True, slots=True)
 class DecisionView:
-    """The choice for one device and objective, with the row it chose."""
+    """The choice for one device and objective, with the row it chose.
+
+    Attributes:
+        latency / best: the chosen one's points, as ``via`` measured it.
+        repository: what was served, where a server was measured.
+    """
 
     device: str
     objective: str
     constraints: tuple[str, ...]
     chosen: VariantView | None
+    latency: Point | None
+    best: Point | None
     via: str
+    repository: str | None
     reason: str | None
     baseline: str | None
     speedup: float | None
@@ -328,6 +363,19 @@ class RunView:
         """The settings of the run and how long its stages took, as name and text."""
         times = tuple((f"{name} took", seconds(value)) for name, value in self.timings)
         return tuple((name.replace("_", " "), value) for name, value in self.settings) + times
+
+    @property
+    def served(self) -> tuple[tuple[VariantView, Point], ...]:
+        """Every point that a Triton server answered, with its variant."""
+        return tuple((v, p) for v in self.variants for p in v.served)
+
+    @property
+    def served_line(self) -> str:
+        """What answered, where it was not the backend that the repository was emitted for."""
+        text = "A real Triton server answered, loaded through gRPC on this machine, which the load generator shared."
+        if any(p.backend == "python" for _, p in self.served):
+            text += " “python” is the twin: the same artifact through Triton's Python backend."
+        return text
 
     @property
     def verdicts(self) -> tuple[tuple[DecisionView, ...], ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from accel.artifacts import Decision, Measurement, OutputParity, Parity, to_json
+from accel.artifacts import Decision, Measurement, OutputParity, Parity, ServerSplit, to_json
 from accel.hardware import Cpu, Gpu
 
 VERSIONS = {"torch": "2.13.0", "onnxruntime": "1.31.1", "openvino": "2026.4.1", "nncf": "3.4.0"}
@@ -290,6 +290,33 @@ def minilm() -> dict[str, Any]:
         "notice": None,
     }
     return run | {"variants": [*variants, eager, gpu], "decisions": to_json([cpu, cuda])}
+
+
+def sweep(row: dict[str, Any], backend: str, infer_ms: float) -> list[Measurement]:
+    """Three loads on a server that merges up to four requests into one call."""
+    points = []
+    for n in (1, 4, 16):
+        merged = min(n, 4)
+        wait = infer_ms * (n / merged - 1)
+        split = ServerSplit(wait, 0.1, infer_ms, 0.1, 400, 400, 400 // merged)
+        served = {"via": "triton", "backend": backend, "session": "t1", "concurrency": n, "server": split}
+        served["repository"] = row["repository"] + (".python" if backend == "python" else "")
+        if n == 1:
+            points.append(latency(infer_ms + 0.4, **served))
+        else:
+            points.append(throughput(1, 1000 * merged / infer_ms, failures=2 if n == 16 else 0, **served))
+    return points
+
+
+def served() -> dict[str, Any]:
+    """MiniLM behind a server: a native repository, a twin that batches, and a decision of their own."""
+    run = minilm()
+    for row in run["variants"][:2]:
+        row["measurements"] += to_json(sweep(row, "python", 8.0 if "int8" in row["id"] else 50.0))
+    best = run["variants"][1]["id"]
+    won = Decision("cpu", "latency", {}, best, "triton", (), (), f"{best} answers first", "torch@cpu", 6.0, (5.9, 6.1))
+    run["decisions"].append(to_json(won) | {"repository": f"repositories/{best}.python"})
+    return run
 
 
 def hostile() -> dict[str, Any]:

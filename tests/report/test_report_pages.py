@@ -16,13 +16,13 @@ import report_runs
 
 from accel.errors import AccelError, InputError, OutputError
 from accel.report import write_reports
-from accel.report.figures import accuracy_figure, throughput_figure
+from accel.report.figures import accuracy_figure, served_figure, throughput_figure
 from accel.report.from_run import run_view
 from accel.report.markdown import code, escape, run_markdown
 from accel.report.page import run_page
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
-RUNS = {name: getattr(report_runs, name) for name in ("bert", "minilm", "hostile", "bare")}
+RUNS = {name: getattr(report_runs, name) for name in ("bert", "minilm", "served", "hostile", "bare")}
 every_run = pytest.mark.parametrize("run", [pytest.param(make(), id=name) for name, make in RUNS.items()])
 
 
@@ -235,3 +235,25 @@ def test_unknown_fields_are_ignored() -> None:
     run["variants"][0]["measurements"][0] |= {"new": None}
     run["decisions"][0] |= {"new": 1}
     assert run_markdown(run_view(run)) == plain
+
+
+def test_served_points_stand_apart_from_those_in_process() -> None:
+    view = run_view(report_runs.served())
+    text = run_page(view)
+    assert "As served" in text
+    assert "repositories/openvino-int8@cpu.python" in text
+    assert [(p.load, p.merged) for _, p in view.served][3:] == [
+        ("1 at a time", 1),
+        ("4 at a time", 4),
+        ("16 at a time", 4),
+    ]
+    figure = served_figure(view)
+    assert figure is not None
+    assert [len(t["x"]) for t in figure["data"]] == [3, 3]
+    in_process = run_view(report_runs.minilm())
+    assert [v.latency for v in view.variants] == [v.latency for v in in_process.variants]
+    assert [v.by_batch for v in view.variants] == [v.by_batch for v in in_process.variants]
+    assert served_figure(in_process) is None
+    assert "As served" not in run_page(in_process)
+    assert [d.via for group in view.verdicts for d in group] == ["inprocess", "inprocess", "triton"]
+    assert "repositories/openvino-int8@cpu.python" in run_markdown(view)
