@@ -378,6 +378,9 @@ class ServerSplit:
         requests: requests that succeeded, as the server counts them.
         inferences / executions: batch items, and calls of the backend; fewer calls than requests is dynamic batching.
         cache_hits / cache_misses: lookups in the response cache.
+        cpus: how many CPUs the server's processes kept busy; None where they run on another machine.
+        gpu_utilization / gpu_memory_mib / gpu_power_w: from ``/metrics``, the mean over GPUs (0 to 1) and the sums;
+            None without a GPU.
     """
 
     queue_ms: float
@@ -389,6 +392,10 @@ class ServerSplit:
     executions: int
     cache_hits: int = 0
     cache_misses: int = 0
+    cpus: float | None = None
+    gpu_utilization: float | None = None
+    gpu_memory_mib: float | None = None
+    gpu_power_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +405,7 @@ class Measurement:
     Attributes:
         backend: the target's name in process; the backend that answered (``python`` for a twin) on a server.
         rate_per_s: requests per second that an open loop meant to send; None for a closed loop.
-        failures: requests that ended in an error; they count in no percentile.
+        failures: requests that ended in an error, which count in no percentile; ``error`` is what the first one said.
         server: the server's own account; None in process.
         repository: which repository was served, relative to the run directory; None in process.
         rounds_ms: mean time of a call in each interleaved round, in the order of the rounds; pairs with the other
@@ -431,9 +438,11 @@ class Measurement:
     effective_precision: str
     rounds_ms: tuple[float, ...]
     session: str
+    p95_ci_ms: tuple[float, float] | None = None
     p99_ci_ms: tuple[float, float] | None = None
     rate_per_s: float | None = None
     failures: int = 0
+    error: str | None = None
     server: ServerSplit | None = None
     repository: str | None = None
 

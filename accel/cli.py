@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from accel.errors import AccelError, CheckFailed, InputError, UnavailableError
+from accel.errors import AccelError, CheckFailed, InputError, UnavailableError, UsageError
 
 app = typer.Typer(
     name="accel",
@@ -111,6 +111,18 @@ def convert(
     threads: Annotated[int | None, typer.Option(help="CPU threads  [default: what this cgroup has]")] = None,
     triton_release: Annotated[
         str | None, typer.Option(help="Release that repositories are for  [default: newest]")
+    ] = None,
+    triton_config: Annotated[
+        Path | None, typer.Option(help=".pbtxt with fields that override those of every emitted config")
+    ] = None,
+    ensemble: Annotated[
+        bool | None, typer.Option("--ensemble", help="Also serve text or pictures in, answers out")
+    ] = None,
+    bench: Annotated[
+        str | None, typer.Option(help="Measure inprocess, as triton serves it, or both  [default: inprocess]")
+    ] = None,
+    via: Annotated[
+        str | None, typer.Option(help="Server to measure on: embedded, local or docker  [default: what is here]")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Interleaved rounds of the latency scenario  [default: 8]")] = None,
     round_s: Annotated[float | None, typer.Option(help="Least seconds of each round  [default: 0.5]")] = None,
@@ -244,20 +256,103 @@ def narrow(
 
 
 @app.command()
-def verify(repository: Path, as_json: Json = False) -> None:
-    """Check every hash and the manifest of a Triton repository that accel wrote."""
+def verify(
+    repository: Path,
+    serve: Annotated[bool, typer.Option("--serve", help="Also serve it, and check the answers")] = False,
+    via: Annotated[
+        str | None, typer.Option(help="embedded, local, docker or grpc://HOST:PORT  [default: as for serve]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every hash and the manifest of a Triton repository that accel wrote; with --serve its answers, too."""
     from accel.artifacts import to_json
     from accel.triton.verify import verify as check
 
     if not repository.is_dir():
         raise InputError(f"{repository} is no folder", fix="name a repository root, such as runs/bert/best/cpu")
+    if via is not None and not serve:
+        raise UsageError("--via names a server, and nothing is to be served", fix="add --serve")
     findings = check(repository)
+    document: dict[str, Any] = {}
+    if serve and not any(f.severity == "error" for f in findings):
+        from accel.triton import served
+
+        found = served.verify_served(repository, via=via)
+        findings += found.findings
+        document = {"served": {k: v for k, v in to_json(found).items() if k != "findings"}}
+        if not as_json:
+            _print_served(found)
     errors = [f for f in findings if f.severity == "error"]
-    _show([to_json(f) for f in findings], as_json, "findings", ("severity", "file", "field", "why", "fix"))
+    if as_json:
+        _print_json({"findings": [to_json(f) for f in findings], **document})
+    else:
+        _show([to_json(f) for f in findings], False, "findings", ("severity", "file", "field", "why", "fix"))
     if errors:
         raise CheckFailed(f"{repository} has {len(errors)} errors", fix="emit it again: accel convert")
     if not as_json:
-        typer.echo(f"{repository} is as it was emitted", err=True)
+        answers = ", and its answers are those of the manifest" if serve else ""
+        typer.echo(f"{repository} is as it was emitted{answers}", err=True)
+
+
+@app.command("serve")
+def run_server(
+    repository: Path,
+    via: Annotated[
+        str | None, typer.Option(help="embedded, local or docker  [default: local where there is one, else embedded]")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    triton_release: Annotated[str | None, typer.Option(help="Release of the docker image")] = None,
+    backend: Annotated[str | None, typer.Option(help="python: serve the Python-backend twin")] = None,
+    cache_mib: Annotated[int, typer.Option(min=0, help="Size of the response cache")] = 0,
+    log: Annotated[Path | None, typer.Option(help="File for what the server prints")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a repository with a real Triton server, on this machine only, until Ctrl-C."""
+    import tempfile
+
+    from accel.triton import manifest, server
+
+    if backend not in (None, "python"):
+        raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")
+    if via is not None and ":" in via:
+        raise UsageError(f"--via {via} is a server that runs already", fix="accel verify --serve --via takes it")
+    with server.start(
+        repository,
+        via=via,
+        log=log or Path(tempfile.mkdtemp(prefix="accel-serve-")) / "server.log",
+        release=triton_release,
+        python_backend=backend == "python",
+        cache_bytes=cache_mib << 20,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+    ) as running:
+        native = manifest.read(repository).backend if running.twins else ""
+        _print_server(running, native, as_json)
+        server.wait(running)
+
+
+@app.command()
+def lint(
+    repository: Path,
+    triton_release: Annotated[str | None, typer.Option(help="Release to hold it against  [default: newest]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find what a Triton release rejects, ignores or overwrites in a model repository, offline."""
+    from accel.artifacts import to_json
+    from accel.triton.lint import lint as check
+    from accel.triton.releases import NEWEST
+
+    release = triton_release or NEWEST
+    findings = check(repository, release)
+    errors = [f for f in findings if f.severity == "error"]
+    _show([to_json(f) for f in findings], as_json, "findings", ("severity", "file", "field", "why", "fix"))
+    if errors:
+        raise CheckFailed(f"{repository} has {len(errors)} errors for Triton {release}", fix="see the fix of each")
+    if not as_json:
+        typer.echo(f"{repository}: nothing that Triton {release} rejects", err=True)
 
 
 @app.command("report")
@@ -299,6 +394,39 @@ def _print_run(run: dict[str, Any], folder: Path) -> None:
     console = Console()
     console.print(report.terminal_table(run))
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _print_server(running: Any, native: str, as_json: bool) -> None:
+    """Print where a server answers, as one line of JSON or for people."""
+    from accel.artifacts import to_json
+
+    endpoint, twins = running.endpoint, sorted(running.twins)
+    if as_json:
+        typer.echo(json.dumps({**to_json(endpoint), "twins": twins, "log": str(running.log)}))
+        return
+    typer.echo(f"gRPC     {endpoint.grpc}\nHTTP     {endpoint.http}\nmetrics  http://{endpoint.metrics}/metrics")
+    for model in twins:
+        typer.echo(f"{model}: served by the Python-backend twin of {native}")
+    for notice in running.notices:
+        typer.echo(f"notice: {notice}", err=True)
+    typer.echo(f"Triton {endpoint.release} ({endpoint.via}); log: {running.log}; Ctrl-C stops it", err=True)
+
+
+def _print_served(found: Any) -> None:
+    """Print the answers of a served repository, each beside what the gate found in process."""
+    how = f"Triton {found.endpoint.release} ({found.endpoint.via})"
+    typer.echo("; ".join([how, *(f"{t} by the Python-backend twin of {found.native}" for t in found.twins)]))
+    columns = ("point", "output", "served dB", "in process dB", "least dB", "ok")
+    figures = [(a.served_db, a.inprocess_db, a.least_db) for a in found.answers]
+    rows = [
+        dict(zip(columns, (a.point, a.output, *map(_decibels, three), not a.problem), strict=True))
+        for a, three in zip(found.answers, figures, strict=True)
+    ]
+    _show(rows, False, "answers", columns)
+
+
+def _decibels(value: float | None) -> str:
+    return "exact" if value is None else f"{value:.1f}"
 
 
 def _judge(run: dict[str, Any], required: tuple[str, ...]) -> None:

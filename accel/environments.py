@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,16 @@ ENVIRONMENTS = {
             ("onnxruntime-openvino==1.24.1", "numpy==2.4.6"),
             "onnxruntime-openvino and onnxruntime are one Python module",
         ),
+        Environment(
+            "triton",
+            ("nvidia-pytriton==0.7.0", "numpy==1.26.4"),
+            "carries the embedded tritonserver 24.10, whose Python backend cannot work with NumPy 2",
+        ),
+        Environment(
+            "perf-analyzer",
+            ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79"),
+            "carries Triton's perf_analyzer, whose older tritonclient would replace accel's own",
+        ),
     )
 }
 
@@ -49,6 +60,13 @@ def home() -> Path:
 def python(name: str) -> Path:
     """Return the interpreter of an environment, whether or not it is installed."""
     return Path(sys.executable) if name == MAIN else home() / name / "bin" / "python"
+
+
+def site_packages(name: str) -> Path:
+    """Return the folder of an environment's packages, whether or not it is installed."""
+    if name == MAIN:
+        return Path(sysconfig.get_path("purelib"))
+    return home() / name / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def requirements(name: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from accel.artifacts import Target
 from accel.decide import Constraints, Objective
+from accel.ensembles import Asked
 from accel.sources import SourceRequest
 
 
@@ -26,6 +27,10 @@ class Job:
         gates: ``--gate NAME=VALUE``.
         required: targets whose variants must end ``ok``.
         options: builder options by target name.
+        ensemble: which steps to serve around the model, as an ensemble; None for none.
+        triton: overrides of the emitted configs by target name, as the text of a partial ``config.pbtxt``.
+        bench: whether variants are measured in process, as a Triton server serves them, or both.
+        via: where that server comes from (``embedded``, ``local``, ``docker``, or None for what is here).
         rounds / round_s: interleaved rounds of the latency scenario and the least time of each.
         opset: ONNX opset to ask the exporter for.
         ints: which INT64 values become INT32, where that is proved; decides what clients of every repository see.
@@ -42,12 +47,16 @@ class Job:
     gates: Mapping[str, float] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    triton: Mapping[str, str] = field(default_factory=dict)
+    ensemble: Asked | None = None
     ints: Literal["keep", "io", "interior"] = "keep"
     allow_unproved_int64: bool = False
     threads: int = 1
     timeout_s: float = 1800.0
     triton_release: str = ""
     model_version: int = 1
+    bench: Literal["inprocess", "triton", "both"] = "inprocess"
+    via: str | None = None
     rounds: int = 8
     round_s: float = 0.5
     opset: int = 18

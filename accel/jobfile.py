@@ -1,4 +1,7 @@
-"""The YAML form of a conversion: ``accel convert -c job.yaml``. Keys are the command's options without dashes."""
+"""The YAML form of a conversion: ``accel convert -c job.yaml``. Keys are the command's options without dashes.
+
+``options`` (builder options by target) and ``triton`` (overrides of the emitted configs) stand only here.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +46,14 @@ class JobFile(BaseModel):
     timeout: float | None = Field(default=None, gt=0)
     threads: int | None = Field(default=None, ge=1)
     triton_release: str | None = None
+    ensemble: bool | dict[str, Any] | None = None
+    bench: Literal["inprocess", "triton", "both"] | None = None
+    via: Literal["embedded", "local", "docker"] | None = None
     rounds: int | None = Field(default=None, ge=2)
     round_s: float | None = Field(default=None, gt=0)
     opset: int | None = None
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    triton: dict[str, Any] = Field(default_factory=dict)
 
 
 def read(path: Path) -> JobFile:

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel import hardware, sources, targets
+from accel import ensembles, hardware, sources, targets
 from accel.artifacts import ShapeRange, Target
 from accel.decide import Constraints
 from accel.errors import UsageError, nearest
 from accel.job import Job
 from accel.parity import GATES_DB
+from accel.stages import TWIN
 
 DEVICES = ("cpu", "cuda")
+BENCHES = ("inprocess", "triton", "both")
+SERVERS = ("embedded", "local", "docker")
 LEAST = {
     "threads": 1,
     "rounds": 2,  # one round has no interval
@@ -48,7 +51,8 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
         from accel import jobfile
 
         asked = {k: v for k, v in jobfile.read(config).model_dump().items() if v is not None}
-    asked |= given
+    # The flag asks for an ensemble; which one, a job file may say.
+    asked |= {k: v for k, v in given.items() if k != "ensemble" or not asked.get(k)}
     if "source" not in asked:
         raise UsageError("no source given", fix="accel convert SOURCE --targets cpu; `accel zoo` lists known models")
     if "targets" not in asked:
@@ -76,6 +80,14 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
     objective = asked.get("objective")
     if objective not in (None, "latency", "throughput"):
         raise UsageError(f"--objective is {objective!r}: expected latency or throughput")
+    if asked.get("bench") not in (None, *BENCHES):
+        raise UsageError(
+            f"--bench is {asked['bench']!r}{nearest(asked['bench'], BENCHES)}", fix=f"one of {', '.join(BENCHES)}"
+        )
+    if asked.get("via") not in (None, *SERVERS):
+        raise UsageError(
+            f"--via is {asked['via']!r}{nearest(asked['via'], SERVERS)}", fix=f"one of {', '.join(SERVERS)}"
+        )
     release = asked.get("triton_release", releases.NEWEST)
     releases.release(release)
     defaults = {f.name: f.default for f in dataclasses.fields(Job)}
@@ -91,12 +103,16 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
         gates=dict(_gate(text) for text in asked.get("gate", [])),
         required=_required(asked.get("require", []), chosen),
         options=_options(asked.get("options", {})),
+        triton=_overrides(asked, config, chosen),
+        ensemble=ensembles.asked(asked.get("ensemble")),
         ints=_ints(asked.get("ints"), [t.name for t in chosen]),
         allow_unproved_int64=asked.get("allow_unproved_int64", False),
         threads=asked.get("threads", hardware.cpu_threads()),
         timeout_s=asked.get("timeout", defaults["timeout_s"]),
         triton_release=release,
         model_version=asked.get("model_version", defaults["model_version"]),
+        bench=asked.get("bench", defaults["bench"]),
+        via=asked.get("via"),
         rounds=asked.get("rounds", defaults["rounds"]),
         round_s=asked.get("round_s", defaults["round_s"]),
         opset=asked.get("opset", defaults["opset"]),
@@ -172,6 +188,23 @@ def _required(texts: list[str], wanted: tuple[Target, ...]) -> tuple[str, ...]:
                 f"--require {text!r} is not among the targets{nearest(text, known)}", fix="add it to --targets"
             )
     return tuple(texts)
+
+
+def _overrides(asked: Mapping[str, Any], config: Path | None, chosen: tuple[Target, ...]) -> dict[str, str]:
+    """Join what the job file and ``--triton-config`` change in the configs of each target, the latter winning."""
+    if not asked.get("triton") and "triton_config" not in asked:
+        return {}
+    from accel.triton import overrides
+
+    known = [name + twin for name in targets.discover() for twin in ("", TWIN)]
+    found = overrides.from_job(asked["triton"], config, known) if asked.get("triton") and config is not None else {}
+    last = overrides.from_file(asked["triton_config"]) if "triton_config" in asked else ""
+    joined = {}
+    for name in {target.name: None for target in chosen}:
+        own = overrides.merged(found.get("", ""), found.get(name, ""))
+        joined[name] = overrides.merged(own, last)
+        joined[name + TWIN] = overrides.merged(own, found.get(name + TWIN, ""), last)
+    return joined
 
 
 def _options(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -243,6 +243,7 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
         rtol_needed=total.max_rel if math.isfinite(total.max_rel) else None,
         by_shape_db={f: by_feed[f] for f in SHAPE_POINTS if f in by_feed},
         nonfinite=total.nonfinite,
+        by_shape_mse={f: sums[f].noise / sums[f].count for f in SHAPE_POINTS if f in by_feed and sums[f].count},
     )
     return _Compared(row, *worst, blank=given > 0 and not any(f.any() for f in finite))
 

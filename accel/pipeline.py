@@ -17,9 +17,9 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
-from accel import contract, hardware, parity, runfile, store, targets, worker
+from accel import contract, hardware, measuring, parity, runfile, store, targets, worker
 from accel.artifacts import (
     Artifact,
     Decision,
@@ -35,10 +35,11 @@ from accel.artifacts import (
 from accel.decide import Objective, decide, finalists
 from accel.errors import AccelError, StageError
 from accel.job import Job
-from accel.measuring import Entrant, Measured, measure_all
+from accel.measuring import Measured, measure_all
 from accel.progress import Progress
-from accel.results import Outcome, Result, Run, alone, baseline, candidate, standing
-from accel.stages import Described, Proof, Stage, Stages
+from accel.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
+from accel.serving import Entrant, serve_all
+from accel.stages import TWIN, Described, Proof, Stage, Stages
 from accel.store import Store
 
 
@@ -84,11 +85,22 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                 described, onnx = _contract(described, narrowed)
             with _timed(timings, progress, "build and prove"):
                 _build_all(wanted, stages, described, onnx, reference, job, progress)
-        with _timed(timings, progress, "measure"):
-            for objective in ("latency", "throughput"):
-                _measure(
-                    results, described, objective, job=job, stages=stages, kept=kept, machine=machine, progress=progress
-                )
+        if job.bench != "triton":
+            with _timed(timings, progress, "measure"):
+                for objective in ("latency", "throughput"):
+                    _measure(
+                        results,
+                        described,
+                        objective,
+                        job=job,
+                        stages=stages,
+                        kept=kept,
+                        machine=machine,
+                        progress=progress,
+                    )
+        if job.bench != "inprocess":
+            with _timed(timings, progress, "serve"):
+                _serve(results, described, job=job, kept=kept, machine=machine, progress=progress)
         run = Run(job, machine, described.value, onnx, narrowed, results, timings_s=timings)
         run.decisions = decide_all(run)
         with _timed(timings, progress, "write"):
@@ -122,20 +134,34 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
 
 
 def decide_all(run: Run) -> tuple[Decision, ...]:
-    """Make one decision per device and objective, for each device on which at least one variant was tried."""
+    """Decide for each device on which a variant was tried, by each objective; what a server answered comes last."""
     tried = (r for r in run.results if not isinstance(r.outcome, Skipped | Deferred))
     devices = dict.fromkeys(r.variant.target.device for r in tried)
+    bench = run.job.bench
+    ways: list[Literal["inprocess", "triton"]] = ["inprocess", "triton"] if bench == "both" else [bench]
     return tuple(
-        decide(
-            [candidate(r) for r in run.results if r.variant.target.device == device],
-            device=device,
-            objective=objective,
-            constraints=run.job.constraints,
-            baseline=baseline(run.results, run.described.source, device),
-        )
-        for device in devices
-        for objective in run.job.objectives
+        _decide(run, device, objective, way) for way in ways for device in devices for objective in run.job.objectives
     )
+
+
+def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess", "triton"]) -> Decision:
+    own = [r for r in run.results if r.variant.target.device == device]
+    served = [c for r in own for c in served_candidates(r)]
+    decision = decide(
+        [candidate(r) for r in own] if via == "inprocess" else served,
+        device=device,
+        objective=objective,
+        constraints=run.job.constraints,
+        baseline=baseline(run.results, run.described.source, device),
+        via=via,
+    )
+    if decision.chosen is None or not decision.chosen.endswith(TWIN):
+        return decision
+    chosen = decision.chosen.removesuffix(TWIN)  # a decision names the variant, and which of its repositories
+    rest = tuple((id, why) for id, why in decision.rejected if id != chosen)
+    beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
+    ties = tuple(id for id in decision.ties if id != chosen)
+    return dataclasses.replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
 
 
 def _hindrance(variant: Variant, described: Described) -> Outcome | None:
@@ -240,7 +266,7 @@ def _measure(
 ) -> None:
     """Time everything that was built, also what failed its gate: a reader sees what the error would have bought."""
     entrants = [
-        Entrant(r.variant, r.built)
+        measuring.Entrant(r.variant, r.built)
         for r in results
         if r.outcome is None and r.built is not None and r.proof is not None
     ]
@@ -273,6 +299,41 @@ def _measure(
         result.freshly_measured |= id in measured.fresh
         if id in measured.failed:
             result.outcome = measured.failed[id]
+
+
+def _serve(
+    results: Sequence[Result],
+    described: Stage,
+    *,
+    job: Job,
+    kept: Store,
+    machine: hardware.Hardware,
+    progress: Progress,
+) -> None:
+    """Measure every repository of every variant that passed, behind a real server."""
+    entrants, owners = [], {}
+    for result in results:
+        if standing(result)[0] == "ok" and result.proof is not None:
+            for name, emitted in result.repositories.items():
+                repository: Repository = emitted.value.repository
+                rival = result.twin is not None and repository.backend != "python"
+                entrants.append(Entrant(name, emitted, repository.backend, result.proof.value.precision, rival))
+                owners[name] = result
+    if not entrants:
+        return
+    session = serve_all(
+        entrants,
+        described,
+        job=job,
+        kept=kept,
+        hardware=machine,
+        progress=lambda name, doing: progress.variant(name, doing),
+    )
+    for entry in session.entries:
+        owner = owners[entry.name]
+        owner.points = (*owner.points, *entry.points)
+        if entry.failed is not None:
+            owner.unserved[entry.name] = entry.failed.cause
 
 
 @contextmanager

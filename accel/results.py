@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from accel.artifacts import Decision, Deferred, Failed, Measurement, ModelSource
 from accel.decide import Candidate
 from accel.hardware import Hardware
 from accel.job import Job
-from accel.stages import Described, Emitted, Proof, Stage
+from accel.stages import TWIN, Described, Emitted, Proof, Stage
 
 BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
 """The target that is the source framework itself: what speed-ups are relative to."""
@@ -24,6 +25,7 @@ class Result:
 
     Attributes:
         twin: a second repository of the same artifact, which the Python backend serves and batches.
+        unserved: name of a repository → why a server did not serve it.
     """
 
     variant: Variant
@@ -34,6 +36,14 @@ class Result:
     twin: Stage | None = None
     points: tuple[Measurement, ...] = ()
     freshly_measured: bool = False
+    unserved: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def repositories(self) -> dict[str, Stage]:
+        """The emitted repositories by their names: the variant's own, and its twin."""
+        id = self.variant.id
+        named = {id: self.emitted, id + TWIN: self.twin}
+        return {n: stage for n, stage in named.items() if stage is not None and stage.value.repository is not None}
 
 
 @dataclass(slots=True)
@@ -51,7 +61,7 @@ class Run:
 
 
 def candidate(result: Result) -> Candidate:
-    """Reduce a result to what the choice looks at."""
+    """Reduce a result to what the choice looks at, as it was measured in process."""
     status, reason, _ = standing(result)
     proof: Proof | None = result.proof.value if result.proof else None
     emitted: Emitted | None = result.emitted.value if result.emitted else None
@@ -62,9 +72,25 @@ def candidate(result: Result) -> Candidate:
         reason=emitted.reason if unserved and emitted and status == "ok" else reason,
         precision=proof.precision if proof else "none",
         bytes=result.built.value.bytes if result.built else 0,
-        measurements=result.points,
+        measurements=tuple(m for m in result.points if m.via == "inprocess"),
         choosable=not unserved,
     )
+
+
+def served_candidates(result: Result) -> list[Candidate]:
+    """Reduce a result to what the choice looks at, one for each of its repositories, as a server answered."""
+    found = []
+    for name in result.repositories:
+        own = dataclasses.replace(
+            candidate(result),
+            id=name,
+            measurements=tuple(m for m in result.points if m.repository == f"repositories/{name}"),
+            repository=f"repositories/{name}",
+        )
+        if own.status == "ok" and name in result.unserved:
+            own = dataclasses.replace(own, status="failed", reason=result.unserved[name])
+        found.append(own)
+    return found or [dataclasses.replace(candidate(result), measurements=())]
 
 
 def alone(variant: Variant, job: Job) -> str:

@@ -36,14 +36,14 @@ def show(run: Run) -> None:
     for result in run.results:
         _show_variant(folder, result, run)
     for decision in run.decisions:
-        if decision.objective != run.job.objectives[0]:
-            continue
+        if decision.objective != run.job.objectives[0] or decision.via != run.decisions[-1].via:
+            continue  # what a server answered counts more than what ran in process, and stands last
+        best = folder / "best" / decision.device
         if decision.chosen is None:
-            store.remove(folder / "best" / decision.device)  # what an earlier run chose is not what this one chose
+            store.remove(best)  # what an earlier run chose is not what this one chose
         else:
-            store.replace_folder(
-                folder / "best" / decision.device, _all(folder / "repositories" / decision.chosen), copy=True
-            )
+            chosen = folder / (decision.repository or f"repositories/{decision.chosen}")
+            store.replace_folder(best, _all(chosen), copy=True)
 
 
 def write(run: Run) -> dict[str, Any]:
@@ -70,9 +70,8 @@ def _show_variant(folder: Path, result: Result, run: Run) -> None:
         files[LOG] = result.built.folder / LOG
         files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {alone(result.variant, run.job)}\n"
         store.replace_folder(folder / "variants" / id, files)
-    for name, emitted in ((id, result.emitted), (id + TWIN, result.twin)):
-        if emitted is not None and emitted.value.repository is not None:
-            store.replace_folder(folder / "repositories" / name, _all(emitted.folder / REPOSITORY))
+    for name, emitted in result.repositories.items():
+        store.replace_folder(folder / "repositories" / name, _all(emitted.folder / REPOSITORY))
 
 
 def _all(root: Path) -> dict[str, Path | str]:
@@ -122,6 +121,7 @@ def _document(run: Run) -> dict[str, Any]:
             "round_s": run.job.round_s,
             "triton_release": run.job.triton_release,
             "ints": run.job.ints,
+            "bench": run.job.bench,
             "gates": dict(run.job.gates),
         },
         "variants": [_variant(r) for r in run.results],
@@ -183,6 +183,7 @@ def _variant(result: Result) -> dict[str, Any]:
         "parity": proof and {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
         "repository": f"repositories/{result.variant.id}" if served else None,
         "twin": f"repositories/{result.variant.id}{TWIN}" if result.twin else None,
+        "unserved": dict(result.unserved),
         "unverified_for_release": to_json(emitted.repository.unverified) if emitted and emitted.repository else [],
         "cached": bool(result.built and result.built.cached and not result.freshly_measured),
         "measurements": to_json(result.points),

@@ -31,9 +31,11 @@ from accel.artifacts import (
     to_json,
 )
 from accel.contract import Narrowed
+from accel.exporters.processing import find
 from accel.hardware import Hardware
 from accel.job import Job
 from accel.store import Store
+from accel.triton.overrides import file_hashes
 from accel.worker import run_task
 
 FILES = "files"
@@ -126,7 +128,10 @@ class Stages:
             made = self._run("describe", {"request": request, "out_dir": str(folder)}, "source")
             return from_json(Described, made)
 
-        return self._stage("source", key, Described, make)
+        stage = self._stage("source", key, Described, make)
+        if self._job.ensemble is not None:
+            find(stage.value.source, self._job.ensemble)  # a step that cannot be ends the run before anything is built
+        return stage
 
     def reference(self, described: Stage) -> Stage:
         """Run the source itself over all feeds."""
@@ -285,6 +290,8 @@ class Stages:
         made: Described = described.value
         builder = targets.discover()[artifact.variant.target.name]
         answer = builder.triton(artifact, self._job.triton_release)
+        pipeline = self._job.ensemble and find(made.source, self._job.ensemble)
+        overrides = self._job.triton.get(artifact.variant.target.name + (TWIN if twin else ""), "")
         key = store.key(
             build=built.key,
             proof=proof.key,
@@ -294,6 +301,11 @@ class Stages:
             name=made.source.name,
             version=self._job.model_version,
             release=self._job.triton_release,
+            overrides=overrides,
+            override_files=file_hashes(overrides),
+            pipeline=pipeline,
+            threads=self._job.threads,
+            machine=self._hardware.id,
             code=store.code_hash("triton", "artifacts.py", "builders"),
         )
 
@@ -311,6 +323,10 @@ class Stages:
                 "reference": str(reference.folder / reference.value.file),
                 "parity": to_json(proof.value.parity),
                 "python": twin,
+                "overrides": overrides,
+                "pipeline": to_json(pipeline),
+                "threads": self._job.threads,
+                "hardware": self._hardware.id,
             }
             return from_json(Emitted, self._run("emit", params, artifact.variant.id))
 

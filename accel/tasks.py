@@ -6,6 +6,7 @@ Each task imports what it needs itself, so that a process in a foreign environme
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import time
 from collections.abc import Callable, Mapping, Set
@@ -30,6 +31,7 @@ from accel.artifacts import (
 from accel.bench.session import TimedSession, now_ns, peak_rss_mib
 from accel.builders import Feed
 from accel.errors import StageError
+from accel.processing import Pipeline
 
 _timed: list[TimedSession] = []
 
@@ -175,9 +177,13 @@ def emit(
     reference: str,
     parity: Any,
     python: bool,
+    overrides: str,
+    pipeline: Any,
+    threads: int,
+    hardware: str,
 ) -> Any:
     """Write the Triton repository of a built variant; gives the repository, or the reason why there can be none."""
-    from accel.triton import repository
+    from accel.triton import ensemble, repository
 
     made = from_json(Artifact, artifact)
     described = from_json(ModelSource, source)
@@ -197,27 +203,41 @@ def emit(
         model_version=model_version,
         samples=Path(samples),
         reference=Path(reference),
+        overrides=overrides,
+        threads=threads,
+        hardware=hardware,
     )
     if isinstance(emitted, Skipped):
         return {"repository": None, "reason": emitted.reason}
+    if pipeline is not None:
+        added = ensemble.add(Path(root), from_json(Pipeline, pipeline))
+        emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
     return {"repository": to_json(emitted), "reason": None}
 
 
 def bench_feeds(
-    source: Any, samples: Any, samples_folder: str, points: Mapping[str, Mapping[str, list[int]]], out: str
+    source: Any,
+    samples: Any,
+    samples_folder: str,
+    points: Mapping[str, Mapping[str, list[int]]],
+    out: str,
+    items: int | None = None,
 ) -> Any:
-    """Write the inputs that variants are timed on: real samples brought to each point's shapes."""
+    """Write the inputs that variants are timed on: real samples brought to each point's shapes.
+
+    Args:
+        items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
+    """
     from accel.samples import fit_shape, read_feeds, write_feeds
 
     described = from_json(ModelSource, source)
     stored = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).gate.path)
-    feed = stored[min(stored)]
-    shaped = {
-        point: fit_shape(
-            feed, described.inputs, {name: tuple(shape) for name, shape in shapes.items()}, mask=described.mask
-        )
-        for point, shapes in points.items()
-    }
+    shaped = {}
+    for point, shapes in points.items():
+        fixed = {name: tuple(shape) for name, shape in shapes.items()}
+        for number, name in enumerate(sorted(stored)[: items or 1]):
+            key = point if items is None else f"{point}-{number}"
+            shaped[key] = fit_shape(stored[name], described.inputs, fixed, mask=described.mask)
     write_feeds(Path(out), shaped)
     return sorted(shaped)
 
@@ -244,8 +264,8 @@ def bench_open(artifact: Any, folder: str, threads: int, mode: Any, feeds: str, 
 
 
 def bench_warm(point: str, limit_s: float) -> Any:
-    """Warm the open session up at one point."""
-    return {"calls": _timed[-1].warm(point, limit_s)}
+    """Warm the open session up at one point; returns how long its last call took."""
+    return {"last_ms": _timed[-1].warm(point, limit_s) / 1e6}
 
 
 def bench_latency(point: str, seconds: float, least: int, limit_ms: float | None) -> Any:
@@ -257,6 +277,13 @@ def bench_throughput(point: str, seconds: float, least: int, limit_ms: float | N
     """Run one throughput round; returns the ns of each request and of the whole round."""
     times, elapsed = _timed[-1].throughput(point, seconds, least, limit_ms)
     return {"times_ns": times, "elapsed_ns": elapsed, "peak_rss_mib": peak_rss_mib()}
+
+
+def load(call: str, **params: Any) -> Any:
+    """Send requests to a Triton server: the calls of ``accel.bench.sender``."""
+    from accel.bench import sender
+
+    return sender.CALLS[call](**params)
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {
@@ -276,6 +303,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
         bench_warm,
         bench_latency,
         bench_throughput,
+        load,
     )
 }
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
+from accel.processing import Pipeline
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,7 @@ class Entry:
         static: targets for which a build fixed at the opt shape is worth making.
         gate: name of the task metric and the least value that passes; it replaces SQNR.
         metric: (reference outputs, outputs, feeds), each a sequence over the gate's feeds → the gate's value.
+        pipeline: the steps of an ensemble around the model; ``tokenizer`` and the weights' folder complete them.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Entry:
     static: tuple[str, ...] = ()
     gate: tuple[str, float] | None = None
     metric: Callable[[Sequence[Item], Sequence[Item], Sequence[Item]], float] | None = None
+    pipeline: Pipeline | None = None
     extra_files: tuple[str, ...] = field(default=())
 
     def code_files(self) -> dict[str, Path]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from accel.artifacts import TensorSpec
 from accel.exporters.hub import huggingface_folder
+from accel.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, _text
 
 if TYPE_CHECKING:
@@ -74,5 +75,7 @@ ENTRY = Entry(
     mask="attention_mask",
     family="transformer",
     static=("openvino-fp32",),
+    # As sentence-transformers wraps an encoder that says nothing of pooling: mean, not normalised.
+    pipeline=Pipeline(Tokenize(max_length=512), Pool("mean")),
     extra_files=_text.FILES,
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.artifacts import TensorSpec
+from accel.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, Item, _text
 
 if TYPE_CHECKING:
@@ -83,5 +84,7 @@ ENTRY = Entry(
     family="transformer",
     gate=("rank_correlation", 0.98),
     metric=rank_correlation,
+    # Source: modules.json, sentence_bert_config.json and 1_Pooling/config.json beside the weights.
+    pipeline=Pipeline(Tokenize(max_length=256), Pool("mean", normalise=True)),
     extra_files=_text.FILES,
 )

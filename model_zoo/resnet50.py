@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from accel.artifacts import ShapeRange, TensorSpec
 from accel.exporters.hub import huggingface_folder
+from accel.processing import Labels, Picture, Pipeline
 from model_zoo import Entry, Item, _pictures
 
 if TYPE_CHECKING:
@@ -76,5 +77,9 @@ ENTRY = Entry(
     samples=samples,
     origin="dead-leaves pictures with natural statistics, normalised as ImageNet",
     family="vision",
+    # A ConvNeXT processor with size 224 and crop_pct 0.875; beside pretrained weights their own file decides.
+    pipeline=Pipeline(
+        Picture(resize=256, crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), Labels(top_k=5)
+    ),
     extra_files=("_pictures.py",),
 )

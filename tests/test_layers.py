@@ -28,7 +28,7 @@ MAY_USE = {  # a stage may look into these others: the arrows of the picture in 
     "accel.exporters": {"accel.builders"},  # Feed and fit_inputs
     "accel.builders": {"accel.graph", "accel.exporters"},
     "accel.triton": {"accel.builders"},
-    "accel.bench": {"accel.builders"},
+    "accel.bench": {"accel.builders", "accel.triton"},  # load is put on a Triton server
 }
 
 

@@ -26,6 +26,9 @@ from accel.worker import Worker
 MEMORY_RESERVE = 0.25
 """Share of the memory that was free at the start which must stay free while all variants are resident."""
 
+LONG_CALL_MS = 500.0
+"""From such a call on, larger batches are not warmed up: what a first call adds, in milliseconds, is lost in theirs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -101,7 +104,9 @@ class _Runner:
         opened = self._call("bench_open", params)
         self.opened = self.opened or opened
         for point in c.points:
-            self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
+            warm = self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
+            if warm["last_ms"] > LONG_CALL_MS:
+                break
 
     def round(self, point: Point) -> None:
         plan = self._plan

@@ -54,7 +54,11 @@ class TimedSession:
         return now_ns() - start
 
     def warm(self, point: str, limit_s: float) -> int:
-        """Run until the median of a window of calls stays within 5 % of the one before, or the limit; returns calls."""
+        """Run until the median of a window of calls stays within 5 % of the one before, or the limit.
+
+        Returns:
+            Nanoseconds of the last call.
+        """
         deadline = now_ns() + int(limit_s * 1e9)
         times = [self.call_ns(point)]
         while now_ns() < deadline:
@@ -63,7 +67,7 @@ class TimedSession:
                 before, last = np.median(times[-2 * WARM_WINDOW : -WARM_WINDOW]), np.median(times[-WARM_WINDOW:])
                 if abs(last - before) <= WARM_TOLERANCE * before:
                     break
-        return len(times)
+        return times[-1]
 
     def latency(self, point: str, seconds: float, least: int, limit_ms: float | None = None) -> list[int]:
         """Call one at a time for ``seconds`` and at least ``least`` times; returns each call's ns.

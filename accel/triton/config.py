@@ -7,6 +7,7 @@ stands in the tables at the end of this module.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -132,6 +133,18 @@ def datatype(dtype: str) -> str:
     return DATATYPES[dtype]
 
 
+def byte_size(data: Any) -> int | None:
+    """Return the bytes that a warm-up input of a config has; None where its type does not say (strings)."""
+    import numpy as np
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    kind = pb.DataType.Name(data.data_type)
+    dtype = next((dtype for dtype, name in DATATYPES.items() if name == kind and name != "TYPE_STRING"), None)
+    if dtype is None:
+        return None
+    return math.prod(data.dims) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize)
+
+
 def dims(spec: TensorSpec) -> tuple[int, ...]:
     """Return the dims as a config states them: -1 for a named axis."""
     return tuple(d if isinstance(d, int) else -1 for d in spec.dims)
@@ -142,12 +155,12 @@ def to_protobuf(config: TritonConfig) -> Any:
 
     Raises:
         UsageError: an unsafe name.
-        InputError: a dtype Triton does not have, an ensemble with fields that belong to its steps, or an instance
-            group the backend refuses.
+        InputError: a dtype Triton does not have, an ensemble with fields that belong to its steps, or what ``check``
+            finds.
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
-    _check(config)
+    _check_ensemble(config)
     model = pb.ModelConfig(name=check_model_name(config.name), max_batch_size=config.max_batch_size)
     if config.backend:
         model.backend = config.backend
@@ -188,14 +201,14 @@ def to_protobuf(config: TritonConfig) -> Any:
         target.add(name=name, parameters=parameters)
     for key, value in config.parameters.items():
         model.parameters[key].string_value = value
+    check(model)
     return model
 
 
-def _check(config: TritonConfig) -> None:
-    """Refuse what the server would refuse at load.
+def _check_ensemble(config: TritonConfig) -> None:
+    """Refuse fields that an ensemble must not have.
 
-    Source: triton-inference-server/core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig;
-    openvino_backend, src/openvino.cc, ModelInstanceState.
+    Source: triton-inference-server/core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig.
     """
     if config.steps and (config.backend or config.batching or config.warmup or config.accelerators):
         raise InputError(
@@ -203,20 +216,84 @@ def _check(config: TritonConfig) -> None:
         )
     if config.steps and config.platform != "ensemble":
         raise InputError(f"ensemble {config.name!r} has platform {config.platform!r}, expected 'ensemble'")
-    if config.batching is not None and config.max_batch_size < 1:
-        raise InputError(f"{config.name!r} has dynamic batching with max_batch_size {config.max_batch_size}")
-    if config.backend == "openvino" and config.kind != "KIND_CPU":
-        raise InputError(f"{config.name!r}: the openvino backend loads only instances of KIND_CPU, found {config.kind}")
-    for sample in config.warmup:
-        if any(isinstance(d, str) or d < 1 for spec in sample.inputs for d in spec.dims):
-            raise InputError(f"warmup {sample.name!r} of {config.name!r} has a dimension that is not concrete")
+
+
+def check(model: Any) -> None:
+    """Refuse in a ``ModelConfig`` what every release refuses at load, whatever the backend is asked to do.
+
+    Raises:
+        InputError: batching without a batch size or beyond it, a response cache where the server has none, an instance
+            group the openvino backend refuses, a host policy that is no plain name, or warm-up without concrete dims.
+
+    Source: triton-inference-server/core, src/model_config_utils.cc, ValidateModelConfig, and
+    src/backend_model_instance.cc, GenerateWarmupData; openvino_backend, src/openvino.cc, ModelInstanceState.
+    """
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    name, largest = model.name, model.max_batch_size
+    batching, sequences = model.HasField("dynamic_batching"), model.HasField("sequence_batching")
+    if batching and largest < 1:
+        raise InputError(
+            f"{name!r} has dynamic_batching with max_batch_size {largest}: it cannot batch requests",
+            fix="leave dynamic_batching out for this target",
+        )
+    preferred = model.dynamic_batching if batching else model.sequence_batching.oldest
+    for size in preferred.preferred_batch_size:
+        if not 1 <= size <= largest:
+            raise InputError(f"{name!r} has preferred_batch_size {size}, expected 1 to its max_batch_size {largest}")
+    if model.response_cache.enable and (sequences or model.model_transaction_policy.decoupled):
+        other = "sequence_batching" if sequences else "a decoupled model_transaction_policy"
+        raise InputError(f"{name!r} has response_cache with {other}: no release caches that", fix="leave one out")
+    for group in model.instance_group:
+        kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+        if group.count < 1:
+            raise InputError(f"{name!r} has an instance_group with count {group.count}, expected 1 or more")
+        if model.backend == "openvino" and kind not in ("KIND_CPU", "KIND_AUTO"):
+            raise InputError(f"{name!r}: the openvino backend loads only instances of KIND_CPU, found {kind}")
+        if not re.fullmatch(r"[A-Za-z0-9_.-]*", group.host_policy):
+            raise InputError(
+                f"{name!r}: host_policy {group.host_policy!r} becomes a server flag, expected letters, digits and '_.-'"
+            )
+    for sample in model.model_warmup:
+        if any(d < 1 for data in sample.inputs.values() for d in data.dims):
+            raise InputError(f"warmup {sample.name!r} of {name!r} has a dimension that is not concrete")
+
+
+def measured_parameters(backend: str, *, threads: int, instances: int) -> dict[str, str]:
+    """Return the parameters under which one instance runs as the artifact ran when it was measured in process.
+
+    Left alone, a native backend takes every core it sees, and a container's CPU quota is not seen. Of several
+    instances each gets its share. The openvino backend compiles a model once and gives every instance one request of
+    it, so several instances are several streams there. Nothing in a config limits the threads of onnxruntime's openvino
+    accelerator or of an AOTInductor package: their parameters are not read.
+
+    Args:
+        threads: CPU threads of the measurement.
+
+    Source: onnxruntime_backend README, "Model Config Options", and src/onnxruntime.cc, LoadModel; openvino_backend
+    README, "Parameters", and src/openvino.cc, ModelInstanceState; pytorch_backend src/pt2/model_state.cc,
+    ParseParameters; accel/triton/backend_py/model.py (``threads``).
+    """
+    each = str(max(1, threads // instances))
+    if backend == "openvino":
+        if instances == 1:
+            return {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads)}
+        streams = {"NUM_STREAMS": str(instances), "INFERENCE_NUM_THREADS": str(threads)}
+        return {"PERFORMANCE_HINT": "THROUGHPUT", **streams}
+    key = {"onnxruntime": "intra_op_thread_count", "python": "threads"}.get(backend)
+    return {key: each} if key else {}
 
 
 def render(config: TritonConfig) -> str:
     """Return the text of ``config.pbtxt``; equal configs give equal text."""
+    return to_text(to_protobuf(config))
+
+
+def to_text(model: Any) -> str:
+    """Return a message's text form, as ``config.pbtxt`` has it."""
     from google.protobuf import text_format
 
-    return text_format.MessageToString(to_protobuf(config))
+    return text_format.MessageToString(model)
 
 
 def parse(text: str) -> Any:

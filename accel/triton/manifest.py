@@ -37,6 +37,9 @@ class Manifest:
         unproved_int64: 64-bit values inside the model that are not proved to fit int32 (OpenVINO would wrap them).
         reference_points: shape points whose inputs and outputs lie in ``reference.npz``, under the keys
             ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``.
+        overrides: what the user changed in the config, as the text of a partial ``config.pbtxt``.
+        hardware: name of the config below ``configs/`` that the emitting machine measured, if any.
+        pipeline: the ensemble that takes text or pictures and gives answers, where one was added.
     """
 
     variant: str
@@ -54,6 +57,9 @@ class Manifest:
     reference_points: tuple[str, ...]
     parity: Parity | None = None
     unproved_int64: tuple[str, ...] = ()
+    overrides: str = ""
+    hardware: str | None = None
+    pipeline: str | None = None
     schema: int = field(default=SCHEMA)
 
 

@@ -57,6 +57,7 @@ def write_model(
     spec = {
         "schema": SCHEMA,
         "builder": module,
+        "environment": builder.environment(artifact.variant.target),
         "artifact": to_json(artifact),
         "inputs": to_json(inputs),
         "outputs": to_json(outputs),

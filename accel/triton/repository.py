@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from accel.artifacts import (
     Artifact,
@@ -23,13 +22,24 @@ from accel.artifacts import (
     Skipped,
     TensorSpec,
     TritonModel,
-    file_ref,
 )
 from accel.errors import InputError, OutputError, UsageError
 from accel.triton import manifest as manifests
-from accel.triton.config import DynamicBatching, Step, TritonConfig, check_model_name, render
+from accel.triton import overrides as changes
+from accel.triton.config import (
+    DynamicBatching,
+    Step,
+    TritonConfig,
+    byte_size,
+    check,
+    check_model_name,
+    measured_parameters,
+    to_protobuf,
+    to_text,
+)
 from accel.triton.contract import Contract, agree
-from accel.triton.launch import script
+from accel.triton.folders import clear_leftovers, describe, link, put_in_place
+from accel.triton.launch import kubernetes, script
 from accel.triton.python_model import write_model
 from accel.triton.releases import Release, runtimes, unverified
 from accel.triton.releases import release as find_release
@@ -43,6 +53,11 @@ __all__ = ["emit", "verify"]
 
 ARTIFACT_FOLDER = "artifact"
 """Where a Python-backend version folder keeps the artifact's files; native backends want them at its top."""
+CONFIGS_FOLDER = "configs"
+"""Where a server started with ``--model-config-name`` looks for ``<name>.pbtxt`` before it takes ``config.pbtxt``.
+
+Source: server docs/user_guide/model_configuration.md, "Custom Model Configuration".
+"""
 
 
 def emit(
@@ -62,6 +77,9 @@ def emit(
     parity: Parity | None = None,
     unproved: tuple[str, ...] = (),
     python: bool = False,
+    overrides: str = "",
+    threads: int | None = None,
+    hardware: str | None = None,
 ) -> Repository | Skipped:
     """Write the repository of one artifact at ``root``, replacing an earlier one only by a whole new one.
 
@@ -75,14 +93,17 @@ def emit(
         parity: what the gate found in process; a served answer is held against it.
         unproved: 64-bit values inside the model that are not proved to fit int32.
         python: serve it through the Python backend, whatever backend the builder would choose.
+        overrides: what the user changes in the config, as the text of a partial ``config.pbtxt`` (``overrides``).
+        threads: CPU threads it was measured with; None leaves them to the backend.
+        hardware: id of the machine; the config also gets that name below ``configs/``.
 
     Returns:
         The repository, or why that release cannot serve the artifact.
 
     Raises:
         UsageError: an unknown release, an unsafe model name or a version below 1.
-        InputError: the artifact contradicts the contract, a file of it is missing or escapes its folder, or the
-            samples lack the opt shape.
+        InputError: the artifact contradicts the contract, a file of it is missing or escapes its folder, the samples
+            lack the opt shape, or an override contradicts the layout, the contract or what the backend can do.
         OutputError: the folder cannot be written.
     """
     row = find_release(release)
@@ -100,22 +121,25 @@ def emit(
         return reason
     fresh = root.parent / f".{root.name}.new-{uuid.uuid4().hex[:8]}"
     try:
-        _clear_leftovers(root)
+        clear_leftovers(root)
         fresh.mkdir(parents=True)
         plan = _Plan(
             artifact=artifact,
             folder=artifact_folder,
             served=served,
-            contract=agree(artifact, inputs, outputs, served=served),
+            contract=_batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id),
             parity=parity,
             unproved=unproved,
             builder=builder,
             row=row,
             name=model_name,
             version=model_version,
+            overrides=overrides,
+            threads=threads,
+            hardware=hardware,
         )
         models = _fill(fresh, plan, samples=samples, reference=reference)
-        _replace(root, fresh)
+        put_in_place(root, fresh)
     except OSError as error:
         raise OutputError(
             f"cannot write the repository {root}: {error}", fix="free space, or give another -o"
@@ -165,6 +189,27 @@ class _Plan:
     row: Release
     name: str
     version: int
+    overrides: str
+    threads: int | None
+    hardware: str | None
+
+
+def _batched(contract: Contract, overrides: str, variant: str) -> Contract:
+    """Return the contract with the batch size that was asked for.
+
+    Raises:
+        InputError: it is more than the artifact and its backend can take.
+    """
+    asked = changes.max_batch_size(overrides)
+    if asked is None:
+        return contract
+    if not 0 <= asked <= contract.batch:
+        why = "the profile's largest batch" if contract.batch else "that backend cannot batch this model's requests"
+        raise InputError(
+            f"max_batch_size {asked} of {variant} cannot be overridden: expected 0 to {contract.batch} ({why})",
+            fix="raise the largest shape with --max-shape" if contract.batch else "leave it out for this target",
+        )
+    return replace(contract, batch=asked)
 
 
 def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[str, ...]:
@@ -178,7 +223,7 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
 
     version_folder = root / inner / str(version)
     files_folder = version_folder / ARTIFACT_FOLDER if is_python else version_folder
-    known = _link(artifact.files, plan.folder, target=files_folder, root=root)
+    known = link(artifact.files, plan.folder, target=files_folder, root=root)
     if is_python:
         write_model(
             version_folder,
@@ -193,11 +238,7 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
         raise InputError(f"{artifact.variant.id} has no file {served.filename!r}, which Triton is to load")
 
     points = load_points(samples, reference, inputs=contract.inputs, outputs=contract.outputs)
-    warm = warmup(points["opt"].inputs, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
-    for file, content in warm.files.items():
-        target = root / inner / "warmup" / file
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes(content)
+    warm = warmup(points, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
     front = TritonConfig(
         name=name,
         inputs=contract.without_batch(contract.inputs),
@@ -220,13 +261,26 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
         accelerators=served.accelerators,
         parameters=served.parameters,
     )
-    (root / inner / "config.pbtxt").write_text(render(inside), encoding="utf-8")
+    overrides, given_files = changes.take_files(plan.overrides)
+    worker = _overridden(inside, plan, overrides, pinned=not is_python)
+    written = [worker]
     if renamed:
-        _write_front(root, front, inside=inside, served=served)
+        written.insert(0, _write_front(root, front, inside=inside, served=served, overrides=overrides))
+    (root / inner / "config.pbtxt").write_text(to_text(worker), encoding="utf-8")
+    _write_data(root / inner, worker, warm.files, given_files, files=artifact.files)
+    if renamed:  # labels are looked for beside the config that names them
+        _write_data(root / name, written[0], {}, given_files, files=())
+    if plan.hardware is not None:
+        named = root / inner / CONFIGS_FOLDER / f"{plan.hardware}.pbtxt"
+        named.parent.mkdir()
+        named.write_text(to_text(_overridden(inside, plan, overrides, pinned=True)), encoding="utf-8")
+    requires = dict(artifact.built.versions) if is_python else None
     (root / "launch.sh").write_text(
-        script(row, artifact, requires=artifact.built.versions if is_python else None), encoding="utf-8"
+        script(row, artifact, written, requires=requires, threads=plan.threads, hardware=plan.hardware),
+        encoding="utf-8",
     )
     (root / "launch.sh").chmod(0o755)
+    (root / "kubernetes.yaml").write_text(kubernetes(row, artifact, model=name, threads=plan.threads), encoding="utf-8")
     write_reference(root / manifests.REFERENCE, points)
     manifests.write(
         manifests.Manifest(
@@ -235,28 +289,76 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
             version=version,
             release=row.name,
             backend=served.backend,
-            files=_describe(root, known),
+            files=describe(root, known),
             inputs=contract.inputs,
             outputs=contract.outputs,
             max_batch_size=contract.batch,
             unverified=_differences(artifact, served, row=row),
-            requires=dict(artifact.built.versions) if is_python else {},
+            requires=requires or {},
             artifact=artifact,
             parity=plan.parity,
             unproved_int64=plan.unproved,
             reference_points=tuple(points),
+            overrides=overrides,
+            hardware=plan.hardware,
         ),
         root,
     )
     return models
 
 
+def _overridden(inside: TritonConfig, plan: _Plan, overrides: str, *, pinned: bool) -> Any:
+    """Return the ``ModelConfig`` of the model that does the work, with what the user changes in it.
+
+    Args:
+        pinned: state the threads of the measurement. The Python backend's model finds them itself, on any machine.
+    """
+    if pinned and plan.threads is not None:
+        ran = measured_parameters(plan.served.backend, threads=plan.threads, instances=changes.instances(overrides))
+        inside = replace(inside, parameters=ran | dict(inside.parameters))
+    model = to_protobuf(inside)
+    changes.apply(overrides, model, inputs=plan.served.input_names, outputs=plan.served.output_names)
+    check(model)
+    return model
+
+
+def _write_data(
+    folder: Path, model: Any, warm: Mapping[str, bytes], given: Mapping[str, Path], *, files: tuple[FileRef, ...]
+) -> None:
+    """Write the files that a config names: accel's warm-up data and what the user's overrides bring along.
+
+    Raises:
+        InputError: warm-up data of another size than its dims say, a name that is taken, or a file for a compute
+            capability that is no file of the artifact.
+    """
+    data = [d for sample in model.model_warmup for d in sample.inputs.values() if d.input_data_file]
+    content = {f"warmup/{d.input_data_file}": warm[d.input_data_file] for d in data if d.input_data_file in warm}
+    labels = {output.label_filename for output in model.output}
+    kept = {p: f for p, f in given.items() if model.backend or p in labels}
+    content |= {place: source.read_bytes() for place, source in kept.items()}
+    for entry in data:
+        expected, found = byte_size(entry), len(content[f"warmup/{entry.input_data_file}"])
+        if expected is not None and found != expected:
+            raise InputError(
+                f"warm-up data {entry.input_data_file} of {model.name!r} has {found} bytes, its dims say {expected}"
+            )
+    for place, value in content.items():
+        target = folder / place
+        target.parent.mkdir(exist_ok=True)
+        if target.exists():
+            raise InputError(f"{place} of {model.name!r} has that name already", fix="rename the file")
+        target.write_bytes(value)
+    for name in model.cc_model_filenames.values():
+        if name not in {f.path for f in files}:
+            raise InputError(f"cc_model_filenames of {model.name!r} names {name!r}, which is no file of the artifact")
+
+
 def _rename(specs: tuple[TensorSpec, ...], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(names.get(s.name, s.name), s.dtype, s.dims) for s in specs)
 
 
-def _write_front(root: Path, front: TritonConfig, *, inside: TritonConfig, served: TritonModel) -> None:
-    """Put an ensemble before a backend that dictates tensor names, so that clients keep theirs.
+def _write_front(root: Path, front: TritonConfig, *, inside: TritonConfig, served: TritonModel, overrides: str) -> Any:
+    """Put an ensemble before a backend that dictates tensor names, so that clients keep theirs; return its config.
 
     Source: an ensemble tensor is written once (core, src/model_config_utils.cc, BuildEnsembleGraph), so one name cannot
     be both an input and an output.
@@ -281,61 +383,7 @@ def _write_front(root: Path, front: TritonConfig, *, inside: TritonConfig, serve
     version_folder = root / front.name / str(front.versions[0])
     version_folder.mkdir(parents=True)
     (version_folder / "README").write_text(f"Maps names only; the work is done by {inside.name}.\n", encoding="utf-8")
-    (root / front.name / "config.pbtxt").write_text(render(ensemble), encoding="utf-8")
-
-
-def _link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) -> dict[str, FileRef]:
-    """Hard-link the artifact's files below ``target``; return them by their path below ``root``."""
-    known: dict[str, FileRef] = {}
-    for file in files:
-        relative = PurePosixPath(file.path)
-        if relative.is_absolute() or ".." in relative.parts:
-            raise InputError(f"artifact file {file.path!r} lies outside the artifact's folder")
-        origin, copy = source / relative, target / relative
-        try:
-            status = origin.lstat()
-        except FileNotFoundError as error:
-            raise InputError(f"artifact file {origin} is missing", fix="build the variant again") from error
-        if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
-            raise InputError(
-                f"artifact file {origin} has {status.st_size} bytes or is no plain file, expected {file.bytes} bytes",
-                fix="build the variant again",
-            )
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(origin, copy)
-        except OSError:
-            shutil.copy2(origin, copy)
-        path = copy.relative_to(root).as_posix()
-        known[path] = FileRef(path, file.sha256, file.bytes)
-    return known
-
-
-def _describe(root: Path, known: Mapping[str, FileRef]) -> tuple[FileRef, ...]:
-    """Describe every file below ``root``; the artifact's own are already hashed."""
-    paths = sorted(p for p in root.rglob("*") if p.is_file())
-    return tuple(known.get(p.relative_to(root).as_posix()) or file_ref(p, root) for p in paths)
-
-
-def _clear_leftovers(root: Path) -> None:
-    """Remove what a killed emit left beside ``root``, after putting back a root that it had moved away."""
-    for old in sorted(root.parent.glob(f".{root.name}.old-*")):
-        if not root.exists():
-            old.rename(root)
-    for stale in [*root.parent.glob(f".{root.name}.old-*"), *root.parent.glob(f".{root.name}.new-*")]:
-        shutil.rmtree(stale)
-
-
-def _replace(root: Path, fresh: Path) -> None:
-    """Rename ``fresh`` to ``root``; an earlier root comes back if that fails."""
-    if not root.exists():
-        fresh.rename(root)
-        return
-    old = fresh.with_name(fresh.name.replace(".new-", ".old-"))
-    root.rename(old)
-    try:
-        fresh.rename(root)
-    except OSError:
-        old.rename(root)
-        raise
-    shutil.rmtree(old)
+    model = to_protobuf(ensemble)
+    changes.tensors(overrides, model)
+    (root / front.name / "config.pbtxt").write_text(to_text(model), encoding="utf-8")
+    return model

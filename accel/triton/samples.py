@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from accel.artifacts import Profile, TensorSpec
 from accel.errors import InputError
 from accel.triton.config import WarmupSample
@@ -62,8 +64,6 @@ def load_points(
     Raises:
         InputError: a file is no ``.npz``, or the opt point is missing, does not fit the contract or lacks an output.
     """
-    import numpy as np
-
     from accel.builders import fit_inputs
     from accel.errors import SampleError
 
@@ -97,8 +97,6 @@ def load_points(
 
 def write_reference(path: Path, points: Mapping[str, Point]) -> None:
     """Store the points under ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``."""
-    import numpy as np
-
     arrays: dict[str, np.ndarray] = {}
     for name, point in points.items():
         arrays.update({f"inputs/{name}/{k}": v for k, v in point.inputs.items()})
@@ -107,41 +105,40 @@ def write_reference(path: Path, points: Mapping[str, Point]) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def warmup(feed: Feed, inputs: tuple[TensorSpec, ...], *, batch: int, profile: Profile) -> Warmup:
-    """Make warm-up samples at the opt shape, at batch 1 and at the largest batch.
+def warmup(points: Mapping[str, Point], inputs: tuple[TensorSpec, ...], *, batch: int, profile: Profile) -> Warmup:
+    """Make warm-up samples: each shape point at batch 1, and the opt shape at the largest batch.
+
+    Runtimes prepare kernels and memory for each shape they meet, so the shapes that were measured are met before the
+    server is ready. Points whose data is larger than ``LARGEST_FILE_BYTES`` stay out, but opt, whose large floats
+    become zeros. The same shape is run once, and the same data stored once.
 
     Args:
-        feed: the opt point, fitted to ``inputs``.
+        points: inputs by point, fitted to ``inputs``; opt is among them.
         inputs: the contract, batch axis included.
         batch: the config's ``max_batch_size``; 0 where the server does not batch.
         profile: shape ranges of the artifact, for the largest batch where the model has a batch axis of its own.
     """
-    import numpy as np
-
     leading = {s.dims[0] if s.dims else 0 for s in inputs}
-    shared = len(leading) == 1 and isinstance(next(iter(leading)), str)
-    if batch:
-        calls = [(1, 1)] + ([(batch, 1)] if batch > 1 else [])
-    elif shared:
-        largest = min(profile[s.name].max[0] for s in inputs)
-        calls = [(1, 1)] + ([(1, largest)] if largest > 1 else [])
-    else:
-        calls = [(1, 0)]
-    samples: list[WarmupSample] = []
+    rows_vary = len(leading) == 1 and isinstance(next(iter(leading)), str)
+    largest = batch or (min(profile[s.name].max[0] for s in inputs) if rows_vary else 1)
+    samples: dict[tuple[int, tuple[tuple[int, ...], ...]], WarmupSample] = {}
     files: dict[str, bytes] = {}
-    for requests, rows in calls:
-        label = f"opt_batch{max(requests, rows)}" if rows else "opt"
-        specs: list[TensorSpec] = []
+    for point, size in [("opt", 1), ("opt", largest), *((name, 1) for name in points if name != "opt")]:
+        requests, rows = (size, 1) if batch else (1, size)
+        feed = dict(points[point].inputs)
+        if rows_vary:
+            feed = {name: np.resize(value, (rows, *value.shape[1:])) for name, value in feed.items()}
+        shape = (requests, tuple(feed[s.name].shape for s in inputs))
+        if shape in samples or (point != "opt" and sum(v.nbytes for v in feed.values()) > LARGEST_FILE_BYTES):
+            continue
         named: dict[str, str] = {}
         for index, spec in enumerate(inputs):
             value = feed[spec.name]
-            if rows:
-                value = np.repeat(value[:1], rows, axis=0)
-            # Requests of one sample share its data, so batch 1 and N requests of batch 1 read the same file.
-            file = f"opt_rows{rows}_{index}.bin" if rows else f"opt_{index}.bin"
-            if value.dtype.kind in "iub" or value.nbytes <= LARGEST_FILE_BYTES:
-                named[spec.name] = file
-                files[file] = value.tobytes()
-            specs.append(TensorSpec(spec.name, spec.dtype, value.shape[1:] if batch else value.shape))
-        samples.append(WarmupSample(label, requests, tuple(specs), named))
-    return Warmup(tuple(samples), files)
+            if value.dtype.kind in "iub" or (value.dtype.kind == "f" and value.nbytes <= LARGEST_FILE_BYTES):
+                # Requests of one sample share its data, so batch 1 and N requests of batch 1 read the same file.
+                named[spec.name] = f"{point}_rows{rows}_{index}.bin" if rows_vary else f"{point}_{index}.bin"
+                files[named[spec.name]] = value.tobytes()
+        specs = tuple(TensorSpec(s.name, s.dtype, feed[s.name].shape[1 if batch else 0 :]) for s in inputs)
+        label = f"{point}_batch{size}" if rows_vary else point
+        samples[shape] = WarmupSample(label, requests, specs, named)
+    return Warmup(tuple(samples.values()), files)

@@ -9,7 +9,7 @@ from typing import Any
 
 from accel.artifacts import TensorSpec, sha256_file
 from accel.errors import InputError
-from accel.triton.config import datatype, dims, parse
+from accel.triton.config import byte_size, datatype, dims, parse
 from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read
 
 AGAIN = "emit the repository again"
@@ -27,7 +27,12 @@ def verify(root: Path) -> tuple[Finding, ...]:
         return (Finding("error", FILENAME, "", error.message, error.fix or AGAIN),)
     found = [
         *_files(root, manifest),
-        *(f for model in manifest.models for f in _config(root, manifest, model)),
+        *(
+            f
+            for model in manifest.models
+            for file in _config_files(root, model)
+            for f in _config(root, manifest, model, file)
+        ),
         *_reference(root, manifest),
     ]
     found += [
@@ -64,12 +69,25 @@ def _files(root: Path, manifest: Manifest) -> Iterator[Finding]:
         name = path.relative_to(root).as_posix()
         if path.is_symlink():
             yield Finding("error", name, "", f"a link to {path.readlink()}: a repository holds plain files", AGAIN)
-        elif path.is_file() and name not in listed and name != FILENAME and path.parent.name != "__pycache__":
+        elif path.is_file() and not (name in listed or name == FILENAME or _may_join(path.relative_to(root))):
             yield Finding("error", name, "", "the manifest does not list this file", "remove it")
 
 
-def _config(root: Path, manifest: Manifest, model: str) -> Iterator[Finding]:
-    file = f"{model}/config.pbtxt"
+def _may_join(path: Path) -> bool:
+    """Say whether a file may stand beside what was emitted: a cache, or the config that other hardware measured.
+
+    Such a config is held against the contract like the repository's own.
+    """
+    configs = len(path.parts) == 3 and path.parts[1] == "configs" and path.suffix == ".pbtxt"
+    return configs or path.parent.name == "__pycache__"
+
+
+def _config_files(root: Path, model: str) -> list[str]:
+    named = sorted(p.name for p in (root / model / "configs").glob("*.pbtxt"))
+    return [f"{model}/config.pbtxt", *(f"{model}/configs/{name}" for name in named)]
+
+
+def _config(root: Path, manifest: Manifest, model: str, file: str) -> Iterator[Finding]:
     if PurePosixPath(model).name != model or model in (".", ".."):
         yield Finding("error", FILENAME, "models", f"{model!r} is no folder name", AGAIN)
         return
@@ -117,23 +135,17 @@ def _tensors(tensors: Any) -> list[tuple[str, str, list[int]]]:
 
 def _warmup(root: Path, manifest: Manifest, model: str, config: Any) -> Iterator[Finding]:
     """Find warm-up data that would fail the load: missing, or of another size than its dims say."""
-    import numpy as np
-    from tritonclient.grpc import model_config_pb2 as pb
-    from tritonclient.utils import triton_to_np_dtype
-
     for sample in config.model_warmup:
         for name, data in sample.inputs.items():
             if not data.input_data_file:
                 continue
             file = f"{model}/warmup/{data.input_data_file}"
-            kind = triton_to_np_dtype(pb.DataType.Name(data.data_type).removeprefix("TYPE_"))
-            size = int(np.prod(data.dims, dtype=np.int64)) * np.dtype(kind).itemsize
-            path = root / file
+            size, path = byte_size(data), root / file
             if PurePosixPath(data.input_data_file).name != data.input_data_file:
                 yield Finding(
                     "error", f"{model}/config.pbtxt", f"model_warmup.{name}", f"{file} is no file name", AGAIN
                 )
-            elif not path.is_file() or path.stat().st_size != size:
+            elif not path.is_file() or size not in (None, path.stat().st_size):
                 found = path.stat().st_size if path.is_file() else "no file"
                 yield Finding("error", file, f"model_warmup.{name}", f"{found}, expected {size} bytes", AGAIN)
 

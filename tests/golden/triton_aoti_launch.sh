@@ -1,16 +1,42 @@
 #!/usr/bin/env bash
 # Serves aoti@cpu with Triton 26.05; `accel verify` checks this folder.
-# In docker, from this folder:
-#   docker run --rm --init --network host --shm-size 1g -v "$PWD":/models:ro \
-#     nvcr.io/nvidia/tritonserver:26.05-py3 /models/launch.sh
-# Listens on this machine only; ADDRESS=0.0.0.0 ./launch.sh serves the network.
+#   ./launch.sh             tritonserver on PATH, or TRITONSERVER=/path/to/it
+#   ./launch.sh --docker    nvcr.io/nvidia/tritonserver:26.05-py3, or IMAGE=another
+# Further arguments go to the server. In Kubernetes: kubernetes.yaml. Variables and their defaults:
+#   ADDRESS=127.0.0.1       this machine only; 0.0.0.0 serves the network
+#   HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002
+#   MODEL_CONTROL_MODE=none poll, or explicit, which also loads every model at the start
+#   MODEL_CONFIG_NAME=      configs/<name>.pbtxt in place of config.pbtxt; here: amd-epyc-2cpu
+#   CPU_CORES=              cores of host policy cpu: 0-3
+#   NUMA_NODE=              NUMA node of host policy cpu: 0
+#   OMP_NUM_THREADS=2       CPU threads of the model
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+if [[ "${1:-}" == --docker ]]; then
+  shift
+  docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")
+  if [[ -n "${NUMA_NODE:-}" ]]; then docker+=(--cap-add SYS_NICE); fi
+  for name in ADDRESS HTTP_PORT GRPC_PORT METRICS_PORT MODEL_CONTROL_MODE MODEL_CONFIG_NAME CPU_CORES NUMA_NODE OMP_NUM_THREADS; do docker+=(-e "$name"); done
+  exec "${DOCKER:-docker}" "${docker[@]}" "${IMAGE:-nvcr.io/nvidia/tritonserver:26.05-py3}" bash /models/launch.sh "$@"
+fi
 address="${ADDRESS:-127.0.0.1}"
+flags=(--model-control-mode="${MODEL_CONTROL_MODE:-none}")
+if [[ "${MODEL_CONTROL_MODE:-none}" == explicit ]]; then flags+=("--load-model=*"); fi
+if [[ -n "${MODEL_CONFIG_NAME:-}" ]]; then
+  named=("$here"/*/configs/"$MODEL_CONFIG_NAME".pbtxt)
+  if [[ ! -e "${named[0]}" ]]; then
+    echo "there is no configs/$MODEL_CONFIG_NAME.pbtxt below $here" >&2
+    exit 2
+  fi
+  flags+=("--model-config-name=$MODEL_CONFIG_NAME")
+fi
+if [[ -n "${CPU_CORES:-}" ]]; then flags+=("--host-policy=cpu,cpu-cores=$CPU_CORES"); fi
+if [[ -n "${NUMA_NODE:-}" ]]; then flags+=("--host-policy=cpu,numa-node=$NUMA_NODE"); fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
 exec "${TRITONSERVER:-tritonserver}" \
   --model-repository="$here" \
   --disable-auto-complete-config \
   --http-address="$address" --http-port="${HTTP_PORT:-8000}" \
   --grpc-address="$address" --grpc-port="${GRPC_PORT:-8001}" \
   --metrics-address="$address" --metrics-port="${METRICS_PORT:-8002}" \
-  "$@"
+  "${flags[@]}" "$@"

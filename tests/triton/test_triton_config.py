@@ -49,7 +49,7 @@ configs = st.builds(
     name=st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_-]{0,20}\Z"),
     inputs=st.lists(specs, max_size=3).map(tuple),
     outputs=st.lists(specs, max_size=3).map(tuple),
-    max_batch_size=st.integers(1, 4096),
+    max_batch_size=st.integers(64, 4096),
     versions=st.lists(st.integers(1, 10**6), min_size=1, max_size=3).map(tuple),
     backend=st.sampled_from(["onnxruntime", "python"]),
     instances=st.integers(1, 16),

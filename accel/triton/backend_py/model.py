@@ -2,11 +2,13 @@
 
 Beside this file lie ``artifact.json`` (what to serve), ``artifact/`` (its files) and the modules of accel it needs. The
 session is the one that was measured: requests are checked against the client contract, merged along the leading axis
-where the config allows batching, run once for each shape, and split again. A request that does not fit gets an error
-response; the others of the same call are answered.
+where the config allows batching, run once for each shape, and split again. Requests of different shapes run apart: they
+are never padded to fit each other. A request that does not fit, or that fails, gets an error response of its own; the
+others of the same call are answered.
 
 Environment: ``ACCEL_SITE_PACKAGES`` names further folders with packages, since the stub process of the Python backend
-does not read PYTHONPATH. NumPy itself comes from the stub's own environment: the server imports it before this file.
+does not read PYTHONPATH; of two folders with the same package the first wins. NumPy itself comes from the stub's own
+environment: the server imports it before this file.
 Config parameters: ``threads`` (CPU threads of each instance; without it the CPUs this process may use, divided by the
 instances) and ``mode`` (``latency`` or ``throughput``).
 """
@@ -41,6 +43,7 @@ class TritonPythonModel:
     def initialize(self, args):  # type: ignore[no-untyped-def]
         """Open the artifact's session."""
         artifacts = importlib.import_module("accel.artifacts")
+        errors = importlib.import_module("accel.errors")
         config = json.loads(args["model_config"])
         spec = json.loads((HERE / "artifact.json").read_text(encoding="utf-8"))
         if spec["numpy_below_2"] and int(np.__version__.split(".")[0]) >= 2:
@@ -52,44 +55,69 @@ class TritonPythonModel:
         self.inputs = [read(artifacts.TensorSpec, s) for s in spec["inputs"]]
         self.outputs = [read(artifacts.TensorSpec, s) for s in spec["outputs"]]
         self.batched = spec["batched"]
+        artifact = read(artifacts.Artifact, spec["artifact"])
+        self.profile = artifact.variant.profile
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
         instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", [])) or 1
         builder = importlib.import_module(spec["builder"]).BUILDER
-        self.session = builder.open(
-            read(artifacts.Artifact, spec["artifact"]),
-            HERE / "artifact",
-            threads=int(parameters.get("threads") or max(1, usable_cpus() // instances)),
-            mode=parameters.get("mode", "latency"),
-        )
+        try:
+            self.session = builder.open(
+                artifact,
+                HERE / "artifact",
+                threads=int(parameters.get("threads") or max(1, usable_cpus() // instances)),
+                mode=parameters.get("mode", "latency"),
+            )
+        except (errors.UnavailableError, ImportError) as error:
+            where = "" if spec["environment"] == "main" else f" of accel's environment {spec['environment']!r} first,"
+            wanted = ", ".join(f"{name} {version}" for name, version in sorted(artifact.built.versions.items()))
+            raise RuntimeError(
+                f"{getattr(error, 'message', error)}; the artifact was built with {wanted}: start the server with "
+                f"ACCEL_SITE_PACKAGES naming the site-packages{where} that hold its runtime"
+            ) from error
 
     def execute(self, requests):  # type: ignore[no-untyped-def]
         """Answer every request, in order."""
-        from accel.builders import fit_inputs
         from accel.errors import AccelError
 
         responses = [None] * len(requests)
         groups: dict = {}
         for index, request in enumerate(requests):
-            tensors = {t.name(): t.as_numpy() for t in request.inputs()}
             try:
-                feed = fit_inputs(tensors, self.inputs)
+                feed = self.fit({t.name(): t.as_numpy() for t in request.inputs()})
             except AccelError as error:
                 responses[index] = refuse(error.message)
                 continue
             shape = tuple(a.shape[1:] for a in feed.values()) if self.batched else index
             groups.setdefault(shape, []).append((index, feed))
         for members in groups.values():
-            try:
-                answers = self.run([feed for _, feed in members])
-            except (AccelError, ValueError, RuntimeError) as error:
-                answers = None
-                failure = f"the model failed on this request: {error}"
-            for position, (index, _) in enumerate(members):
-                if answers is None:
-                    responses[index] = refuse(failure)
-                else:
-                    responses[index] = self.answer(requests[index], answers[position])
+            for (index, _), found in zip(members, self.answers([feed for _, feed in members]), strict=True):
+                responses[index] = refuse(found) if isinstance(found, str) else respond(requests[index], found)
         return responses
+
+    def fit(self, tensors):  # type: ignore[no-untyped-def]
+        """Check a request against the contract: names, ranks, sizes, dtypes and integer ranges.
+
+        A size beyond the profile was never proved, and some runtimes answer it without a word.
+        """
+        from accel.builders import fit_inputs
+        from accel.errors import SampleError
+
+        feed = fit_inputs(tensors, self.inputs)
+        for name, value in feed.items():
+            shapes = self.profile[name]
+            if any(not low <= n <= high for n, low, high in zip(value.shape, shapes.min, shapes.max, strict=True)):
+                raise SampleError(f"input {name!r} has shape {value.shape}, served are {shapes.min} to {shapes.max}")
+        return feed
+
+    def answers(self, feeds):  # type: ignore[no-untyped-def]
+        """Return the outputs of each feed, or the message of its failure; one that fails does not take others along."""
+        try:
+            return self.run(feeds)
+        except Exception as error:  # noqa: BLE001  whatever a runtime raises is the answer to this request
+            if len(feeds) > 1:
+                return [self.answers([feed])[0] for feed in feeds]
+            reason = getattr(error, "message", f"{type(error).__name__}: {error}")
+            return [f"the model failed on this request: {reason}"]
 
     def run(self, feeds):  # type: ignore[no-untyped-def]
         """Run feeds of one shape in one call and return each one's outputs, in the contract's dtypes."""
@@ -99,18 +127,22 @@ class TritonPythonModel:
         arrays = {s.name: np.ascontiguousarray(outputs[s.name], dtype=s.dtype) for s in self.outputs}
         if not many:
             return [arrays]
-        ends = np.cumsum([next(iter(f.values())).shape[0] for f in feeds])[:-1]
-        parts = {name: np.split(array, ends) for name, array in arrays.items()}
+        ends = np.cumsum([next(iter(f.values())).shape[0] for f in feeds])
+        for name, array in arrays.items():
+            if array.shape[0] != ends[-1]:
+                raise ValueError(f"output {name!r} has {array.shape[0]} rows for a batch of {ends[-1]}")
+        parts = {name: np.split(array, ends[:-1]) for name, array in arrays.items()}
         return [{name: parts[name][i] for name in parts} for i in range(len(feeds))]
-
-    def answer(self, request, outputs):  # type: ignore[no-untyped-def]
-        """Return the response with the outputs that the request asked for."""
-        wanted = request.requested_output_names()
-        return pb_utils.InferenceResponse([pb_utils.Tensor(n, a) for n, a in outputs.items() if n in wanted])
 
     def finalize(self):  # type: ignore[no-untyped-def]
         """Close the session."""
         self.session.close()
+
+
+def respond(request, outputs):  # type: ignore[no-untyped-def]
+    """Return the response with the outputs that the request asked for."""
+    wanted = request.requested_output_names()
+    return pb_utils.InferenceResponse([pb_utils.Tensor(n, a) for n, a in outputs.items() if n in wanted])
 
 
 def refuse(message):  # type: ignore[no-untyped-def]

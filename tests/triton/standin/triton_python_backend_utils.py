@@ -29,6 +29,7 @@ class Tensor:
 class TritonError:
     """An error with a code."""
 
+    INTERNAL = 1
     INVALID_ARG = 3
 
     def __init__(self, message: str, code: int = 0) -> None:

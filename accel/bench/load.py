@@ -1,0 +1,437 @@
+"""Load on a Triton server: what is asked for (``Load``), and the processes that generate it (``Generator``).
+
+The parent decides when a window begins and ends; the requests are sent by worker processes (``sender``), so that it
+stays small and its own work delays no request. Every time is an integer nanosecond of the monotonic clock, which all
+processes of a machine share. A latency counts from the moment a request was *meant* to be sent: in an open loop a
+request that waits behind a stalled server has been late since then. Source: Gil Tene, "How NOT to Measure Latency"
+(coordinated omission).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from accel.artifacts import TensorSpec
+from accel.bench.session import now_ns
+from accel.builders import Feed, fit_inputs
+from accel.errors import SampleError, StageError, UsageError
+from accel.triton.config import DATATYPES, datatype
+from accel.worker import Worker
+
+Arrivals = Literal["constant", "poisson"]
+FEED, INTENDED, SENT, END, OK = range(5)
+"""Columns of a window's rows."""
+
+LEAST = 5
+"""A window lasts until this many requests have ended, however slow the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One point of load.
+
+    Attributes:
+        concurrency: closed loop: so many clients, each of which sends its next request when it has its answer.
+        rate_per_s: open loop: requests per second, sent whether or not earlier ones were answered.
+        arrivals: open loop: equal gaps, or those of a Poisson process.
+
+    Raises:
+        UsageError: not exactly one of the two is given, or it is not positive.
+    """
+
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+    arrivals: Arrivals = "constant"
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate_per_s is None):
+            raise UsageError("a load is either a concurrency or a request rate", fix="give one of the two")
+        if (self.concurrency or self.rate_per_s or 0) <= 0:
+            raise UsageError(f"a load of {self} sends nothing", fix="give a number above 0")
+
+    def __str__(self) -> str:
+        if self.concurrency is not None:
+            return f"concurrency {self.concurrency}"
+        return f"{self.rate_per_s:g}/s {self.arrivals}"
+
+
+def concurrencies(text: str) -> tuple[Load, ...]:
+    """Read ``N``, ``START:END`` (the powers of two in it) or ``START:END:STEP`` (as perf_analyzer reads it).
+
+    Raises:
+        UsageError: it is none of these, or nothing lies within it.
+    """
+    parts = _numbers(text, int, "--concurrency", "N, START:END or START:END:STEP with whole numbers")
+    if len(parts) == 2:
+        found = [1 << i for i in range(parts[1].bit_length()) if parts[0] <= 1 << i <= parts[1]]
+    else:
+        found = [parts[0]] if len(parts) == 1 else list(range(parts[0], parts[1] + 1, parts[2]))
+    if not found:
+        raise UsageError(f"--concurrency {text} holds no power of two", fix="give a step, START:END:STEP")
+    return tuple(Load(concurrency=n) for n in found)
+
+
+def rates(text: str, arrivals: Arrivals = "constant") -> tuple[Load, ...]:
+    """Read ``RATE`` or ``START:END:STEP``, in requests per second.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    parts = _numbers(text, float, "--request-rate", "RATE or START:END:STEP")
+    if len(parts) == 2:
+        raise UsageError(f"--request-rate {text} has no step", fix="give START:END:STEP")
+    if len(parts) == 1:
+        return (Load(rate_per_s=parts[0], arrivals=arrivals),)
+    steps = int((parts[1] - parts[0]) / parts[2] + 1e-9) + 1
+    return tuple(Load(rate_per_s=parts[0] + i * parts[2], arrivals=arrivals) for i in range(steps))
+
+
+def _numbers(text: str, kind: type, option: str, form: str) -> list[Any]:
+    try:
+        parts = [kind(part) for part in text.split(":")]
+    except ValueError:
+        parts = []
+    ascending = len(parts) < 2 or parts[0] <= parts[1]
+    if not 1 <= len(parts) <= 3 or not all(0 < p < float("inf") for p in parts) or not ascending:
+        raise UsageError(f"{option} {text!r} cannot be read", fix=f"give {form}, all above 0, such as 1:16")
+    return parts
+
+
+def fit_feeds(feeds: Sequence[Feed], inputs: Sequence[TensorSpec]) -> list[dict[str, np.ndarray]]:
+    """Check every feed against the contract, once, before any load: names, dtypes, dims and ranges.
+
+    Raises:
+        SampleError: one does not fit; the message has its index.
+    """
+    if not feeds:
+        raise SampleError("there is no feed to send", fix="give --data FILE.json or FILE.npz")
+    fitted = []
+    for index, feed in enumerate(feeds):
+        try:
+            fitted.append(fit_inputs(feed, inputs))
+        except SampleError as error:
+            raise SampleError(f"feed {index}: {error.message}", fix=error.fix) from error
+    return fitted
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of a model.
+
+    Attributes:
+        backend: backend or platform.
+        max_batch_size: 0 where the server does not batch.
+        inputs / outputs: full dims; the leading axis is ``batch`` where the server batches, and every other dynamic
+            axis has a name of its own, since a config does not say which are equal.
+    """
+
+    model: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What every response is held against.
+
+    Attributes:
+        expected: outputs of each feed.
+        masks: for each feed, output → mask over its leading axes; what is not 1 there is not compared.
+    """
+
+    expected: Sequence[Feed]
+    masks: Sequence[Mapping[str, np.ndarray]] = ()
+
+
+@dataclass(slots=True)
+class Window:
+    """What ended between two moments.
+
+    Attributes:
+        begin_ns / end_ns: the two moments.
+        rows: int64 (requests, 5): feed, intended, sent and end in ns, 1 where it was answered.
+        cpu_s: CPU time that the generating processes spent.
+    """
+
+    begin_ns: int
+    end_ns: int
+    rows: np.ndarray
+    cpu_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+    @property
+    def answered(self) -> np.ndarray:
+        """The rows that were answered."""
+        return self.rows[self.rows[:, OK] == 1]
+
+    @property
+    def latency_ms(self) -> np.ndarray:
+        """Latencies of the answered requests, from the moment each was meant to be sent."""
+        rows = self.answered
+        return (rows[:, END] - rows[:, INTENDED]) / 1e6
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Rows that were taken from the processes and belong to a later window."""
+
+    rows: list[np.ndarray] = field(default_factory=list)
+
+    def split(self, boundary_ns: int) -> np.ndarray:
+        every = np.concatenate(self.rows) if self.rows else np.empty((0, 5), np.int64)
+        later = every[:, END] > boundary_ns
+        self.rows = [every[later]]
+        return every[~later]
+
+
+class Generator:
+    """Processes that send requests to one server; a context manager.
+
+    Args:
+        url: ``host:port`` of the server's gRPC endpoint.
+        processes: how many send; one is enough until it is busy all the time (``Window.cpu_s``).
+        timeout_s: a request that takes longer counts as failed.
+        log: takes what the processes print.
+
+    Attributes:
+        failures: requests of this point that ended in an error, and ``error``: what the first one said.
+        first_ms: how long the first request of ``open`` took.
+        largest_output_bytes: size of the largest output of that request, with shared memory of all feeds.
+    """
+
+    def __init__(self, url: str, *, log: Path, processes: int = 1, timeout_s: float = 120.0) -> None:
+        self.url = url
+        self.processes = processes
+        self.failures = 0
+        self.error: str | None = None
+        self.first_ms = 0.0
+        self.largest_output_bytes = 0
+        self._pending = _Pending()
+        self._begin_ns = 0
+        self._timeout_s = timeout_s
+        self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
+        self._scratch = tempfile.TemporaryDirectory(prefix="accel-load-")
+        self._workers: list[Worker] = []
+        try:
+            for _ in range(processes):
+                self._workers.append(Worker(log, threads=1))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def describe(self, model: str) -> Served:
+        """Return what the server says of a model; an empty name stands for its only one.
+
+        Raises:
+            UnavailableError: nothing answers at the address.
+            InputError: the server does not have the model, or it has several and none is named.
+        """
+        said = self._call(self._workers[0], "describe", url=self.url, model=model)
+        batch = said["max_batch_size"]
+        inputs, outputs = (
+            tuple(_spec(tensor, batched=batch > 0) for tensor in said[kind]) for kind in ("inputs", "outputs")
+        )
+        return Served(said["model"], said["backend"], batch, inputs, outputs)
+
+    def open(
+        self,
+        model: str,
+        feeds: Sequence[Feed],
+        *,
+        slots: int = 64,
+        shared_memory: bool = False,
+        check: Check | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Serialise the feeds and send the first one.
+
+        Args:
+            feeds: what is sent, fitted to the contract; drawn in an order that ``seed`` decides.
+            slots: largest concurrency of a closed loop; with shared memory also the most an open loop has under way.
+            shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
+            check: hold every response against its feed's expected outputs.
+
+        Raises:
+            InputError: the server does not know the model, or refuses the first request.
+            UnavailableError: nothing answers at the address, or the server cannot map the shared memory.
+        """
+        opened = self._all(
+            "open",
+            url=self.url,
+            model=model,
+            tensors=[_described(feed) for feed in feeds],
+            bodies=str(self._write("feeds.npz", _raw(feeds))),
+            check=str(self._write("check.npz", _checked(check))) if check else None,
+            shared_memory=self._regions if shared_memory else None,
+            slots=slots,
+            seed=seed,
+            timeout_s=self._timeout_s,
+        )
+        self.first_ms = opened[0]["first_ms"]
+        self.largest_output_bytes = opened[0]["largest_output_bytes"]
+
+    def start(self, load: Load) -> None:
+        """Begin to send; the first window begins now."""
+        self.failures, self.error = 0, None
+        self._pending = _Pending()
+        self._begin_ns = now_ns()
+        for index, worker in enumerate(self._workers):
+            share = None
+            if load.concurrency is not None:
+                share = load.concurrency // self.processes + (index < load.concurrency % self.processes)
+            self._call(
+                worker,
+                "start",
+                concurrency=share,
+                rate_per_s=load.rate_per_s,
+                arrivals=load.arrivals,
+                begin_ns=self._begin_ns,
+                index=index,
+                count=self.processes,
+            )
+
+    def window(self, seconds: float, *, least: int = LEAST) -> Window:
+        """Wait until ``seconds`` have passed and ``least`` requests have ended; return what ended since the last call.
+
+        Raises:
+            StageError: the server is gone.
+        """
+        begin_ns, cpu_s = self._begin_ns, 0.0
+        deadline_ns = begin_ns + int(seconds * 1e9)
+        while True:
+            time.sleep(max(0.0, (deadline_ns - now_ns()) / 1e9))
+            boundary_ns = now_ns()
+            for index, worker in enumerate(self._workers):
+                path = Path(self._scratch.name) / f"rows{index}.npy"
+                taken = self._call(worker, "take", out=str(path))
+                self._pending.rows.append(np.load(path))
+                cpu_s += taken["cpu_s"]
+                self.failures += taken["failures"]
+                self.error = self.error or taken["error"]
+                if taken["dead"]:
+                    raise StageError(
+                        f"the server at {self.url} stopped answering in the middle of the load: {taken['dead']}",
+                        fix="look at the end of the server's log; the points measured before are kept",
+                    )
+            rows = self._pending.split(boundary_ns)
+            if len(rows) >= least:
+                self._begin_ns = boundary_ns
+                return Window(begin_ns, boundary_ns, rows, cpu_s)
+            self._pending.rows.append(rows)
+            deadline_ns = boundary_ns + int(max(0.05, seconds / 10) * 1e9)
+
+    def stop(self) -> None:
+        """Send no more and wait for what is under way; an overloaded server's backlog is cancelled."""
+        self._all("stop")
+
+    def statistics(self, model: str) -> dict[str, int]:
+        """Return the server's own counters of a model so far: see ``sender.statistics``."""
+        return self._call(self._workers[0], "statistics", url=self.url, model=model)
+
+    def worst(self) -> tuple[int, dict[str, np.ndarray]]:
+        """Return how many responses were checked, and of each feed and output the one furthest from what was expected.
+
+        The arrays are keyed ``<feed>/<output>``: if these pass a gate, every response does.
+        """
+        path = Path(self._scratch.name) / "worst.npz"
+        checked, found = 0, dict[str, tuple[float, np.ndarray]]()
+        for worker in self._workers:
+            answer = self._call(worker, "worst", out=str(path))
+            checked += answer["checked"]
+            with np.load(path, allow_pickle=False) as file:
+                for key, noise in answer["noise"].items():
+                    if key not in found or noise > found[key][0]:
+                        found[key] = (noise, file[key])
+        return checked, {key: array for key, (_, array) in found.items()}
+
+    def close(self) -> None:
+        """Give shared memory back and end the processes."""
+        for worker in self._workers:
+            with contextlib.suppress(StageError):  # one that died holds nothing any more
+                self._call(worker, "close")
+            worker.close()
+        self._workers = []
+        for region in Path("/dev/shm").glob(f"{self._regions}*"):  # of a process that was killed
+            region.unlink(missing_ok=True)
+        self._scratch.cleanup()
+
+    def _write(self, name: str, arrays: Mapping[str, np.ndarray]) -> Path:
+        path = Path(self._scratch.name) / name
+        with path.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        return path
+
+    def _all(self, call: str, **params: Any) -> list[Any]:
+        return [self._call(worker, call, **params) for worker in self._workers]
+
+    def _call(self, worker: Worker, call: str, **params: Any) -> Any:
+        return worker.call("load", {"call": call, **params}, timeout_s=self._timeout_s + 60)
+
+
+def generate(generator: Generator, load: Load, seconds: float) -> Window:
+    """Send one point of load for ``seconds`` and return its raw samples, the first request included."""
+    generator.start(load)
+    try:
+        return generator.window(seconds)
+    finally:
+        generator.stop()
+
+
+def tensor_bytes(value: np.ndarray) -> bytes:
+    """Return a tensor as the wire has it: row-major little-endian; text and bytes with a length before each element.
+
+    Source: KServe's open inference protocol, gRPC ``raw_input_contents``.
+    """
+    if value.dtype.kind not in "OSU":
+        return np.ascontiguousarray(value).tobytes()
+    elements = [e.encode() if isinstance(e, str) else bytes(e) for e in value.ravel().tolist()]
+    return b"".join(len(e).to_bytes(4, "little") + e for e in elements)
+
+
+def _spec(tensor: Mapping[str, Any], *, batched: bool) -> TensorSpec:
+    kinds = {name: dtype for dtype, name in DATATYPES.items() if dtype != "str"}
+    dims = [size if size >= 0 else f"{tensor['name']}.{axis}" for axis, size in enumerate(tensor["dims"])]
+    return TensorSpec(tensor["name"], kinds[tensor["datatype"]], ("batch", *dims) if batched else tuple(dims))
+
+
+def _described(feed: Feed) -> list[dict[str, Any]]:
+    return [{"name": name, "datatype": wire_type(v.dtype), "shape": list(v.shape)} for name, v in feed.items()]
+
+
+def wire_type(dtype: np.dtype) -> str:
+    """Return the inference protocol's name of a NumPy dtype (``INT64``, ``BYTES``)."""
+    return "BYTES" if dtype.kind in "OSU" else datatype(str(dtype)).removeprefix("TYPE_")
+
+
+def _raw(feeds: Sequence[Feed]) -> dict[str, np.ndarray]:
+    return {
+        f"{i}/{name}": np.frombuffer(tensor_bytes(value), np.uint8)
+        for i, feed in enumerate(feeds)
+        for name, value in feed.items()
+    }
+
+
+def _checked(check: Check) -> dict[str, np.ndarray]:
+    arrays = {f"expected/{i}/{name}": v for i, feed in enumerate(check.expected) for name, v in feed.items()}
+    return arrays | {f"mask/{i}/{name}": v for i, feed in enumerate(check.masks) for name, v in feed.items()}

@@ -1,0 +1,180 @@
+"""Requests ready to send: every feed is serialised once, before the load begins.
+
+With system shared memory all inputs lie in one region; outputs have a slot for each request under way, as large as the
+largest answer. Source: server docs/protocol/extension_shared_memory.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.errors import UnavailableError
+
+ALIGN = 64
+"""Tensors in shared memory begin at multiples of this many bytes."""
+
+
+def request(model: str, tensors: Sequence[Any], bodies: Sequence[bytes]) -> Any:
+    """Return a ``ModelInferRequest`` with its tensors inline."""
+    from tritonclient.grpc import service_pb2
+
+    made = service_pb2.ModelInferRequest(model_name=model)
+    for tensor in tensors:
+        made.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
+    made.raw_input_contents.extend(bodies)
+    return made
+
+
+def outputs_of(response: Any) -> dict[str, np.ndarray]:
+    """Return the arrays of a ``ModelInferResponse`` that carries them inline."""
+    from tritonclient.utils import triton_to_np_dtype
+
+    return {
+        tensor.name: np.frombuffer(body, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
+        for tensor, body in zip(response.outputs, response.raw_output_contents, strict=True)
+        if tensor.datatype != "BYTES"
+    }
+
+
+class Pool:
+    """Serialised requests, one for each feed, with everything inline."""
+
+    def __init__(self, requests: Sequence[Any]) -> None:
+        self._bodies = [made.SerializeToString() for made in requests]
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def body(self, feed: int, slot: int) -> bytes:
+        """Return the request of a feed."""
+        return self._bodies[feed]
+
+    def outputs(self, response: Any, slot: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a response."""
+        return outputs_of(response)
+
+    def close(self, client: Any) -> None:
+        """Give nothing back: there is nothing."""
+
+
+class SharedPool(Pool):
+    """Requests whose inputs and outputs lie in system shared memory.
+
+    Args:
+        name: what the names of the regions begin with.
+        client: synchronous client of the server, which registers the regions.
+        requests: one for each feed, tensors inline.
+        sizes: for each feed, the bytes of each of its outputs.
+        slots: requests that may be under way at once.
+
+    Raises:
+        UnavailableError: the regions cannot be made, or the server cannot map them: it runs on another machine.
+    """
+
+    def __init__(
+        self, name: str, client: Any, requests: Sequence[Any], sizes: Sequence[dict[str, int]], slots: int
+    ) -> None:
+        from tritonclient.utils import InferenceServerException
+
+        self._requests = requests
+        self._names = (f"{name}-{os.getpid()}-in", f"{name}-{os.getpid()}-out")
+        self._offsets: list[list[int]] = []
+        end = 0
+        for made in requests:
+            self._offsets.append([])
+            for body in made.raw_input_contents:
+                self._offsets[-1].append(end)
+                end += _aligned(len(body))
+        self._places, self._slot_bytes = _layout(sizes)
+        self._regions: list[shared_memory.SharedMemory] = []
+        try:
+            for region, size in zip(self._names, (end, self._slot_bytes * slots), strict=True):
+                self._regions.append(shared_memory.SharedMemory(region, create=True, size=max(1, size)))
+                _reserve(region, max(1, size))
+                client.register_system_shared_memory(region, f"/{region}", max(1, size))
+        except (OSError, InferenceServerException) as error:
+            self.close(client)
+            raise UnavailableError(
+                f"system shared memory cannot be used with this server: {error}",
+                fix="leave --shared-memory out, or run on the server's machine with room in /dev/shm",
+            ) from error
+        self._fill()
+        self.body = functools.cache(self._made)  # type: ignore[method-assign]
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def outputs(self, response: Any, slot: int) -> dict[str, np.ndarray]:
+        """Return the arrays that the server wrote into the slot; they are views."""
+        from tritonclient.utils import triton_to_np_dtype
+
+        found = {}
+        for tensor in response.outputs:
+            if tensor.datatype != "BYTES":
+                place = slot * self._slot_bytes + self._places[tensor.name][0]
+                dtype = triton_to_np_dtype(tensor.datatype)
+                found[tensor.name] = np.ndarray(tuple(tensor.shape), dtype, self._regions[1].buf, place)
+        return found
+
+    def close(self, client: Any) -> None:
+        """Unregister and remove the regions; a server that is gone has forgotten them."""
+        from tritonclient.utils import InferenceServerException
+
+        for region in self._regions:
+            with contextlib.suppress(InferenceServerException):
+                client.unregister_system_shared_memory(region.name)
+            region.close()
+            region.unlink()
+        self._regions = []
+
+    def _fill(self) -> None:
+        place = self._regions[0].buf
+        assert place is not None
+        for made, offsets in zip(self._requests, self._offsets, strict=True):
+            for body, offset in zip(made.raw_input_contents, offsets, strict=True):
+                place[offset : offset + len(body)] = body
+
+    def _made(self, feed: int, slot: int) -> bytes:
+        whole = self._requests[feed]
+        made = type(whole)(model_name=whole.model_name)
+        for tensor, body, offset in zip(whole.inputs, whole.raw_input_contents, self._offsets[feed], strict=True):
+            copy = made.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            _place(copy, self._names[0], offset, len(body))
+        for name, (offset, size) in self._places.items():
+            _place(made.outputs.add(name=name), self._names[1], slot * self._slot_bytes + offset, size)
+        return made.SerializeToString()
+
+
+def _layout(sizes: Sequence[dict[str, int]]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return each output's offset and largest size within a slot, and the slot's size."""
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name in sizes[0]:
+        size = max(feed[name] for feed in sizes)
+        places[name] = (end, size)
+        end += _aligned(size)
+    return places, end
+
+
+def _reserve(region: str, size: int) -> None:
+    """Take the memory now: where /dev/shm is full, writing later would end the server with a bus error."""
+    with Path("/dev/shm", region).open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _place(tensor: Any, region: str, offset: int, size: int) -> None:
+    tensor.parameters["shared_memory_region"].string_param = region
+    tensor.parameters["shared_memory_offset"].int64_param = offset
+    tensor.parameters["shared_memory_byte_size"].int64_param = size
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

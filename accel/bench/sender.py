@@ -1,0 +1,482 @@
+"""The process that sends: one event loop, requests serialised beforehand, one row of numbers for each.
+
+``grpc.aio`` with raw bytes, since on two cores it reached the highest rate of four ways to send from Python (threads,
+futures with callbacks, tritonclient's own ``infer``; see docs/measuring.md). The event loop waits with ``select``,
+whose timeouts have microseconds: ``epoll``'s milliseconds would make every request of an open loop late.
+
+It is not aware of windows, percentiles or other processes of the same load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import selectors
+import threading
+import time
+from array import array
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.bench.pool import Pool, SharedPool, request
+from accel.bench.session import now_ns
+from accel.errors import InputError, StageError, UnavailableError
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+MAX_IN_FLIGHT = 1024
+"""An open loop has at most so many requests under way; later ones wait here, and are late from when they were due."""
+ORDER = 1 << 16
+"""Length of the drawn order of feeds, which then begins anew."""
+GONE_AFTER = 8
+"""So many requests in a row that find no server, and the server is asked whether it lives."""
+DRAIN_S = 2.0
+"""How long requests under way may take to end after the load; then they are cancelled."""
+
+
+class Sender:
+    """Keeps requests of one model under way and a row of each that ended."""
+
+    def __init__(self, url: str, pool: Pool, checker: Checker | None, *, seed: int, slots: int, timeout_s: float):
+        self._url, self._pool, self._checker = url, pool, checker
+        self._seed, self._slots, self._timeout_s = seed, slots, timeout_s
+        self._order = np.random.default_rng(seed).integers(0, len(pool), ORDER).tolist()
+        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._broken: BaseException | None = None
+        self._reset()
+        self._wait(self._connect())
+
+    def start(self, **load: Any) -> None:
+        """Begin to send: see the task of that name."""
+        self._reset()
+        self._wait(self._begin(**load))
+
+    def take(self) -> tuple[np.ndarray, int]:
+        """Return the rows of the requests that ended since the last call, int64 (requests, 5), and how many failed."""
+        return self._wait(self._take())
+
+    def stop(self) -> None:
+        """Send no more, wait for what is under way up to ``DRAIN_S``, cancel the rest."""
+        self._stopped = True
+        self._wait(self._drain())
+
+    def close(self) -> None:
+        """Close the connection and the loop."""
+        self._wait(self._channel.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _reset(self) -> None:
+        self._rows = array("q")  # numbers only: nothing for the garbage collector, nothing to convert
+        self._failures = 0
+        self.error: str | None = None
+        self.dead: str | None = None
+        self._missed, self._drawn, self._stopped = 0, 0, False
+        self._free = list(range(self._slots))
+
+    def _wait(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _take(self) -> tuple[np.ndarray, int]:
+        if self._broken is not None:
+            raise self._broken
+        rows, self._rows = self._rows, array("q")
+        failures, self._failures = self._failures, 0
+        return np.frombuffer(rows, np.int64).reshape(-1, 5), failures
+
+    async def _connect(self) -> None:
+        import grpc
+
+        self._channel = grpc.aio.insecure_channel(self._url, OPTIONS)
+        self._infer = self._channel.unary_unary(METHOD)
+        self._live = self._channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+
+    async def _begin(self, *, concurrency: int | None, begin_ns: int, **arrivals: Any) -> None:
+        if concurrency is None:
+            self._dispatcher = self._launch(self._dispatch(due_times(begin_ns, seed=self._seed, **arrivals)))
+        for _ in range(concurrency or 0):
+            self._launch(self._client())
+
+    def _launch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._broken = task.exception()
+
+    async def _dispatch(self, due_times_ns: Iterator[int]) -> None:
+        for due_ns in due_times_ns:
+            await asyncio.sleep(max(0.0, (due_ns - now_ns()) / 1e9))
+            while not self._free:
+                await asyncio.sleep(0.001)
+            if self.dead:
+                return
+            self._launch(self._send(due_ns, self._free.pop()))
+
+    async def _client(self) -> None:
+        while not (self._stopped or self.dead):
+            await self._send(now_ns(), self._free.pop())
+
+    async def _send(self, due_ns: int, slot: int) -> None:
+        import grpc
+
+        feed = self._order[self._drawn % ORDER]
+        self._drawn += 1
+        sent_ns = now_ns()
+        try:
+            body = await self._infer(self._pool.body(feed, slot), timeout=self._timeout_s)
+            end_ns = now_ns()
+            self._rows.extend((feed, due_ns, sent_ns, end_ns, 1))
+            self._missed = 0
+            if self._checker is not None:
+                self._checker.look(feed, self._pool.outputs(_response(body), slot))
+        except grpc.aio.AioRpcError as error:
+            self._rows.extend((feed, due_ns, sent_ns, now_ns(), 0))
+            self._failures += 1
+            self.error = self.error or f"{error.code().name}: {error.details()}"
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                await self._look_for_server(error)
+        finally:
+            self._free.append(slot)
+
+    async def _look_for_server(self, error: Any) -> None:
+        """Tell a server that refuses from one that is gone; a scheduler's full queue is UNAVAILABLE, too."""
+        import grpc
+
+        self._missed += 1
+        await asyncio.sleep(0.02)  # a refused connection fails at once: do not spin
+        if self._missed >= GONE_AFTER and self.dead is None:
+            try:
+                await self._live(b"", timeout=5)
+                self._missed = 0
+            except grpc.aio.AioRpcError:
+                self.dead = error.details()
+
+    async def _drain(self) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.cancel()
+            self._dispatcher = None
+        left = set(self._under_way)
+        if left:
+            _, left = await asyncio.wait(left, timeout=DRAIN_S)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+
+class Checker:
+    """Holds responses against what their feeds should give, and keeps the worst of each feed and output.
+
+    Args:
+        arrays: ``expected/<feed>/<output>``, and ``mask/<feed>/<output>`` where only a part is compared.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._expected = {k.partition("/")[2]: v for k, v in arrays.items() if k.startswith("expected/")}
+        self._masks = {k.partition("/")[2]: v.astype(bool) for k, v in arrays.items() if k.startswith("mask/")}
+        self.checked = 0
+        self.noise: dict[str, float] = {}
+        self.worst: dict[str, np.ndarray] = {}
+
+    def look(self, feed: int, outputs: Mapping[str, np.ndarray]) -> None:
+        """Compare one response."""
+        self.checked += 1
+        for name, found in outputs.items():
+            key = f"{feed}/{name}"
+            if key not in self._expected:
+                continue
+            noise = self._distance(key, found)
+            if noise > self.noise.get(key, -1.0):
+                self.noise[key], self.worst[key] = noise, np.array(found)
+
+    def _distance(self, key: str, found: np.ndarray) -> float:
+        """Sum of squared errors over what the mask keeps; infinite where the shapes differ or a value is no number."""
+        expected, mask = self._expected[key], self._masks.get(key)
+        if found.shape != expected.shape:
+            return float("inf")
+        if mask is not None:
+            found, expected = found[mask], expected[mask]
+        error = found.astype(np.float64) - expected.astype(np.float64)
+        noise = float(np.vdot(error, error))
+        return noise if noise == noise else float("inf")
+
+
+def due_times(begin_ns: int, *, rate_per_s: float, arrivals: str, seed: int, index: int, count: int) -> Iterator[int]:
+    """Yield when each request of an open loop is to be sent (ns), for process ``index`` of ``count``.
+
+    Together the processes send equal gaps, or a Poisson process: those of the processes add up to one.
+    """
+    if arrivals == "constant":
+        number = index
+        while True:
+            yield begin_ns + int(number * 1e9 / rate_per_s)
+            number += count
+    drawn = random.Random(seed * count + index)
+    due_ns = float(begin_ns)
+    while True:
+        due_ns += drawn.expovariate(rate_per_s / count) * 1e9
+        yield int(due_ns)
+
+
+def _response(body: bytes) -> Any:
+    from tritonclient.grpc import service_pb2
+
+    return service_pb2.ModelInferResponse.FromString(body)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the parent calls, by name; parameters and results are JSON, arrays are files
+
+_open: dict[str, Any] = {}
+
+
+def describe(url: str, model: str) -> Any:
+    """Return what the server says of a model: its name, inputs, outputs, batch size, and the steps of an ensemble.
+
+    Args:
+        model: empty for the only one.
+
+    Raises:
+        UnavailableError: nothing answers at the address.
+        InputError: the server does not have the model, or it has several and none is named.
+    """
+    client = _client(url)
+    found = {m.name: m for m in _asked(client.get_model_repository_index).models if m.state in ("READY", "")}
+    if model and model not in found:
+        raise InputError(f"the server at {url} has no model {model!r} that is ready", fix=f"it has {sorted(found)}")
+    if not model:
+        if len(found) != 1:
+            raise InputError(f"the server at {url} has {len(found)} models: {sorted(found)}", fix="name one: --model M")
+        model = next(iter(found))
+    config = _asked(client.get_model_config, model).config
+    return {
+        "model": model,
+        "max_batch_size": config.max_batch_size,
+        "backend": config.backend or config.platform,
+        "inputs": [_tensor(t) for t in config.input],
+        "outputs": [_tensor(t) for t in config.output],
+    }
+
+
+def open_pool(
+    url: str,
+    model: str,
+    tensors: list[list[dict[str, Any]]],
+    bodies: str,
+    check: str | None,
+    shared_memory: str | None,
+    slots: int,
+    seed: int,
+    timeout_s: float,
+) -> Any:
+    """Serialise all requests, send the first one, and connect; returns how long the first one took.
+
+    Args:
+        tensors: name, datatype and shape of each feed's inputs.
+        bodies: ``.npz`` with the bytes of ``<feed>/<input>``.
+        check: ``.npz`` for ``Checker``.
+        shared_memory: what the regions' names begin with, or None to send everything inline.
+        slots: most requests under way in a closed loop, and with shared memory in an open one.
+
+    Raises:
+        UnavailableError: nothing answers at the address, or shared memory cannot be used.
+        InputError: the server refuses the first request.
+    """
+    close()
+    client = _client(url)
+    with np.load(bodies, allow_pickle=False) as file:
+        requests = [
+            request(model, feed, [file[f"{i}/{tensor['name']}"].tobytes() for tensor in feed])
+            for i, feed in enumerate(tensors)
+        ]
+    begin_ns = now_ns()
+    first = _answered(url, requests[0], timeout_s)
+    first_ms = (now_ns() - begin_ns) / 1e6
+    pool: Pool
+    sizes = [_sizes(first)]
+    if shared_memory:
+        sizes += [_sizes(_answered(url, r, timeout_s)) for r in requests[1:]]
+        pool = SharedPool(shared_memory, client, requests, sizes, slots)
+    else:
+        pool = Pool(requests)
+    checker = None
+    if check is not None:
+        with np.load(check, allow_pickle=False) as file:
+            checker = Checker({key: file[key] for key in file.files})
+    room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
+    sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s)
+    _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
+    return {"first_ms": first_ms, "largest_output_bytes": max(size for feed in sizes for size in feed.values())}
+
+
+def start(**load: Any) -> None:
+    """Begin to send.
+
+    Args:
+        load: ``concurrency`` of a closed loop, or None; ``begin_ns``, the moment of the first request; ``rate_per_s``,
+            ``arrivals``, ``index`` and ``count`` of an open one: see ``due_times``.
+    """
+    gc.collect()
+    gc.freeze()  # a collection would stop every request while it looks at what was there before
+    _open["cpu_s"] = time.process_time()
+    _open["sender"].start(**load)
+
+
+def take(out: str) -> Any:
+    """Write the rows since the last call; returns failures, the first error, and why the server is thought gone."""
+    sender: Sender = _open["sender"]
+    rows, failures = sender.take()
+    np.save(Path(out), rows)
+    before, _open["cpu_s"] = _open["cpu_s"], time.process_time()
+    return {"failures": failures, "error": sender.error, "dead": sender.dead, "cpu_s": _open["cpu_s"] - before}
+
+
+def stop() -> None:
+    """Send no more."""
+    _open["sender"].stop()
+
+
+def worst(out: str) -> Any:
+    """Write the worst answer of each feed and output; returns how many responses were checked and each one's error."""
+    checker: Checker = _open["checker"]
+    with Path(out).open("wb") as file:
+        np.savez(file, **checker.worst)  # type: ignore[arg-type]
+    return {"checked": checker.checked, "noise": {k: min(v, 1e300) for k, v in checker.noise.items()}}
+
+
+def close() -> None:
+    """Disconnect, and give shared memory back."""
+    if _open:
+        _open["sender"].close()
+        _open["pool"].close(_open["client"])
+        _open["client"].close()
+        _open.clear()
+
+
+def statistics(url: str, model: str) -> Any:
+    """Return the server's counters of a model since it was loaded, in ns and counts.
+
+    An ensemble has only the number of its requests; its times are the sums over its steps, and its inferences and
+    executions those of the step that computed longest.
+
+    Source: server docs/protocol/extension_statistics.md.
+    """
+    client = _client(url)
+    config = _asked(client.get_model_config, model).config
+    found = _counters(_asked(client.get_inference_statistics, model).model_stats)
+    steps = {step.model_name for step in config.ensemble_scheduling.step}
+    if steps:
+        parts = [_counters(_asked(client.get_inference_statistics, step).model_stats) for step in sorted(steps)]
+        longest = max(parts, key=lambda part: part["infer_ns"])
+        found |= {key: sum(part[key] for part in parts) for key in ("queue_ns", "input_ns", "infer_ns", "output_ns")}
+        found |= {key: longest[key] for key in ("inferences", "executions")}
+    return found
+
+
+CALLS: Mapping[str, Callable[..., Any]] = {
+    "describe": describe,
+    "open": open_pool,
+    "start": start,
+    "take": take,
+    "stop": stop,
+    "worst": worst,
+    "close": close,
+    "statistics": statistics,
+}
+
+
+def _client(url: str) -> Any:
+    from tritonclient import grpc
+
+    return grpc.InferenceServerClient(url)
+
+
+def _asked(call: Callable[..., Any], *words: Any) -> Any:
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        return call(*words)
+    except InferenceServerException as error:
+        if error.status() == "StatusCode.UNAVAILABLE":
+            raise UnavailableError(
+                f"no Triton server answers: {error.message()}", fix="start one: accel serve"
+            ) from error
+        raise InputError(f"the server says: {error.message()}") from error
+
+
+def _answered(url: str, made: Any, timeout_s: float) -> Any:
+    """Send one request and return the parsed response."""
+    import grpc
+
+    with grpc.insecure_channel(url, OPTIONS) as channel:
+        try:
+            return _response(channel.unary_unary(METHOD)(made.SerializeToString(), timeout=timeout_s))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise StageError(f"the server at {url} does not answer: {error.details()}") from error
+            raise InputError(
+                f"the server refuses the first request of {made.model_name!r}: {error.details()}",
+                fix="give data that fit the model: --data FILE",
+            ) from error
+
+
+def _sizes(response: Any) -> dict[str, int]:
+    return {t.name: len(b) for t, b in zip(response.outputs, response.raw_output_contents, strict=True)}
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    from tritonclient.grpc import model_config_pb2
+
+    return {
+        "name": tensor.name,
+        "datatype": model_config_pb2.DataType.Name(tensor.data_type),
+        "dims": list(tensor.dims),
+    }
+
+
+def _counters(stats: Any) -> dict[str, int]:
+    """Add up the counters over all served versions of a model."""
+    found = dict.fromkeys(COUNTERS, 0)
+    for version in stats:
+        times = version.inference_stats
+        values = (
+            times.queue.ns,
+            times.compute_input.ns,
+            times.compute_infer.ns,
+            times.compute_output.ns,
+            times.success.count,
+            version.inference_count,
+            version.execution_count,
+            times.cache_hit.count,
+            times.cache_miss.count,
+        )
+        for key, value in zip(COUNTERS, values, strict=True):
+            found[key] += value
+    return found
+
+
+COUNTERS = (
+    "queue_ns",
+    "input_ns",
+    "infer_ns",
+    "output_ns",
+    "requests",
+    "inferences",
+    "executions",
+    "cache_hits",
+    "cache_misses",
+)

@@ -1,0 +1,367 @@
+"""Measuring a model as a server serves it: load, windows until they agree, and the server's own account beside.
+
+A point is warmed up until the median latency settles, then measured in windows. It is stable when the last three agree
+within 10 % in throughput and in median latency; after ten it is reported as unstable, with all ten. Source: what
+perf_analyzer does (docs/cli.md, ``--stability-percentage``, ``--max-trials``), which gives an unstable point no row.
+A request counts in the window in which it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.artifacts import Measurement, ServerSplit, TensorSpec
+from accel.bench import stability
+from accel.bench.load import FEED, Generator, Load, Served, Window, fit_feeds
+from accel.bench.session import now_ns
+from accel.builders import Feed
+from accel.errors import StageError
+from accel.triton.server import Endpoint
+
+AGREEING, MOST_WINDOWS = 3, 10
+AGREEMENT = 0.10
+WARM_SPANS = 6
+"""A warm-up ends after so many half windows, settled or not."""
+SLICES = 5
+"""Each window is cut into so many slices, which the intervals resample: three windows alone are too few."""
+BUSY = 0.85
+"""From this share of a CPU on, a generating process is a limit of what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a point is measured.
+
+    Attributes:
+        seconds: length of a window.
+        processes: how many processes send.
+        shared_memory: pass tensors through system shared memory.
+        seed: decides the order of the feeds and the gaps of Poisson arrivals.
+        timeout_s: a request that takes longer counts as failed.
+    """
+
+    seconds: float = 2.0
+    processes: int = 1
+    shared_memory: bool = False
+    seed: int = 0
+    timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What a measurement says of the variant behind the model, which a server does not know.
+
+    Attributes:
+        backend: backend that answers; None to ask the server.
+        repository: the repository served, relative to the run directory.
+    """
+
+    backend: str | None = None
+    threads: int = 0
+    precision: str = "unknown"
+    repository: str | None = None
+
+
+STANDARD, UNKNOWN = Method(), Labels()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was read at one moment, between two windows.
+
+    Attributes:
+        counters: the server's own counters of the model.
+        cpu_s: CPU time of the server's processes; None where they are not on this machine.
+        rss_mib: their resident memory.
+        gauges: values of ``/metrics`` by name, over all GPUs: the mean of a utilisation, the sum of the rest.
+    """
+
+    at_ns: int
+    counters: dict[str, int]
+    cpu_s: float | None
+    rss_mib: float
+    gauges: dict[str, float]
+
+
+def sweep(
+    endpoint: Endpoint,
+    model: str,
+    feeds: Sequence[Feed],
+    loads: Sequence[Load],
+    *,
+    log: Path,
+    inputs: Sequence[TensorSpec] | None = None,
+    method: Method = STANDARD,
+    labels: Labels = UNKNOWN,
+    raw: Path | None = None,
+    raw_name: str = "",
+    on_point: Callable[[Load, Measurement], None] = lambda load, point: None,
+    notice: Callable[[str], None] = lambda text: None,
+) -> tuple[Measurement, ...]:
+    """Measure a served model at several loads, one after another.
+
+    Args:
+        feeds: what is sent, in an order drawn anew for each load from the same seed.
+        log: file for what the generating processes print.
+        inputs: the client contract with its ranges; None takes what the server says, which has none.
+        raw: ``.npz`` for the raw samples: for each load ``<n>/rows`` (see ``Window.rows``) and ``<n>/windows`` (begin
+            and end of the windows that count, ns).
+        raw_name: that file's path as the measurements shall name it.
+        on_point: called with each point as soon as it is measured, so that a failure later on loses nothing.
+        notice: takes a sentence the user should read.
+
+    Raises:
+        SampleError: a feed does not fit the contract.
+        InputError: the server does not know the model or refuses the first request.
+        UnavailableError: nothing answers at the endpoint, or shared memory cannot be used.
+        StageError: the server went away, or every request of a point failed.
+    """
+    session = uuid.uuid4().hex[:12]
+    points: list[Measurement] = []
+    kept: dict[str, np.ndarray] = {}
+    with Generator(endpoint.grpc, log=log, processes=method.processes, timeout_s=method.timeout_s) as generator:
+        served = generator.describe(model)
+        fitted = fit_feeds(feeds, inputs or served.inputs)
+        generator.open(
+            served.model,
+            fitted,
+            slots=max(64, *(load.concurrency or 0 for load in loads)),
+            shared_memory=method.shared_memory,
+            seed=method.seed,
+        )
+        try:
+            for number, load in enumerate(loads):
+                windows, marks = observe(generator, endpoint, served.model, load, method)
+                point = summarise(
+                    load, windows, marks, fitted, served, generator, labels=labels, raw=raw_name, session=session
+                )
+                if _busy(windows, method.processes) > BUSY:
+                    notice(f"{load}: the load generator itself was busy all the time; more --processes may send more")
+                kept[f"{number}/rows"] = np.concatenate([w.rows for w in windows])
+                kept[f"{number}/windows"] = np.array([[w.begin_ns, w.end_ns] for w in windows])
+                points.append(point)
+                on_point(load, point)
+        finally:
+            if raw is not None and kept:
+                raw.parent.mkdir(parents=True, exist_ok=True)
+                np.savez_compressed(raw, **kept)  # type: ignore[arg-type]
+    return tuple(points)
+
+
+def observe(
+    generator: Generator, endpoint: Endpoint, model: str, load: Load, method: Method
+) -> tuple[list[Window], list[Mark]]:
+    """Put one load on the server and watch it until three windows agree, or ten have passed.
+
+    Returns:
+        The windows that count, and the marks before the first, between them and after the last.
+    """
+    generator.start(load)
+    try:
+        _warm(generator, method.seconds)
+        windows: list[Window] = []
+        marks = [mark(generator, endpoint, model)]
+        generator.window(0.0, least=0)  # what ended while the mark was read belongs to no window
+        while len(windows) < MOST_WINDOWS:
+            windows.append(generator.window(method.seconds))
+            marks.append(mark(generator, endpoint, model))
+            if agree(windows[-AGREEING:]):
+                return windows[-AGREEING:], marks[-AGREEING - 1 :]
+        return windows, marks
+    finally:
+        with contextlib.suppress(StageError):
+            generator.stop()
+
+
+def _warm(generator: Generator, seconds: float) -> None:
+    before = None
+    for _ in range(WARM_SPANS):
+        latency = generator.window(seconds / 2).latency_ms
+        median = float(np.median(latency)) if len(latency) else None
+        if median is not None and before is not None and abs(median - before) <= AGREEMENT * before:
+            return
+        before = median
+
+
+def agree(windows: Sequence[Window]) -> bool:
+    """Say whether three windows agree within 10 %, largest over smallest, in throughput and in median latency."""
+    if len(windows) < AGREEING or any(len(w.answered) == 0 for w in windows):
+        return False
+    rates = [len(w.answered) / w.seconds for w in windows]
+    medians = [float(np.median(w.latency_ms)) for w in windows]
+    return all(max(values) <= (1 + AGREEMENT) * min(values) for values in (rates, medians))
+
+
+def summarise(
+    load: Load,
+    windows: Sequence[Window],
+    marks: Sequence[Mark],
+    feeds: Sequence[Feed],
+    served: Served,
+    generator: Generator,
+    *,
+    labels: Labels,
+    raw: str,
+    session: str,
+) -> Measurement:
+    """Reduce one point to its figures.
+
+    Raises:
+        StageError: no request was answered.
+    """
+    sizes = np.array([items(feed, served) for feed in feeds])
+    pooled = np.concatenate([w.latency_ms for w in windows])
+    if not len(pooled):
+        raise StageError(
+            f"{load}: none of {generator.failures} requests was answered; the first error: {generator.error}",
+            fix="look at the server's log",
+        )
+    slices = [part for window in windows for part in _slices(window)]
+    latencies = [part.latency_ms for part in slices if len(part.answered)]
+    rates = [np.array([sizes[part.answered[:, FEED]].sum() / part.seconds]) for part in slices]
+    largest = feeds[int(sizes.argmax())]
+    seconds = sum(w.seconds for w in windows)
+    p95, p99 = stability.percentile(pooled, 95), stability.percentile(pooled, 99)
+    return Measurement(
+        scenario="sweep",
+        via="triton",
+        backend=labels.backend or served.backend,
+        batch=int(sizes.max()),
+        concurrency=load.concurrency or most_at_once(np.concatenate([w.rows for w in windows])),
+        threads=labels.threads,
+        shapes={name: tuple(value.shape) for name, value in largest.items()},
+        p50_ms=stability.percentile(pooled, 50),
+        p90_ms=stability.percentile(pooled, 90),
+        p95_ms=p95,
+        p99_ms=p99,
+        mean_ms=float(pooled.mean()),
+        p50_ci_ms=stability.interval(latencies, lambda v: float(np.median(v))),
+        p95_ci_ms=stability.interval(latencies, lambda v: float(np.percentile(v, 95))) if p95 is not None else None,
+        p99_ci_ms=stability.interval(latencies, lambda v: float(np.percentile(v, 99))) if p99 is not None else None,
+        throughput_per_s=sum(float(sizes[w.answered[:, FEED]].sum()) for w in windows) / seconds,
+        throughput_ci_per_s=stability.interval(rates, lambda v: float(v.mean())),
+        stable=agree(windows[-AGREEING:]),
+        samples=len(pooled),
+        raw=raw,
+        peak_rss_mib=max(m.rss_mib for m in marks),
+        load_ms=0.0,
+        first_ms=generator.first_ms,
+        effective_precision=labels.precision,
+        rounds_ms=tuple(float(w.latency_ms.mean()) for w in windows if len(w.answered)),
+        session=session,
+        rate_per_s=load.rate_per_s,
+        failures=generator.failures,
+        error=generator.error,
+        server=split(marks),
+        repository=labels.repository,
+    )
+
+
+def split(marks: Sequence[Mark]) -> ServerSplit:
+    """Return where the server's time went between the first mark and the last, and what it used meanwhile."""
+    first, last = marks[0], marks[-1]
+    spent = {key: last.counters[key] - first.counters[key] for key in first.counters}
+    each = 1e6 * max(1, spent["requests"])
+    seconds = (last.at_ns - first.at_ns) / 1e9
+    gauges = {name: [m.gauges[name] for m in marks if name in m.gauges] for name in last.gauges}
+
+    def mean(name: str, scale: float = 1.0) -> float | None:
+        return float(np.mean(gauges[name])) * scale if name in gauges else None
+
+    return ServerSplit(
+        queue_ms=spent["queue_ns"] / each,
+        input_ms=spent["input_ns"] / each,
+        infer_ms=spent["infer_ns"] / each,
+        output_ms=spent["output_ns"] / each,
+        requests=spent["requests"],
+        inferences=spent["inferences"],
+        executions=spent["executions"],
+        cache_hits=spent["cache_hits"],
+        cache_misses=spent["cache_misses"],
+        cpus=(last.cpu_s - first.cpu_s) / seconds if first.cpu_s is not None and last.cpu_s is not None else None,
+        gpu_utilization=mean("nv_gpu_utilization"),
+        gpu_memory_mib=mean("nv_gpu_memory_used_bytes", 1 / 2**20),
+        gpu_power_w=mean("nv_gpu_power_usage"),
+    )
+
+
+def mark(generator: Generator, endpoint: Endpoint, model: str) -> Mark:
+    """Read the server's counters, the use of its processes and its ``/metrics``."""
+    cpu_s, rss_mib = use(endpoint)
+    return Mark(now_ns(), generator.statistics(model), cpu_s, rss_mib, gauges(endpoint))
+
+
+def use(endpoint: Endpoint) -> tuple[float | None, float]:
+    """Return CPU seconds so far and resident MiB of the server and the stubs it started; None and 0 where unknown."""
+    import psutil
+
+    if endpoint.pid is None or endpoint.via == "docker":
+        return None, 0.0
+    cpu_s, rss = 0.0, 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = psutil.Process(endpoint.pid)
+        for process in (server, *server.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+                rss += process.memory_info().rss
+    return cpu_s, rss / 2**20
+
+
+GAUGES: Mapping[str, Callable[[list[float]], Any]] = {
+    "nv_gpu_utilization": np.mean,
+    "nv_gpu_memory_used_bytes": np.sum,
+    "nv_gpu_power_usage": np.sum,
+}
+"""Metrics that are read, and how those of several GPUs are one. Source: server docs/user_guide/metrics.md."""
+
+
+def gauges(endpoint: Endpoint) -> dict[str, float]:
+    """Read the GPU metrics of a server; empty where it has no GPU or no ``/metrics``."""
+    import urllib.request
+
+    from prometheus_client.parser import text_string_to_metric_families
+
+    if endpoint.metrics is None:
+        return {}
+    try:
+        with urllib.request.urlopen(f"http://{endpoint.metrics}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}
+    values = {f.name: [s.value for s in f.samples] for f in text_string_to_metric_families(text)}
+    return {name: float(merge(values[name])) for name, merge in GAUGES.items() if values.get(name)}
+
+
+def most_at_once(rows: np.ndarray) -> int:
+    """Return how many requests were under way at once, at most."""
+    moments = np.concatenate([rows[:, 2], rows[:, 3]])
+    steps = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
+    order = np.lexsort((steps, moments))  # of equal moments the end comes first
+    return int(np.cumsum(steps[order]).max())
+
+
+def items(feed: Feed, served: Served) -> int:
+    """Return the batch items of a request: its leading size, where the model has a batch axis."""
+    leading = {value.shape[0] if value.ndim else 0 for value in feed.values()}
+    dynamic = all(spec.dims and isinstance(spec.dims[0], str) for spec in served.inputs)
+    return leading.pop() if dynamic and len(leading) == 1 else 1
+
+
+def _slices(window: Window) -> Iterator[Window]:
+    edges = np.linspace(window.begin_ns, window.end_ns, SLICES + 1).astype(np.int64)
+    ends = window.rows[:, 3]
+    for begin, end in itertools.pairwise(edges):
+        yield Window(int(begin), int(end), window.rows[(ends > begin) & (ends <= end)])
+
+
+def _busy(windows: Sequence[Window], processes: int) -> float:
+    return sum(w.cpu_s for w in windows) / sum(w.seconds for w in windows) / processes

@@ -1,0 +1,69 @@
+"""A repository as files: the artifact's own are linked, all are described, and a whole folder takes another's place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from accel.artifacts import FileRef, file_ref
+from accel.errors import InputError
+
+
+def link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) -> dict[str, FileRef]:
+    """Hard-link the artifact's files below ``target``; return them by their path below ``root``."""
+    known: dict[str, FileRef] = {}
+    for file in files:
+        relative = PurePosixPath(file.path)
+        if relative.is_absolute() or ".." in relative.parts:
+            raise InputError(f"artifact file {file.path!r} lies outside the artifact's folder")
+        origin, copy = source / relative, target / relative
+        try:
+            status = origin.lstat()
+        except FileNotFoundError as error:
+            raise InputError(f"artifact file {origin} is missing", fix="build the variant again") from error
+        if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
+            raise InputError(
+                f"artifact file {origin} has {status.st_size} bytes or is no plain file, expected {file.bytes} bytes",
+                fix="build the variant again",
+            )
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(origin, copy)
+        except OSError:
+            shutil.copy2(origin, copy)
+        path = copy.relative_to(root).as_posix()
+        known[path] = FileRef(path, file.sha256, file.bytes)
+    return known
+
+
+def describe(root: Path, known: Mapping[str, FileRef]) -> tuple[FileRef, ...]:
+    """Describe every file below ``root``; the artifact's own are already hashed."""
+    paths = sorted(p for p in root.rglob("*") if p.is_file())
+    return tuple(known.get(p.relative_to(root).as_posix()) or file_ref(p, root) for p in paths)
+
+
+def clear_leftovers(root: Path) -> None:
+    """Remove what a killed emit left beside ``root``, after putting back a root that it had moved away."""
+    for old in sorted(root.parent.glob(f".{root.name}.old-*")):
+        if not root.exists():
+            old.rename(root)
+    for stale in [*root.parent.glob(f".{root.name}.old-*"), *root.parent.glob(f".{root.name}.new-*")]:
+        shutil.rmtree(stale)
+
+
+def put_in_place(root: Path, fresh: Path) -> None:
+    """Rename ``fresh`` to ``root``; an earlier root comes back if that fails."""
+    if not root.exists():
+        fresh.rename(root)
+        return
+    old = fresh.with_name(fresh.name.replace(".new-", ".old-"))
+    root.rename(old)
+    try:
+        fresh.rename(root)
+    except OSError:
+        old.rename(root)
+        raise
+    shutil.rmtree(old)

@@ -1,0 +1,89 @@
+"""The linter: what a release of Triton would reject, ignore or overwrite in a model repository, found offline.
+
+It takes any repository, not only accel's own, and runs nothing of it. An error fails the load or gives wrong answers on
+a server of that release; a warning names what is ignored, overwritten, works only with a certain server flag, or could
+not be checked. The rules lie by theme in the modules ``lint_*``, the facts about releases and backends in ``rules`` and
+``releases``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from accel.errors import InputError
+from accel.triton import lint_backends, lint_config, lint_ensembles, lint_files, lint_tensors
+from accel.triton.lint_model import Model, load
+from accel.triton.manifest import FILENAME, Finding, read
+from accel.triton.releases import Release, runtimes, unverified
+from accel.triton.releases import release as find_release
+
+__all__ = ["lint"]
+
+RULES = (
+    *lint_config.RULES,
+    *lint_backends.RULES,
+    *lint_files.RULES,
+    *lint_tensors.RULES,
+)
+"""Rules on one model; those of ``lint_ensembles`` are for ensembles alone."""
+
+
+def lint(root: Path, release: str) -> tuple[Finding, ...]:
+    """Find what ``release`` would reject, ignore or overwrite in a repository.
+
+    Args:
+        root: folder that holds the model folders.
+        release: a row of ``releases``, such as ``26.05``.
+
+    Returns:
+        Errors first, then warnings, by file and field; empty when all is well.
+
+    Raises:
+        InputError: ``root`` is no folder.
+        UsageError: an unknown release.
+    """
+    row = find_release(release)
+    if not root.is_dir():
+        raise InputError(f"{root} is no folder", fix="name the root of a Triton model repository")
+    root = root.resolve()
+    models, found = load(root, row)
+    found += lint_files.links(root)
+    found += lint_files.unsafe_names(root)
+    if not any(p.is_dir() for p in root.iterdir()):
+        found.append(Finding("error", ".", "", "holds no model folder", "name the folder above the models"))
+    for model in models:
+        for rule in (*RULES, *(lint_ensembles.RULES if model.ensemble else ())):
+            found += rule(model)
+    found += _toolchain(root, row, models)
+    return tuple(dict.fromkeys(sorted(found, key=lambda f: (f.severity, f.file, f.field, f.why))))
+
+
+def _toolchain(root: Path, row: Release, models: list[Model]) -> Iterator[Finding]:
+    """Compare what accel built with against what the release carries; other repositories have no manifest."""
+    if not (root / FILENAME).exists():
+        return
+    try:
+        manifest = read(root)
+    except InputError as error:
+        why = f"{error.message}; its toolchain was not compared"
+        yield Finding("warning", FILENAME, "", why, "emit the repository again")
+        return
+    if manifest.release == row.name:
+        differences = manifest.unverified
+    else:
+        accelerators = [
+            a.name
+            for m in models
+            for group in (m.config.optimization.execution_accelerators,)
+            for a in (*group.gpu_execution_accelerator, *group.cpu_execution_accelerator)
+        ]
+        wanted = runtimes(manifest.backend, tuple(accelerators))
+        versions = manifest.artifact.built.versions
+        differences = unverified({n: v for n, v in versions.items() if _normal(n).startswith(wanted)}, row)
+    for text in differences:
+        yield Finding("warning", FILENAME, "unverified", text, "build with the release's versions, or test on it")
+
+
+def _normal(package: str) -> str:
+    return package.lower().replace("_", "-")

@@ -1,0 +1,196 @@
+"""The process of a server: its ports, its start, its end, and what its log says about why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.errors import StageError, UsageError
+
+LOCALHOST = "127.0.0.1"
+STOP_S = 15.0
+"""How long a server may take to end after SIGTERM."""
+LOOK_S = 0.05
+
+_GUARD = """
+cat >/dev/null
+kill -TERM "$1"
+n=0
+while [ $n -lt 30 ] && kill -0 -- "-$1"; do sleep 0.5; n=$((n + 1)); done
+kill -KILL -- "-$1"
+rm -rf -- "$2" "/dev/shm/$3"*
+"""
+"""Waits until its stdin closes, as it does when the process that started the server ends, then ends the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A started server.
+
+    Attributes:
+        process: the server, or the client of its container; it leads a process group of its own.
+        guard: ends that group when this process ends, whatever ends it.
+        name: id of the server, and the beginning of the names of its shared memory.
+        scratch: folder that goes when the server has ended.
+        log: file with everything it printed.
+    """
+
+    process: subprocess.Popen[bytes]
+    guard: subprocess.Popen[bytes]
+    name: str
+    scratch: Path
+    log: Path
+
+    def exit_code(self) -> int | None:
+        """Return how the server ended: its exit code, or minus the signal; None while it runs.
+
+        It is not reaped before ``end``, so that the id of its process group stays its own.
+        """
+        if self.process.returncode is not None:
+            return self.process.returncode
+        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def failure(self) -> StageError:
+        """Return the error of a server that ended, with the lines of its log that say why."""
+        code = self.exit_code() or 0
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return StageError(f"the server {how}: {reasons(self.printed())}", fix=f"read {self.log}", log=str(self.log))
+
+    def printed(self) -> str:
+        """Return the log."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def end(self) -> None:
+        """End the server with SIGTERM, after ``STOP_S`` with SIGKILL, and all it started."""
+        if self.process.returncode is None:
+            if self.exit_code() is None:
+                self.process.send_signal(signal.SIGTERM)
+            limit = time.monotonic() + STOP_S
+            while self.exit_code() is None and time.monotonic() < limit:
+                time.sleep(LOOK_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.guard.kill()  # before its stdin closes: by then the id of the group may be another's
+        self.guard.wait()
+        if self.guard.stdin is not None:
+            self.guard.stdin.close()
+        for region in Path("/dev/shm").glob(f"{self.name}*"):
+            region.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End the server, and remove its temporary folder."""
+        self.end()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def launch(command: Sequence[str], variables: Mapping[str, str], *, log: Path, name: str, scratch: Path) -> Running:
+    """Start a server and its guard.
+
+    Args:
+        variables: its whole environment.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=variables, start_new_session=True
+        )
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "sh", str(process.pid), str(scratch), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    return Running(process, guard, name, scratch, log)
+
+
+def check_ports(fixed: Mapping[str, int | None]) -> None:
+    """Refuse ports that were asked for and cannot be had.
+
+    Raises:
+        UsageError: a port is taken, asked for twice or out of range.
+    """
+    asked = [port for port in fixed.values() if port is not None]
+    for service, port in fixed.items():
+        if port is None:
+            continue
+        if not 0 < port < 65536 or asked.count(port) > 1:
+            raise UsageError(f"--{service}-port {port}: expected 1 to 65535, and each port once")
+        try:
+            _held(port).close()
+        except OSError as error:
+            raise UsageError(
+                f"--{service}-port {port} of {LOCALHOST} cannot be had: {error.strerror}",
+                fix="give another, or leave it out for a free one",
+            ) from error
+
+
+def choose_ports(fixed: Mapping[str, int | None]) -> dict[str, int]:
+    """Choose a free port for each service that has none; all are held until all are chosen, so that they differ."""
+    with contextlib.ExitStack() as held:
+        return {service: port or held.enter_context(_held(0)).getsockname()[1] for service, port in fixed.items()}
+
+
+def reachable(address: str) -> bool:
+    """Say whether somebody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _held(port: int) -> socket.socket:
+    """Return a socket that holds a port of this machine; 0 stands for any free one."""
+    held = socket.socket()
+    try:
+        # As the server does it: a port whose last connections still linger can be had.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((LOCALHOST, port))
+        held.listen()
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def lost_port(log: str) -> bool:
+    """Say whether a server ended because a port was taken."""
+    return "already in use" in log
+
+
+def reasons(log: str) -> str:
+    """Return the lines of a server's log that say why it ended, joined; its last lines where none does.
+
+    Source: server src/main.cc; core src/model_repository_manager/model_lifecycle.cc and model_repository_manager.cc.
+    """
+    found: dict[str, None] = {}
+    errors: dict[str, None] = {}
+    for line in log.splitlines():
+        text = line.partition("] ")[2].strip().strip('"').replace("\\n", "\n").strip()
+        if match := re.match(r"failed to load '(.+?)' version \d+: (?:[\w ]+: )?(.*)", text, re.DOTALL):
+            found[f"model {match[1]!r} failed to load: {match[2].partition(chr(10) * 2 + 'At:')[0].strip()}"] = None
+        elif text.startswith(("Poll failed for model", "failed to start ")):
+            found[text] = None
+        elif "error while loading shared libraries" in line:
+            found[line.strip()] = None
+        elif re.match(r"E\d{4} ", line) and "CudaDriverHelper" not in line:  # it says so wherever there is no GPU
+            errors[text] = None
+        elif line.startswith("error: "):
+            errors[line.strip()] = None
+    last = dict.fromkeys([line.strip() for line in log.splitlines() if line.strip()][-5:])
+    return "; ".join(found or errors or last) or "it printed nothing"

@@ -1,0 +1,395 @@
+"""A real Triton server on a repository: started, waited for, watched and stopped; or one that runs already.
+
+    embedded   the tritonserver that nvidia-pytriton carries, in accel's environment ``triton``; it has only the Python
+               backend, so any other repository is served by its Python-backend twin
+    local      ``$TRITONSERVER`` or ``tritonserver`` on PATH
+    docker     the image of the chosen release
+    a URL      a server that somebody else started
+
+A server that is started here listens on 127.0.0.1 only, writes to a log file, and ends with this process, whatever ends
+that. What runs is the repository's own ``launch.sh``, so the flags are the ones that ship.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel.errors import InputError, StageError, UnavailableError, UsageError, nearest
+from accel.triton import hosts
+from accel.triton import manifest as manifests
+from accel.triton.hosts import Host
+from accel.triton.processes import (
+    LOCALHOST,
+    LOOK_S,
+    Running,
+    check_ports,
+    choose_ports,
+    launch,
+    lost_port,
+    reachable,
+    reasons,
+)
+
+ATTEMPTS = 3
+"""How often a start is tried where a chosen port was taken before the server had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server answers.
+
+    Attributes:
+        grpc / http: ``host:port``; ``http`` is empty where nothing answers there.
+        metrics: ``host:port`` of ``/metrics``, or None.
+        pid: process of a server that was started here, else None.
+        release: Triton release, or None where the server's version belongs to no known one.
+        via: ``embedded``, ``local``, ``docker`` or ``url``.
+    """
+
+    grpc: str
+    http: str
+    metrics: str | None
+    pid: int | None
+    release: str | None
+    via: str
+
+
+class Server:
+    """A server that answers at ``endpoint``; use it as a context manager.
+
+    Attributes:
+        log: file with everything the server printed.
+        root: the repository that is served: the one asked for, or what was made of it.
+        twins: models answered by the Python-backend twin of their native backend.
+        notices: what a user should know, one sentence each.
+
+    Nothing of a server behind a URL lies here: its ``log`` and ``root`` are ``/dev/null``.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        log: Path = Path(os.devnull),
+        root: Path = Path(os.devnull),
+        twins: frozenset[str] = frozenset(),
+        notices: tuple[str, ...] = (),
+        running: Running | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.log = log
+        self.root = root
+        self.twins = twins
+        self.notices = notices
+        self._running = running
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def alive(self) -> bool:
+        """Say whether the server still runs; for a URL, whether it answers."""
+        if self._running is not None:
+            return self._running.exit_code() is None
+        return _metadata(self.endpoint.grpc) is not None
+
+    def failure(self) -> StageError:
+        """Return the error that says how a server ended that is no longer alive, and why by its log."""
+        if self._running is not None:
+            return self._running.failure()
+        return StageError(f"no Triton server answers at {self.endpoint.grpc} any more", fix="start it again")
+
+    def stop(self) -> None:
+        """End a server that was started here, cleanly if it lets itself; one behind a URL goes on."""
+        if self._running is not None:
+            self._running.stop()
+
+    def rss_mib(self) -> float | None:
+        """Return the memory that the server and its stub processes hold now (resident, MiB); None where unseen."""
+        return self._memory_mib("VmRSS")
+
+    def peak_rss_mib(self) -> float | None:
+        """Return the sum of the most memory that the server and its stub processes ever held; None where unseen."""
+        return self._memory_mib("VmHWM")
+
+    def _memory_mib(self, field: str) -> float | None:
+        """Add a field of ``/proc/<pid>/status`` over the server and all it started; those of a container are unseen."""
+        import psutil
+
+        if self.endpoint.pid is None or self.endpoint.via == "docker":
+            return None
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self.endpoint.pid)
+            for process in (server, *server.children(recursive=True)):
+                with contextlib.suppress(OSError):
+                    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+                    if match := re.search(rf"{field}:\s+(\d+) kB", status):
+                        found.append(int(match[1]))
+        return sum(found) / 1024 if found else None
+
+
+def start(
+    root: Path,
+    *,
+    via: str | None = None,
+    log: Path,
+    timeout_s: float = 120.0,
+    release: str | None = None,
+    python_backend: bool = False,
+    cache_bytes: int = 0,
+    flags: Sequence[str] = (),
+    http_port: int | None = None,
+    grpc_port: int | None = None,
+    metrics_port: int | None = None,
+) -> Server:
+    """Start a server on a repository and return when it is ready and all models are loaded.
+
+    A model whose backend the server lacks is served by its Python-backend twin (``Server.twins``), which is made in a
+    temporary folder. A repository that is for the Python backend of another release than the embedded server's is
+    emitted again for that one.
+
+    Args:
+        root: a repository that accel emitted, or any other whose backends the server has.
+        via: ``embedded``, ``local``, ``docker``, or the URL of a running server, as for ``connect``; None means
+            ``local`` where there is one, else ``embedded``.
+        log: file for what the server prints; written anew.
+        timeout_s: how long it may take to become ready.
+        release: Triton release: of the image for ``docker`` (default: the one the repository is for), and of a
+            ``local`` server that does not say.
+        python_backend: serve the twin even where the server has the native backend.
+        cache_bytes: size of the response cache; 0 for none beyond what the repository itself asks for.
+        flags: further flags for the server.
+        http_port / grpc_port / metrics_port: None for a free one.
+
+    Raises:
+        UsageError: an unknown ``via``, or a port that cannot be had.
+        InputError: the repository cannot be read or leads outside itself, or lacks what a twin is made of.
+        UnavailableError: the server, its environment, docker or the artifact's runtime is not here.
+        StageError: the server did not become ready; the message has the lines of its log that say why.
+    """
+    kind = via or ("local" if hosts.local_program() else "embedded")
+    if ":" in kind:
+        return connect(kind)
+    if kind not in hosts.HOSTS:
+        known = ", ".join(hosts.HOSTS)
+        raise UsageError(f"no server is called {kind!r}{nearest(kind, hosts.HOSTS)}", fix=f"{known}, grpc://HOST:PORT")
+    root = root.resolve()
+    _check_root(root)
+    fixed = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+    check_ports(fixed)
+    name = f"accel-{uuid.uuid4().hex[:12]}"
+    scratch = _scratch(root, name)
+    try:
+        host = hosts.HOSTS[kind](root, release, scratch)
+        served, twins = _served(root, host, scratch, python_backend=python_backend)
+        deadline = time.monotonic() + timeout_s
+        for attempt in range(1, ATTEMPTS + 1):
+            ports = choose_ports(fixed)
+            line, variables = hosts.command(host, served, name=name, ports=ports, flags=flags, cache_bytes=cache_bytes)
+            running = launch(line, variables, log=log, name=name, scratch=scratch)
+            try:
+                version = _wait(running, ports, deadline)
+                break
+            except BaseException as error:
+                running.end()
+                if attempt == ATTEMPTS or not isinstance(error, StageError) or not lost_port(running.printed()):
+                    raise
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    endpoint = Endpoint(
+        grpc=f"{LOCALHOST}:{ports['grpc']}",
+        http=f"{LOCALHOST}:{ports['http']}",
+        metrics=f"{LOCALHOST}:{ports['metrics']}",
+        pid=running.process.pid,
+        release=hosts.release_of(version) or host.release,
+        via=host.via,
+    )
+    notices = _notices(served, endpoint, cache_bytes=cache_bytes)
+    return Server(endpoint, log=log, root=served, twins=twins, notices=notices, running=running)
+
+
+def connect(url: str) -> Server:
+    """Return a server that runs already; ``stop`` leaves it alone.
+
+    Args:
+        url: ``grpc://HOST:PORT`` or ``HOST:PORT`` of its gRPC service, or ``http://HOST:PORT`` of its HTTP service. The
+            other services are looked for at the neighbouring ports, as Triton has them by default.
+
+    Raises:
+        UsageError: it is no such URL.
+        UnavailableError: no server answers there.
+    """
+    match = re.fullmatch(r"(?:(grpc|http)://)?([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\]):(\d{1,5})/?", url)
+    if match is None or not 1 < int(match[3]) < 65535:
+        raise UsageError(f"{url!r} is no address of a server", fix="give grpc://HOST:PORT or http://HOST:PORT")
+    host, port = match[2], int(match[3]) + (match[1] == "http")
+    metadata = _metadata(f"{host}:{port}")
+    if metadata is None:
+        raise UnavailableError(f"no Triton server answers at {host}:{port} (gRPC)", fix="accel serve starts one")
+    http, metrics = f"{host}:{port - 1}", f"{host}:{port + 1}"
+    endpoint = Endpoint(
+        grpc=f"{host}:{port}",
+        http=http if _http_name(http) == metadata.name else "",
+        metrics=metrics if reachable(metrics) else None,
+        pid=None,
+        release=hosts.release_of(metadata.version),
+        via="url",
+    )
+    return Server(endpoint)
+
+
+def wait(server: Server) -> None:
+    """Return when the user interrupts this process (Ctrl-C, SIGTERM).
+
+    Raises:
+        StageError: the server ended by itself.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while server.alive():
+            time.sleep(10 * LOOK_S)
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    raise server.failure()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is served
+
+
+def _check_root(root: Path) -> None:
+    """Refuse a folder that holds no model, or whose links lead out of it.
+
+    Raises:
+        InputError: that.
+    """
+    if not any(root.glob("*/config.pbtxt")):
+        raise InputError(f"{root} holds no <model>/config.pbtxt", fix="name a repository root: runs/bert/best/cpu")
+    for path in root.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise InputError(f"{path} leads out of the repository, to {path.resolve()}", fix="put plain files there")
+
+
+def _scratch(root: Path, name: str) -> Path:
+    """Make a temporary folder, if possible where the repository's files can be hard-linked."""
+    usual = Path(tempfile.gettempdir())
+    if usual.stat().st_dev != root.stat().st_dev and os.access(root.parent, os.W_OK):
+        return Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root.parent))
+    return Path(tempfile.mkdtemp(prefix=f"{name}-"))
+
+
+def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> tuple[Path, frozenset[str]]:
+    """Return the repository to serve, and the models in it that stand in for a native backend.
+
+    Raises:
+        InputError: the server lacks a backend, and the repository has no manifest of which a twin could be made.
+    """
+    from accel.triton import twin
+
+    wanted = {config.backend for config in twin.read_configs(root).values()} - {""}
+    lacking = sorted(wanted - host.backends) if host.backends is not None else []
+    if not (root / manifests.FILENAME).exists():
+        if lacking or python_backend:
+            why = f", and the {host.via} server has no backend {lacking[0]!r}" if lacking else ""
+            raise InputError(f"{root} is not of accel's making, so it has no Python-backend twin{why}")
+        return root, frozenset()
+    manifest = manifests.read(root)
+    native = manifest.backend != "python"
+    foreign = host.via == "embedded" and manifest.release != host.release
+    if not (lacking or (python_backend and native) or (foreign and not native)):
+        return root, frozenset()
+    made = twin.write_twin(root, scratch / "repository", release=host.release or manifest.release)
+    return scratch / "repository", frozenset(made.models[:1] if native else ())
+
+
+def _notices(root: Path, endpoint: Endpoint, *, cache_bytes: int) -> tuple[str, ...]:
+    """Say what does not fit without being an error."""
+    from accel.triton.twin import read_configs
+
+    found = []
+    if cache_bytes and not any(config.response_cache.enable for config in read_configs(root).values()):
+        found.append("no config enables response_cache, so the cache stays empty")
+    if (root / manifests.FILENAME).exists() and (wanted := manifests.read(root).release) != endpoint.release:
+        found.append(
+            f"the repository is for Triton {wanted}, the server is {endpoint.release or 'of no known release'}"
+        )
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Asking a server
+
+
+def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
+    """Wait until this very server is ready and all its services answer; return its version.
+
+    Raises:
+        StageError: it ended, or is not ready at the deadline; the message says why.
+    """
+    while running.exit_code() is None:
+        version = _ready(running.name, *(f"{LOCALHOST}:{ports[service]}" for service in ("grpc", "http", "metrics")))
+        time.sleep(LOOK_S)
+        # The metrics service comes last, and a server that could not have its port ends at once.
+        if version is not None and running.exit_code() is None:
+            return version
+        if time.monotonic() > deadline:
+            why = f"the server was not ready in time: {reasons(running.printed())}"
+            raise StageError(why, fix=f"read {running.log}", log=str(running.log))
+    raise running.failure()
+
+
+def _ready(name: str, grpc: str, http: str, metrics: str) -> str | None:
+    """Return the version of the server called ``name`` once all its services answer, else None.
+
+    A port may have gone to another server after it was chosen, so an answer alone proves nothing.
+    """
+    metadata = _metadata(grpc, ready=True) if reachable(grpc) else None
+    if metadata is None or metadata.name != name or _http_name(http) != name or not reachable(metrics):
+        return None
+    return str(metadata.version)
+
+
+def _metadata(address: str, *, ready: bool = False) -> Any:
+    """Ask a gRPC service who it is; None where none answers, or where it is not ready and should be."""
+    from tritonclient import grpc
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        with grpc.InferenceServerClient(address) as client:
+            if ready and not client.is_server_ready(client_timeout=5):
+                return None
+            return client.get_server_metadata(client_timeout=5)
+    except InferenceServerException:
+        return None
+
+
+def _http_name(address: str) -> str | None:
+    """Ask an HTTP service for the server's id; None where none answers.
+
+    Source: Open Inference Protocol, version 2, "Server Metadata".
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{address}/v2", timeout=5) as answer:
+            return str(json.load(answer)["name"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,170 @@
+"""A tiny model with a real repository for each backend, built and proved once for all tests that serve it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accel import environments, parity, tasks, targets
+from accel.artifacts import (
+    Artifact,
+    BuildRequest,
+    Built,
+    ModelSource,
+    SampleSet,
+    ShapeRange,
+    Skipped,
+    Target,
+    Variant,
+    file_refs,
+    from_json,
+    to_json,
+)
+from accel.sources import recognise
+from accel.triton.releases import NEWEST
+from accel.triton.repository import emit
+from accel.worker import run_task
+
+THREADS = 2
+FACTORY = '''
+import numpy as np
+import torch
+
+
+class Tiny(torch.nn.Module):
+    """Embeds ids, mixes each position with the mean of the unmasked ones, and counts them: floats and integers out."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 16)
+        self.first = torch.nn.Linear(16, 32)
+        self.second = torch.nn.Linear(32, 16)
+
+    def forward(self, input_ids, attention_mask):
+        weight = attention_mask.unsqueeze(-1).to(torch.float32)
+        hidden = self.embed(input_ids) * weight
+        mean = hidden.sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        return {
+            "hidden": self.second(torch.tanh(self.first(hidden + mean))) * weight,
+            "length": attention_mask.sum(1, keepdim=True),
+        }
+
+
+def build():
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    return Tiny(), [
+        {"input_ids": rng.integers(0, 50, (1, n)), "attention_mask": np.ones((1, n), np.int64)}
+        for n in rng.integers(2, 10, 400)
+    ]
+'''
+
+
+@dataclass
+class Live:
+    """The source, its samples and reference, and the repositories emitted so far."""
+
+    folder: Path
+    source: ModelSource
+    samples: SampleSet
+    onnx: Any
+    roots: dict[str, Path] = field(default_factory=dict)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, folder: Path) -> Live:
+        """Describe, run and export the source in this process."""
+        factory = folder / "tiny.py"
+        factory.write_text(FACTORY)
+        shapes = {name: {} for name in ("min", "opt", "max")}
+        for name, shape in (("min", (1, 2)), ("opt", (1, 6)), ("max", (4, 10))):
+            shapes[name] = {"input_ids": shape, "attention_mask": shape}
+        asked = recognise(
+            f"{factory}:build",
+            min_shapes=shapes["min"],
+            opt_shapes=shapes["opt"],
+            max_shapes=shapes["max"],
+            ranges={"input_ids": (0, 49), "attention_mask": (0, 1)},
+        )
+        described = tasks.describe(to_json(asked), str(folder / "samples"))
+        shared = {**described, "samples_folder": str(folder / "samples")}
+        truth = str(folder / "reference.npz")
+        tasks.reference(**shared, out=truth)
+        (folder / "onnx").mkdir()
+        onnx = tasks.export(**shared, reference=truth, out_dir=str(folder / "onnx"), opset=18)
+        return cls(folder, from_json(ModelSource, described["source"]), from_json(SampleSet, described["samples"]), onnx)
+
+    def root(self, target: str, *, static: bool = False, release: str = NEWEST, **changes: Any) -> Path:
+        """Return the repository of a target, built, proved and emitted; ``changes`` go to ``emit``."""
+        profile, suffix = self.source.profile, None
+        if static:
+            profile, suffix = {n: ShapeRange(r.opt, r.opt, r.opt) for n, r in profile.items()}, "1x6"
+        variant = Variant(Target(target, "cpu"), profile, suffix)
+        key = "-".join([variant.id, release, *changes])
+        if key not in self.roots:
+            artifact = self._build(variant)
+            self.roots[key] = self.folder / "repositories" / key
+            emitted = emit(
+                artifact,
+                self._files(variant),
+                inputs=self.source.inputs,
+                outputs=self.source.outputs,
+                parity=self._prove(artifact),
+                builder=targets.discover()[target],
+                release=release,
+                root=self.roots[key],
+                run_dir=self.folder,
+                model_name="tiny",
+                model_version=1,
+                samples=self.folder / "samples" / self.samples.shapes.path,
+                reference=self.folder / "reference.npz",
+                **changes,
+            )
+            assert not isinstance(emitted, Skipped), emitted
+        return self.roots[key]
+
+    def _files(self, variant: Variant) -> Path:
+        return self.folder / "variants" / variant.id
+
+    def _run(self, task: str, variant: Variant, params: Any) -> Any:
+        """Run a task here, or where the variant's runtime lives."""
+        environment = targets.discover()[variant.target.name].environment(variant.target)
+        if environment == environments.MAIN:
+            return tasks.TASKS[task](**params)
+        python = environments.python(environment)
+        return run_task(task, params, log=self.folder / "task.log", threads=THREADS, timeout_s=120, python=python)
+
+    def _build(self, variant: Variant) -> Artifact:
+        if variant.id in self.artifacts:
+            return self.artifacts[variant.id]
+        files = self._files(variant)
+        files.mkdir(parents=True)
+        request = BuildRequest(
+            variant,
+            self.source,
+            from_json(tasks.OnnxModel, self.onnx),
+            str(self.folder / "onnx"),
+            self.samples,
+            str(self.folder / "samples"),
+            THREADS,
+        )
+        done = self._run("build", variant, {"request": to_json(request), "out_dir": str(files)})
+        built = from_json(Built, done["built"])
+        self.artifacts[variant.id] = Artifact(variant, file_refs(files), "0" * 64, built, done["build_s"])
+        return self.artifacts[variant.id]
+
+    def _prove(self, artifact: Artifact) -> Any:
+        answers = self.folder / f"{artifact.variant.id}.npz"
+        shared = {
+            "source": to_json(self.source),
+            "samples": to_json(self.samples),
+            "samples_folder": str(self.folder / "samples"),
+        }
+        params = {"artifact": to_json(artifact), "folder": str(self._files(artifact.variant)), "threads": THREADS}
+        ran = self._run("answers", artifact.variant, {**shared, **params, "out": str(answers)})
+        gate = parity.gate_for(ran["precision"], outputs=self.source.outputs, task=None, overrides={})
+        found = tasks.compare(
+            **shared, reference=str(self.folder / "reference.npz"), answers=str(answers), gate=gate
+        )
+        return from_json(tasks.Parity, found)
