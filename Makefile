@@ -32,6 +32,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 environments: install
 	$(BIN)/accel env install ort-openvino
+	$(BIN)/accel env install triton
+	$(BIN)/accel env install perf-analyzer
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

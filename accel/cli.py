@@ -310,7 +310,7 @@ def run_server(
     as_json: Json = False,
 ) -> None:
     """Serve a repository with a real Triton server, on this machine only, until Ctrl-C."""
-    import tempfile
+    import shutil
 
     from accel.triton import manifest, server
 
@@ -318,10 +318,11 @@ def run_server(
         raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")
     if via is not None and ":" in via:
         raise UsageError(f"--via {via} is a server that runs already", fix="accel verify --serve --via takes it")
+    fresh = server.fresh_log()  # stays where the server fails
     with server.start(
         repository,
         via=via,
-        log=log or Path(tempfile.mkdtemp(prefix="accel-serve-")) / "server.log",
+        log=log or fresh,
         release=triton_release,
         python_backend=backend == "python",
         cache_bytes=cache_mib << 20,
@@ -332,6 +333,7 @@ def run_server(
         native = manifest.read(repository).backend if running.twins else ""
         _print_server(running, native, as_json)
         server.wait(running)
+    shutil.rmtree(fresh.parent, ignore_errors=True)
 
 
 @app.command()
@@ -353,6 +355,57 @@ def lint(
         raise CheckFailed(f"{repository} has {len(errors)} errors for Triton {release}", fix="see the fix of each")
     if not as_json:
         typer.echo(f"{repository}: nothing that Triton {release} rejects", err=True)
+
+
+@app.command()
+def bench(
+    target: Annotated[str, typer.Argument(help="Repository, or HOST:PORT of a running server's gRPC")],
+    model: Annotated[str, typer.Option(help="Name on the server  [default: the one clients call]")] = "",
+    concurrency: Annotated[
+        str | None, typer.Option(help="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
+    ] = None,
+    request_rate: Annotated[str | None, typer.Option(help="Open loop, per second: RATE or START:END:STEP")] = None,
+    arrivals: Annotated[str, typer.Option(help="Gaps of an open loop: constant or poisson")] = "constant",
+    table: Annotated[
+        bool, typer.Option("--table", help="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
+    ] = False,
+    batch: Annotated[int | None, typer.Option(help="Items of each request  [default: 1]")] = None,
+    data: Annotated[Path | None, typer.Option(help="perf_analyzer's .json, or .npz  [default: stored samples]")] = None,
+    mixed_lengths: Annotated[bool, typer.Option("--mixed-lengths", help="Send all stored shapes")] = False,
+    shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Tensors in system shared memory")] = False,
+    load: Annotated[str, typer.Option(help="Who generates it: accel or perf_analyzer")] = "accel",
+    processes: Annotated[int, typer.Option(help="Processes that send", min=1)] = 1,
+    via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
+    seconds: Annotated[float, typer.Option(help="Length of a window", min=0.05)] = 2.0,
+    seed: Annotated[int, typer.Option(help="Decides the order of samples and Poisson gaps")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help=".json for figures; raw samples beside it")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put load on a real Triton server and measure what it does."""
+    from accel import benching
+    from accel.bench.served import Method
+
+    asked = benching.Asked(
+        target,
+        benching.loads(concurrency, request_rate, arrivals),
+        model=model,
+        batch=batch,
+        data=data,
+        mixed=mixed_lengths,
+        tool=benching.tool(load),
+        via=via,
+        method=Method(seconds=seconds, processes=processes, shared_memory=shared_memory, seed=seed),
+        out=out,
+    )
+
+    def show(document: dict[str, Any]) -> None:
+        rows = [benching.row(point) for point in document["measurements"]]
+        if as_json:
+            _print_json(document)
+        else:
+            _show(rows, False, "measurements", tuple(rows[0]), width=None if sys.stdout.isatty() else 120)
+
+    (benching.classic if table else benching.bench)(asked, show, _note)
 
 
 @app.command("report")
@@ -399,12 +452,14 @@ def _print_run(run: dict[str, Any], folder: Path) -> None:
 def _print_server(running: Any, native: str, as_json: bool) -> None:
     """Print where a server answers, as one line of JSON or for people."""
     from accel.artifacts import to_json
+    from accel.triton.reading import read_configs
 
-    endpoint, twins = running.endpoint, sorted(running.twins)
+    endpoint, twins, models = running.endpoint, sorted(running.twins), sorted(read_configs(running.root))
     if as_json:
-        typer.echo(json.dumps({**to_json(endpoint), "twins": twins, "log": str(running.log)}))
+        typer.echo(json.dumps({**to_json(endpoint), "models": models, "twins": twins, "log": str(running.log)}))
         return
     typer.echo(f"gRPC     {endpoint.grpc}\nHTTP     {endpoint.http}\nmetrics  http://{endpoint.metrics}/metrics")
+    typer.echo(f"models   {', '.join(models)}")
     for model in twins:
         typer.echo(f"{model}: served by the Python-backend twin of {native}")
     for notice in running.notices:
@@ -446,7 +501,9 @@ def _judge(run: dict[str, Any], required: tuple[str, ...]) -> None:
         raise CheckFailed("no variant passed", fix="the report says why for each: report.html in the run directory")
 
 
-def _show(rows: list[dict[str, Any]], as_json: bool, name: str, columns: tuple[str, ...]) -> None:
+def _show(
+    rows: list[dict[str, Any]], as_json: bool, name: str, columns: tuple[str, ...], *, width: int | None = None
+) -> None:
     if as_json:
         _print_json({name: rows})
         return
@@ -460,7 +517,7 @@ def _show(rows: list[dict[str, Any]], as_json: bool, name: str, columns: tuple[s
     for row in rows:
         table.add_row(*(Text(_cell(row.get(column))) for column in columns))
     if rows:
-        Console().print(table)
+        Console(width=width).print(table)
 
 
 def _cell(value: Any) -> str:
@@ -482,6 +539,10 @@ def _print_tree(value: Any, indent: int = 0) -> None:
 
 def _print_json(document: Any) -> None:
     typer.echo(json.dumps(document, indent=1, allow_nan=False))
+
+
+def _note(text: str) -> None:
+    typer.echo(f"accel: {text}", err=True)
 
 
 def _complain(message: str) -> None:

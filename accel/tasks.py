@@ -280,10 +280,10 @@ def bench_throughput(point: str, seconds: float, least: int, limit_ms: float | N
 
 
 def load(call: str, **params: Any) -> Any:
-    """Send requests to a Triton server: the calls of ``accel.bench.sender``."""
-    from accel.bench import sender
+    """Send requests to a Triton server: see ``accel.bench.calls``."""
+    from accel.bench import calls
 
-    return sender.CALLS[call](**params)
+    return calls.CALLS[call](**params)
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from accel.artifacts import TensorSpec
-from accel.bench.load import tensor_bytes
+from accel.bench.wire import tensor_bytes
 from accel.builders import Feed
 from accel.errors import InputError, SampleError
 

@@ -1,7 +1,7 @@
 """Load on a Triton server: what is asked for (``Load``), and the processes that generate it (``Generator``).
 
-The parent decides when a window begins and ends; the requests are sent by worker processes (``sender``), so that it
-stays small and its own work delays no request. Every time is an integer nanosecond of the monotonic clock, which all
+The parent decides when a window begins and ends; the requests are sent by worker processes (``calls``, ``sender``), so
+that it stays small and its own work delays no request. Every time is an integer nanosecond of the monotonic clock, which all
 processes of a machine share. A latency counts from the moment a request was *meant* to be sent: in an open loop a
 request that waits behind a stalled server has been late since then. Source: Gil Tene, "How NOT to Measure Latency"
 (coordinated omission).
@@ -22,9 +22,9 @@ import numpy as np
 
 from accel.artifacts import TensorSpec
 from accel.bench.session import now_ns
+from accel.bench.wire import described, raw_bytes, spec_of
 from accel.builders import Feed, fit_inputs
-from accel.errors import SampleError, StageError, UsageError
-from accel.triton.config import DATATYPES, datatype
+from accel.errors import SampleError, StageError, UnavailableError, UsageError
 from accel.worker import Worker
 
 Arrivals = Literal["constant", "poisson"]
@@ -62,48 +62,6 @@ class Load:
         if self.concurrency is not None:
             return f"concurrency {self.concurrency}"
         return f"{self.rate_per_s:g}/s {self.arrivals}"
-
-
-def concurrencies(text: str) -> tuple[Load, ...]:
-    """Read ``N``, ``START:END`` (the powers of two in it) or ``START:END:STEP`` (as perf_analyzer reads it).
-
-    Raises:
-        UsageError: it is none of these, or nothing lies within it.
-    """
-    parts = _numbers(text, int, "--concurrency", "N, START:END or START:END:STEP with whole numbers")
-    if len(parts) == 2:
-        found = [1 << i for i in range(parts[1].bit_length()) if parts[0] <= 1 << i <= parts[1]]
-    else:
-        found = [parts[0]] if len(parts) == 1 else list(range(parts[0], parts[1] + 1, parts[2]))
-    if not found:
-        raise UsageError(f"--concurrency {text} holds no power of two", fix="give a step, START:END:STEP")
-    return tuple(Load(concurrency=n) for n in found)
-
-
-def rates(text: str, arrivals: Arrivals = "constant") -> tuple[Load, ...]:
-    """Read ``RATE`` or ``START:END:STEP``, in requests per second.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    parts = _numbers(text, float, "--request-rate", "RATE or START:END:STEP")
-    if len(parts) == 2:
-        raise UsageError(f"--request-rate {text} has no step", fix="give START:END:STEP")
-    if len(parts) == 1:
-        return (Load(rate_per_s=parts[0], arrivals=arrivals),)
-    steps = int((parts[1] - parts[0]) / parts[2] + 1e-9) + 1
-    return tuple(Load(rate_per_s=parts[0] + i * parts[2], arrivals=arrivals) for i in range(steps))
-
-
-def _numbers(text: str, kind: type, option: str, form: str) -> list[Any]:
-    try:
-        parts = [kind(part) for part in text.split(":")]
-    except ValueError:
-        parts = []
-    ascending = len(parts) < 2 or parts[0] <= parts[1]
-    if not 1 <= len(parts) <= 3 or not all(0 < p < float("inf") for p in parts) or not ascending:
-        raise UsageError(f"{option} {text!r} cannot be read", fix=f"give {form}, all above 0, such as 1:16")
-    return parts
 
 
 def fit_feeds(feeds: Sequence[Feed], inputs: Sequence[TensorSpec]) -> list[dict[str, np.ndarray]]:
@@ -250,7 +208,7 @@ class Generator:
         said = self._call(self._workers[0], "describe", url=self.url, model=model)
         batch = said["max_batch_size"]
         inputs, outputs = (
-            tuple(_spec(tensor, batched=batch > 0) for tensor in said[kind]) for kind in ("inputs", "outputs")
+            tuple(spec_of(tensor, batched=batch > 0) for tensor in said[kind]) for kind in ("inputs", "outputs")
         )
         return Served(said["model"], said["backend"], batch, inputs, outputs)
 
@@ -280,8 +238,8 @@ class Generator:
             "open",
             url=self.url,
             model=model,
-            tensors=[_described(feed) for feed in feeds],
-            bodies=str(self._write("feeds.npz", _raw(feeds))),
+            tensors=[described(feed) for feed in feeds],
+            bodies=str(self._write("feeds.npz", raw_bytes(feeds))),
             check=str(self._write("check.npz", _checked(check))) if check else None,
             shared_memory=self._regions if shared_memory else None,
             slots=slots,
@@ -330,10 +288,7 @@ class Generator:
                 self.failures += taken["failures"]
                 self.error = self.error or taken["error"]
                 if taken["dead"]:
-                    raise StageError(
-                        f"the server at {self.url} stopped answering in the middle of the load: {taken['dead']}",
-                        fix="look at the end of the server's log; the points measured before are kept",
-                    )
+                    raise self._gone(taken["dead"])
             rows = self._pending.split(boundary_ns)
             if len(rows) >= least:
                 self._begin_ns = boundary_ns
@@ -346,8 +301,15 @@ class Generator:
         self._all("stop")
 
     def statistics(self, model: str) -> dict[str, int]:
-        """Return the server's own counters of a model so far: see ``sender.statistics``."""
-        return self._call(self._workers[0], "statistics", url=self.url, model=model)
+        """Return the server's own counters of a model so far: see ``calls.statistics``.
+
+        Raises:
+            StageError: the server is gone.
+        """
+        try:
+            return self._call(self._workers[0], "statistics", url=self.url, model=model)
+        except UnavailableError as error:
+            raise self._gone(error.message) from error
 
     def worst(self) -> tuple[int, dict[str, np.ndarray]]:
         """Return how many responses were checked, and of each feed and output the one furthest from what was expected.
@@ -376,6 +338,12 @@ class Generator:
             region.unlink(missing_ok=True)
         self._scratch.cleanup()
 
+    def _gone(self, why: str) -> StageError:
+        return StageError(
+            f"the server at {self.url} stopped answering in the middle of the load: {why}",
+            fix="look at the end of the server's log; the points measured before are kept",
+        )
+
     def _write(self, name: str, arrays: Mapping[str, np.ndarray]) -> Path:
         path = Path(self._scratch.name) / name
         with path.open("wb") as file:
@@ -396,40 +364,6 @@ def generate(generator: Generator, load: Load, seconds: float) -> Window:
         return generator.window(seconds)
     finally:
         generator.stop()
-
-
-def tensor_bytes(value: np.ndarray) -> bytes:
-    """Return a tensor as the wire has it: row-major little-endian; text and bytes with a length before each element.
-
-    Source: KServe's open inference protocol, gRPC ``raw_input_contents``.
-    """
-    if value.dtype.kind not in "OSU":
-        return np.ascontiguousarray(value).tobytes()
-    elements = [e.encode() if isinstance(e, str) else bytes(e) for e in value.ravel().tolist()]
-    return b"".join(len(e).to_bytes(4, "little") + e for e in elements)
-
-
-def _spec(tensor: Mapping[str, Any], *, batched: bool) -> TensorSpec:
-    kinds = {name: dtype for dtype, name in DATATYPES.items() if dtype != "str"}
-    dims = [size if size >= 0 else f"{tensor['name']}.{axis}" for axis, size in enumerate(tensor["dims"])]
-    return TensorSpec(tensor["name"], kinds[tensor["datatype"]], ("batch", *dims) if batched else tuple(dims))
-
-
-def _described(feed: Feed) -> list[dict[str, Any]]:
-    return [{"name": name, "datatype": wire_type(v.dtype), "shape": list(v.shape)} for name, v in feed.items()]
-
-
-def wire_type(dtype: np.dtype) -> str:
-    """Return the inference protocol's name of a NumPy dtype (``INT64``, ``BYTES``)."""
-    return "BYTES" if dtype.kind in "OSU" else datatype(str(dtype)).removeprefix("TYPE_")
-
-
-def _raw(feeds: Sequence[Feed]) -> dict[str, np.ndarray]:
-    return {
-        f"{i}/{name}": np.frombuffer(tensor_bytes(value), np.uint8)
-        for i, feed in enumerate(feeds)
-        for name, value in feed.items()
-    }
 
 
 def _checked(check: Check) -> dict[str, np.ndarray]:

@@ -11,19 +11,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from accel.artifacts import Measurement, ServerSplit, TensorSpec
 from accel.bench import stability
+from accel.bench.expected import Expected
 from accel.bench.load import FEED, Generator, Load, Served, Window, fit_feeds
 from accel.bench.session import now_ns
+from accel.bench.usage import gauges, use
 from accel.builders import Feed
-from accel.errors import StageError
+from accel.errors import CheckFailed, StageError
 from accel.triton.server import Endpoint
 
 AGREEING, MOST_WINDOWS = 3, 10
@@ -101,6 +102,7 @@ def sweep(
     inputs: Sequence[TensorSpec] | None = None,
     method: Method = STANDARD,
     labels: Labels = UNKNOWN,
+    check: Expected | None = None,
     raw: Path | None = None,
     raw_name: str = "",
     on_point: Callable[[Load, Measurement], None] = lambda load, point: None,
@@ -112,6 +114,7 @@ def sweep(
         feeds: what is sent, in an order drawn anew for each load from the same seed.
         log: file for what the generating processes print.
         inputs: the client contract with its ranges; None takes what the server says, which has none.
+        check: hold every response against what its feed should give.
         raw: ``.npz`` for the raw samples: for each load ``<n>/rows`` (see ``Window.rows``) and ``<n>/windows`` (begin
             and end of the windows that count, ns).
         raw_name: that file's path as the measurements shall name it.
@@ -123,6 +126,7 @@ def sweep(
         InputError: the server does not know the model or refuses the first request.
         UnavailableError: nothing answers at the endpoint, or shared memory cannot be used.
         StageError: the server went away, or every request of a point failed.
+        CheckFailed: a response lies below the gate.
     """
     session = uuid.uuid4().hex[:12]
     points: list[Measurement] = []
@@ -135,6 +139,7 @@ def sweep(
             fitted,
             slots=max(64, *(load.concurrency or 0 for load in loads)),
             shared_memory=method.shared_memory,
+            check=check.for_load(fitted) if check else None,
             seed=method.seed,
         )
         try:
@@ -149,6 +154,8 @@ def sweep(
                 kept[f"{number}/windows"] = np.array([[w.begin_ns, w.end_ns] for w in windows])
                 points.append(point)
                 on_point(load, point)
+                if check is not None and not (verdict := check.judge(fitted, generator.worst()[1])).passed:
+                    raise CheckFailed(f"{load}: a response is not what it should be: {'; '.join(verdict.reasons)}")
         finally:
             if raw is not None and kept:
                 raw.parent.mkdir(parents=True, exist_ok=True)
@@ -297,48 +304,6 @@ def mark(generator: Generator, endpoint: Endpoint, model: str) -> Mark:
     """Read the server's counters, the use of its processes and its ``/metrics``."""
     cpu_s, rss_mib = use(endpoint)
     return Mark(now_ns(), generator.statistics(model), cpu_s, rss_mib, gauges(endpoint))
-
-
-def use(endpoint: Endpoint) -> tuple[float | None, float]:
-    """Return CPU seconds so far and resident MiB of the server and the stubs it started; None and 0 where unknown."""
-    import psutil
-
-    if endpoint.pid is None or endpoint.via == "docker":
-        return None, 0.0
-    cpu_s, rss = 0.0, 0
-    with contextlib.suppress(psutil.NoSuchProcess):
-        server = psutil.Process(endpoint.pid)
-        for process in (server, *server.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                cpu_s += times.user + times.system
-                rss += process.memory_info().rss
-    return cpu_s, rss / 2**20
-
-
-GAUGES: Mapping[str, Callable[[list[float]], Any]] = {
-    "nv_gpu_utilization": np.mean,
-    "nv_gpu_memory_used_bytes": np.sum,
-    "nv_gpu_power_usage": np.sum,
-}
-"""Metrics that are read, and how those of several GPUs are one. Source: server docs/user_guide/metrics.md."""
-
-
-def gauges(endpoint: Endpoint) -> dict[str, float]:
-    """Read the GPU metrics of a server; empty where it has no GPU or no ``/metrics``."""
-    import urllib.request
-
-    from prometheus_client.parser import text_string_to_metric_families
-
-    if endpoint.metrics is None:
-        return {}
-    try:
-        with urllib.request.urlopen(f"http://{endpoint.metrics}/metrics", timeout=5) as answer:
-            text = answer.read().decode()
-    except OSError:
-        return {}
-    values = {f.name: [s.value for s in f.samples] for f in text_string_to_metric_families(text)}
-    return {name: float(merge(values[name])) for name, merge in GAUGES.items() if values.get(name)}
 
 
 def most_at_once(rows: np.ndarray) -> int:

@@ -17,6 +17,7 @@ from accel.errors import UnavailableError, UsageError
 from accel.triton import manifest as manifests
 from accel.triton.launch import image
 from accel.triton.processes import LOCALHOST
+from accel.triton.reading import read_configs
 from accel.triton.releases import RELEASES, Release
 from accel.triton.releases import release as find_release
 
@@ -209,7 +210,7 @@ def command(
     line += [cached] if cache_bytes and cached else []
     line += flags
     folders = _packages(host, root)
-    variables |= {"ACCEL_SITE_PACKAGES": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables["ACCEL_SITE_PACKAGES"] = os.pathsep.join(folders)
     if host.image is None:
         # What this interpreter was told is not for the server's.
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
@@ -245,6 +246,4 @@ def _packages(host: Host, root: Path) -> list[str]:
 
 
 def _wants_gpu(root: Path) -> bool:
-    from accel.triton.twin import read_configs
-
     return any(group.kind == group.KIND_GPU for c in read_configs(root).values() for group in c.instance_group)

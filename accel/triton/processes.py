@@ -65,8 +65,14 @@ class Running:
     def failure(self) -> StageError:
         """Return the error of a server that ended, with the lines of its log that say why."""
         code = self.exit_code() or 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return StageError(f"the server {how}: {reasons(self.printed())}", fix=f"read {self.log}", log=str(self.log))
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (as the kernel does when memory runs out)"
+        why = "; ".join(errors(self.printed())) if code < 0 else reasons(self.printed())
+        message = f"the server {how}: {why}" if why else f"the server {how}"
+        return StageError(message, fix=f"read {self.log}", log=str(self.log))
 
     def printed(self) -> str:
         """Return the log."""
@@ -174,23 +180,29 @@ def lost_port(log: str) -> bool:
 
 
 def reasons(log: str) -> str:
-    """Return the lines of a server's log that say why it ended, joined; its last lines where none does.
+    """Return the lines of a server's log that say why it ended, joined; its last lines where none does."""
+    last = dict.fromkeys([line.strip() for line in log.splitlines() if line.strip()][-5:])
+    return "; ".join(errors(log) or last) or "it printed nothing"
+
+
+def errors(log: str) -> tuple[str, ...]:
+    """Return the errors in a server's log: those that keep it from starting, or else all others.
 
     Source: server src/main.cc; core src/model_repository_manager/model_lifecycle.cc and model_repository_manager.cc.
     """
-    found: dict[str, None] = {}
-    errors: dict[str, None] = {}
+    fatal: dict[str, None] = {}
+    others: dict[str, None] = {}
     for line in log.splitlines():
         text = line.partition("] ")[2].strip().strip('"').replace("\\n", "\n").strip()
         if match := re.match(r"failed to load '(.+?)' version \d+: (?:[\w ]+: )?(.*)", text, re.DOTALL):
-            found[f"model {match[1]!r} failed to load: {match[2].partition(chr(10) * 2 + 'At:')[0].strip()}"] = None
+            cause = match[2].partition("\n\nAt:")[0].strip()
+            fatal[f"model {match[1]!r} failed to load: {cause}"] = None
         elif text.startswith(("Poll failed for model", "failed to start ")):
-            found[text] = None
+            fatal[text] = None
         elif "error while loading shared libraries" in line:
-            found[line.strip()] = None
+            fatal[line.strip()] = None
         elif re.match(r"E\d{4} ", line) and "CudaDriverHelper" not in line:  # it says so wherever there is no GPU
-            errors[text] = None
+            others[text] = None
         elif line.startswith("error: "):
-            errors[line.strip()] = None
-    last = dict.fromkeys([line.strip() for line in log.splitlines() if line.strip()][-5:])
-    return "; ".join(found or errors or last) or "it printed nothing"
+            others[line.strip()] = None
+    return tuple(fatal or others)

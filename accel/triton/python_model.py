@@ -11,6 +11,7 @@ import importlib.util
 import json
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ ALWAYS = ("accel.artifacts", "accel.errors", "accel.builders")
 OWN = ("accel", "model_zoo")
 DATA_SUFFIXES = (".txt", ".json")
 """Files beside a shipped module that go along: a zoo entry reads its vocabulary or sentences from there."""
+
+_parsing = threading.Lock()
+"""Two threads that parse at once upset Python up to 3.11.7 (SystemError). Source: https://github.com/python/cpython/issues/106905."""
 
 
 def write_model(
@@ -109,7 +113,9 @@ def _source_of(name: str) -> Path | None:
 def _imports(name: str, path: Path) -> Iterator[str]:
     """Yield the modules that a file may import; ``from a import b`` gives both ``a`` and ``a.b``."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    with _parsing:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -24,7 +24,9 @@ from accel.builders import Feed
 from accel.errors import InputError, StageError
 from accel.samples import write_feeds
 from accel.triton import manifest as manifests
+from accel.triton import server
 from accel.triton.manifest import REFERENCE, Finding, Manifest
+from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.samples import Point
 from accel.triton.server import Endpoint
 
@@ -81,26 +83,6 @@ class Served:
     findings: tuple[Finding, ...]
 
 
-def read_points(root: Path, manifest: Manifest) -> dict[str, Point]:
-    """Read the stored shape points of a repository.
-
-    Raises:
-        InputError: the file is missing, cannot be read, or lacks a tensor.
-    """
-    path = root / REFERENCE
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {
-                point: Point(
-                    {s.name: file[f"inputs/{point}/{s.name}"] for s in manifest.inputs},
-                    {s.name: file[f"outputs/{point}/{s.name}"] for s in manifest.outputs},
-                )
-                for point in manifest.reference_points
-            }
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        raise InputError(f"{path} cannot be read: {error}", fix="emit the repository again") from error
-
-
 def check(endpoint: Endpoint, root: Path) -> tuple[Finding, ...]:
     """Return what is wrong with a served repository, errors first; as ``examine``."""
     return examine(endpoint, root).findings
@@ -115,13 +97,14 @@ def verify_served(root: Path, *, via: str | None = None) -> Served:
     Raises:
         AccelError: as ``server.start`` and ``examine``; where the server failed, its log stays.
     """
-    from accel.triton import server
-
-    folder = Path(tempfile.mkdtemp(prefix="accel-verify-"))
-    with server.start(root, via=via, log=folder / "server.log") as running:
-        found = examine(running.endpoint, root)
-    shutil.rmtree(folder)
     native = manifests.read(root).backend
+    log = server.fresh_log()
+    with server.start(root, via=via, log=log) as running:
+        try:
+            found = examine(running.endpoint, root)
+        except StageError as error:
+            raise (error if running.alive() else running.failure()) from error
+    shutil.rmtree(log.parent, ignore_errors=True)
     return Served(running.endpoint, native, tuple(sorted(running.twins)), found.answers, found.findings)
 
 
@@ -135,12 +118,12 @@ def examine(endpoint: Endpoint, root: Path) -> Examined:
     manifest = manifests.read(root)
     points = read_points(root, manifest)
     findings: list[Finding] = []
-    with client(endpoint) as server:
-        findings += _warmups(server, manifest)
+    with client(endpoint) as calls:
+        findings += _warmups(calls, manifest, root)
         got: dict[str, Feed] = {}
         for name, point in points.items():
             try:
-                got[name] = infer(server, manifest.models[0], point.inputs, manifest.outputs)
+                got[name] = infer(calls, manifest.models[0], point.inputs, manifest.outputs)
             except InputError as error:
                 findings.append(_error(f"outputs/{name}", f"the server refused the stored inputs: {error.message}"))
         complete = {}
@@ -165,8 +148,11 @@ def client(endpoint: Endpoint) -> Any:
     return grpc.InferenceServerClient(endpoint.grpc)
 
 
-def infer(server: Any, model: str, inputs: Feed, outputs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+def infer(calls: Any, model: str, inputs: Feed, outputs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
     """Send one request and return the outputs by name.
+
+    Args:
+        calls: what ``client`` gives.
 
     Raises:
         InputError: the server answered with an error; the message is the server's.
@@ -180,7 +166,7 @@ def infer(server: Any, model: str, inputs: Feed, outputs: tuple[TensorSpec, ...]
         tensor = grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
         tensors.append(tensor.set_data_from_numpy(np.ascontiguousarray(value)))
     try:
-        result = server.infer(model, tensors, client_timeout=TIMEOUT_S)
+        result = calls.infer(model, tensors, client_timeout=TIMEOUT_S)
     except InferenceServerException as error:
         raise _translated(error) from error
     return {s.name: result.as_numpy(s.name) for s in outputs}
@@ -201,27 +187,30 @@ def _error(field: str, why: str, *, file: str = REFERENCE) -> Finding:
     return Finding("error", file, field, why, "compare the server's packages with the manifest's versions")
 
 
-def _warmups(server: Any, manifest: Manifest) -> Iterator[Finding]:
-    """Find models whose statistics show fewer executions than their config has warm-up samples.
+def _warmups(calls: Any, manifest: Manifest, root: Path) -> Iterator[Finding]:
+    """Find models whose statistics show fewer executions than they have warm-up samples.
 
-    A twin needs no model that only renames tensors, so what is served is asked of the server.
+    What is served is asked of the server: a twin needs no model that only renames tensors, and may batch otherwise.
     Source: a warm-up call counts like any other execution (core, src/backend_model_instance.cc, ``WarmUp``).
     """
     from tritonclient.utils import InferenceServerException
 
+    emitted = read_configs(root)
     try:
-        ready = {m.name for m in server.get_model_repository_index().models if m.state == "READY"}
+        ready = {m.name for m in calls.get_model_repository_index().models if m.state == "READY"}
         for model in manifest.models:
             if model not in ready:
                 if model in (manifest.models[0], manifest.pipeline):
-                    yield _error("", "the server does not serve this model", file=f"{model}/config.pbtxt")
+                    yield _error("", "the server does not serve this model", file=f"{model}/{CONFIG}")
                 continue
-            config = server.get_model_config(model).config
-            wanted = sum(max(1, sample.count) for sample in config.model_warmup)
-            found = sum(s.execution_count for s in server.get_inference_statistics(model).model_stats)
+            samples = calls.get_model_config(model).config.model_warmup
+            if not samples and model in emitted:
+                samples = emitted[model].model_warmup
+            wanted = sum(max(1, sample.count) for sample in samples)
+            found = sum(s.execution_count for s in calls.get_inference_statistics(model).model_stats)
             if found < wanted:
                 why = f"the server's statistics show {found} executions, expected at least the {wanted} of the warm-up"
-                yield _error("model_warmup", why, file=f"{model}/config.pbtxt")
+                yield _error("model_warmup", why, file=f"{model}/{CONFIG}")
     except InferenceServerException as error:
         raise _translated(error) from error
 

@@ -42,6 +42,7 @@ from accel.triton.processes import (
     reachable,
     reasons,
 )
+from accel.triton.reading import read_configs
 
 ATTEMPTS = 3
 """How often a start is tried where a chosen port was taken before the server had it."""
@@ -255,6 +256,11 @@ def connect(url: str) -> Server:
     return Server(endpoint)
 
 
+def fresh_log() -> Path:
+    """Name a log in a temporary folder that is made once a server starts, and is the caller's to remove."""
+    return Path(tempfile.gettempdir()) / f"accel-server-{uuid.uuid4().hex[:12]}" / "server.log"
+
+
 def wait(server: Server) -> None:
     """Return when the user interrupts this process (Ctrl-C, SIGTERM).
 
@@ -305,7 +311,7 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
     """
     from accel.triton import twin
 
-    wanted = {config.backend for config in twin.read_configs(root).values()} - {""}
+    wanted = {config.backend for config in read_configs(root).values()} - {""}
     lacking = sorted(wanted - host.backends) if host.backends is not None else []
     if not (root / manifests.FILENAME).exists():
         if lacking or python_backend:
@@ -323,8 +329,6 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
 
 def _notices(root: Path, endpoint: Endpoint, *, cache_bytes: int) -> tuple[str, ...]:
     """Say what does not fit without being an error."""
-    from accel.triton.twin import read_configs
-
     found = []
     if cache_bytes and not any(config.response_cache.enable for config in read_configs(root).values()):
         found.append("no config enables response_cache, so the cache stays empty")

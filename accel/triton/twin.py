@@ -25,12 +25,11 @@ from accel.triton import manifest as manifests
 from accel.triton.config import check, check_model_name, parse, to_text
 from accel.triton.launch import script
 from accel.triton.manifest import Manifest
+from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.releases import Release
 from accel.triton.releases import release as find_release
 from accel.triton.repository import ARTIFACT_FOLDER, emit
-from accel.triton.served import read_points
 
-CONFIG = "config.pbtxt"
 UNBATCHED = ("openvino", "pytorch")
 """Native backends whose ``max_batch_size`` is 0 because they cannot batch, whatever the user wants."""
 
@@ -103,21 +102,6 @@ def write_twin(root: Path, out: Path, *, release: str) -> Repository:
         shutil.rmtree(out, ignore_errors=True)
         raise
     return dataclasses.replace(made, models=(name, *carried, *added))
-
-
-def read_configs(root: Path) -> dict[str, Any]:
-    """Return model folder → its config as protobuf, for every folder of a repository that has one.
-
-    Raises:
-        InputError: a config cannot be read or parsed.
-    """
-    configs = {}
-    for file in sorted(root.glob(f"*/{CONFIG}")):
-        try:
-            configs[file.parent.name] = parse(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} cannot be read: {error}", fix="emit the repository again") from error
-    return configs
 
 
 def _holder(root: Path, manifest: Manifest) -> tuple[str, Path]:

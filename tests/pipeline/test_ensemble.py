@@ -27,14 +27,14 @@ def asked(file: Path, dtype: str = "float32") -> dict[str, Any]:
 def test_a_step_of_the_user_s_is_in_the_repository_and_in_its_key(factory, tmp_path):
     file, out = tmp_path / "mine.py", tmp_path / "run"
     file.write_text(STEP)
-    convert(factory, out, "torch", ensemble=asked(file))
-    root = out / "repositories/torch@cpu"
+    convert(factory, out, "null", ensemble=asked(file))
+    root = out / "repositories/null@cpu"
     assert [f for f in verify(root) if f.severity == "error"] == []
     assert manifests.read(root).models == ("tiny", "tiny_post", "tiny_pipeline")
-    emitted = {p.name for p in (out / ".store").glob("emit-torch*")}
+    emitted = {p.name for p in (out / ".store").glob("emit-null*")}
     file.write_text(STEP + "\n# changed\n")
-    document = convert(factory, out, "torch", ensemble=asked(file, "float64"))
-    assert {p.name for p in (out / ".store").glob("emit-torch*")} == emitted
+    document = convert(factory, out, "null", ensemble=asked(file, "float64"))
+    assert {p.name for p in (out / ".store").glob("emit-null*")} == emitted
     (variant,) = document["variants"]
     assert (variant["status"], variant["cached"]) == ("failed", True)
     assert "'total' is float32, declared float64" in variant["reason"]
@@ -43,6 +43,6 @@ def test_a_step_of_the_user_s_is_in_the_repository_and_in_its_key(factory, tmp_p
 @pytest.mark.slow
 def test_a_source_that_declares_no_steps_ends_before_anything_is_built(factory, tmp_path):
     with pytest.raises(UsageError, match="nothing says how text or pictures become the inputs of tiny"):
-        convert(factory, tmp_path / "run", "torch", ensemble=True)
+        convert(factory, tmp_path / "run", "null", ensemble=True)
     assert {p.name.partition("-")[0] for p in (tmp_path / "run/.store").iterdir()} == {"source"}
     assert not (tmp_path / "run/run.json").exists()

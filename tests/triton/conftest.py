@@ -10,7 +10,9 @@ import embedding
 import numpy as np
 import pytest
 from embedding import AOTI_NAMES, AOTI_OUTPUTS, SERVED, write_onnx
+from live import Live
 
+from accel import environments
 from accel.artifacts import Artifact, Repository, ShapeRange
 from accel.triton.repository import emit
 
@@ -78,3 +80,10 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path, *embedding.write_points(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
+    """A tiny model whose repositories a real server can load."""
+    assert environments.installed("triton"), "the embedded server is not installed: make environments"
+    return Live.make(tmp_path_factory.mktemp("live"))

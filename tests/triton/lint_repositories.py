@@ -23,17 +23,24 @@ MODEL_PY = "class TritonPythonModel:\n    def execute(self, requests):\n        
 
 
 @functools.cache
-def onnx_model(*dims: int | str, out: str = "FLOAT") -> bytes:
-    """Return an ONNX model whose ``y`` is ``x``, cast to ``out``; float32 (batch, 3) unless ``dims`` say otherwise."""
+def onnx_model(*dims: int | str, out: str = "FLOAT", scalar: bool = False, spare: bool = False) -> bytes:
+    """Return an ONNX model whose ``y`` is ``x``, cast to ``out``.
+
+    Args:
+        dims: of both; (batch, 3) unless given.
+        scalar: both have no dims.
+        spare: there is an input ``w`` that nothing reads.
+    """
     from onnx import TensorProto, helper
 
     element = TensorProto.DataType.Value(out)
+    shape = () if scalar else dims or ("batch", 3)
     info = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["y"], to=element)],
         "cast",
-        [info("x", TensorProto.FLOAT, dims or ("batch", 3))],
-        [info("y", element, dims or ("batch", 3))],
+        [info(name, TensorProto.FLOAT, shape) for name in (("x", "w") if spare else ("x",))],
+        [info("y", element, shape)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     return bytes(model.SerializeToString())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel import environments, parity, tasks, targets
+from accel import environments, parity, targets, tasks
 from accel.artifacts import (
     Artifact,
     BuildRequest,
@@ -93,7 +93,9 @@ class Live:
         tasks.reference(**shared, out=truth)
         (folder / "onnx").mkdir()
         onnx = tasks.export(**shared, reference=truth, out_dir=str(folder / "onnx"), opset=18)
-        return cls(folder, from_json(ModelSource, described["source"]), from_json(SampleSet, described["samples"]), onnx)
+        return cls(
+            folder, from_json(ModelSource, described["source"]), from_json(SampleSet, described["samples"]), onnx
+        )
 
     def root(self, target: str, *, static: bool = False, release: str = NEWEST, **changes: Any) -> Path:
         """Return the repository of a target, built, proved and emitted; ``changes`` go to ``emit``."""
@@ -101,10 +103,10 @@ class Live:
         if static:
             profile, suffix = {n: ShapeRange(r.opt, r.opt, r.opt) for n, r in profile.items()}, "1x6"
         variant = Variant(Target(target, "cpu"), profile, suffix)
-        key = "-".join([variant.id, release, *changes])
+        key = "-".join([variant.id, release, str(len(self.roots))]) if changes else f"{variant.id}-{release}"
         if key not in self.roots:
             artifact = self._build(variant)
-            self.roots[key] = self.folder / "repositories" / key
+            root = self.folder / "repositories" / key
             emitted = emit(
                 artifact,
                 self._files(variant),
@@ -113,7 +115,7 @@ class Live:
                 parity=self._prove(artifact),
                 builder=targets.discover()[target],
                 release=release,
-                root=self.roots[key],
+                root=root,
                 run_dir=self.folder,
                 model_name="tiny",
                 model_version=1,
@@ -122,15 +124,16 @@ class Live:
                 **changes,
             )
             assert not isinstance(emitted, Skipped), emitted
+            self.roots[key] = root
         return self.roots[key]
 
     def _files(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id
 
     def _run(self, task: str, variant: Variant, params: Any) -> Any:
-        """Run a task here, or where the variant's runtime lives."""
+        """Run a task here where that is quick and quiet, else in a process of the variant's environment."""
         environment = targets.discover()[variant.target.name].environment(variant.target)
-        if environment == environments.MAIN:
+        if environment == environments.MAIN and not variant.target.name.startswith("aoti"):
             return tasks.TASKS[task](**params)
         python = environments.python(environment)
         return run_task(task, params, log=self.folder / "task.log", threads=THREADS, timeout_s=120, python=python)
@@ -164,7 +167,5 @@ class Live:
         params = {"artifact": to_json(artifact), "folder": str(self._files(artifact.variant)), "threads": THREADS}
         ran = self._run("answers", artifact.variant, {**shared, **params, "out": str(answers)})
         gate = parity.gate_for(ran["precision"], outputs=self.source.outputs, task=None, overrides={})
-        found = tasks.compare(
-            **shared, reference=str(self.folder / "reference.npz"), answers=str(answers), gate=gate
-        )
+        found = tasks.compare(**shared, reference=str(self.folder / "reference.npz"), answers=str(answers), gate=gate)
         return from_json(tasks.Parity, found)

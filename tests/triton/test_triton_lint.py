@@ -1,4 +1,4 @@
-"""The linter as a whole: nothing on what accel emits, nothing but findings on whatever lies in a folder, and the command."""
+"""The linter as a whole: clean on what accel emits, findings alone on whatever lies in a folder, and the command."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 from embedding import write_onnx
 from lint_repositories import BASES, CONFIG, add, onnx_base, openvino_model, parameter, python_base, swap, write
@@ -17,8 +18,9 @@ from lint_repositories import BASES, CONFIG, add, onnx_base, openvino_model, par
 from accel.artifacts import Artifact, file_refs
 from accel.errors import InputError, UsageError
 from accel.triton.lint import lint
+from accel.triton.lint.rules import ACCELERATORS, PARAMETERS
 from accel.triton.releases import NEWEST, RELEASES, release
-from accel.triton.rules import ACCELERATORS, PARAMETERS
+from accel.triton.twin import write_twin
 
 BACKENDS = ("onnxruntime", "openvino", "aoti", "python")
 
@@ -39,13 +41,20 @@ def ir(tmp_path_factory) -> Path:
 
 
 def artifact(bench, backend: str, ir: Path, *, static: bool = False) -> Artifact:
-    """Return the bench's artifact, with a real IR in place of its stand-in."""
+    """Return the bench's artifact, with a real IR in place of its stand-in, and fixed dims in a static ONNX file."""
     made = bench.artifact(backend, static=static)
     if backend == "openvino":
         for name in ("model.xml", "model.bin"):
             shutil.copyfile(ir / name, bench.folder(backend) / name)
-        made = replace(made, files=file_refs(bench.folder(backend)))
-    return made
+    elif backend == "onnxruntime" and static:
+        path = bench.folder(backend) / "model.onnx"
+        model = onnx.load(path)
+        for value in (*model.graph.input, *model.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.HasField("dim_param"):
+                    dim.dim_value = {"batch": 1, "seq": 6}[dim.dim_param]
+        onnx.save(model, path)
+    return replace(made, files=file_refs(bench.folder(backend)))
 
 
 # --- what accel emits
@@ -61,21 +70,44 @@ def test_no_error_on_what_accel_emits(bench, ir, backend, static):
     assert all(f.severity == "warning" for f in found)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "python"])
 def test_no_error_when_served_through_the_python_backend(bench, ir, backend):
     made = artifact(bench, backend, ir)
     bench.emit(made, python=True)
     assert lint(bench.root(made), "26.05") == ()
 
 
-@pytest.mark.parametrize("name", RELEASES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "name"), [(b, n) for b in BACKENDS for n in RELEASES if b != "aoti" or release(n).torch_aoti]
+)
 def test_no_error_in_any_release_it_is_emitted_for(bench, ir, backend, name):
-    if backend == "aoti" and not release(name).torch_aoti:
-        pytest.skip("that release has no such backend, so nothing is emitted")
     made = artifact(bench, backend, ir)
     bench.emit(made, release=name)
     assert errors(bench.root(made), name) == []
+
+
+OVERRIDES = """
+instance_group { count: 2 kind: KIND_CPU host_policy: "cpu_0" rate_limiter { resources { name: "r" count: 1 } } }
+response_cache { enable: true }
+metric_tags { key: "team" value: "search" }
+"""
+
+
+@pytest.mark.parametrize("python", [False, True], ids=["native", "python"])
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "python"])
+def test_no_error_with_overrides_threads_and_a_config_for_the_hardware(bench, ir, backend, python):
+    made = artifact(bench, backend, ir)
+    bench.emit(made, python=python, overrides=OVERRIDES, threads=2, hardware="cpu-test")
+    assert (bench.root(made) / "embedding/configs/cpu-test.pbtxt").is_file()
+    found = lint(bench.root(made), "26.05")
+    assert {f.field for f in found} <= {"unverified"}, found
+
+
+def test_no_error_on_a_python_backend_twin(bench, ir, tmp_path):
+    made = artifact(bench, "openvino", ir)
+    bench.emit(made)
+    write_twin(bench.root(made), tmp_path / "twin", release="24.10")
+    assert lint(tmp_path / "twin", "24.10") == ()
 
 
 def test_a_release_older_than_the_emitted_one_is_told(bench):
@@ -145,6 +177,28 @@ def test_an_ensemble_meets_the_configs_of_the_same_name(tmp_path):
     assert [(f, field) for f, field, _ in errors(base)] == [("e/config.pbtxt", "max_batch_size")]
 
 
+def test_a_warm_up_of_an_openvino_batch_fails_the_load(tmp_path):
+    """The backend refuses each request of a batch that is smaller than its fixed one; warm-up sends such requests."""
+    data = "data_type: TYPE_FP32 dims: 3 zero_data: true"
+    sample = f'model_warmup {{ name: "w" batch_size: 4 inputs {{ key: "x" value {{ {data} }} }} }}'
+    fixed = swap("[ -1, 3 ]", "[ 3 ]", "max_batch_size: 4", sample)(BASES["openvino"]())
+    found = [(f.severity, f.field) for f in lint(write(tmp_path, fixed), NEWEST)]
+    assert found == [("error", "model_warmup"), ("warning", "max_batch_size")]
+
+
+def test_a_fixed_batch_of_one_may_leave_sizes_to_the_ir(tmp_path):
+    one = swap("[ -1, 3 ]", "[ -1 ]", "max_batch_size: 1")(BASES["openvino"]())
+    one[CONFIG] = str(one[CONFIG]).replace(
+        '"y" data_type: TYPE_FP32 dims: [ -1 ]', '"y" data_type: TYPE_FP32 dims: [ 3 ]'
+    )
+    assert lint(write(tmp_path, one), NEWEST) == ()
+
+
+def test_a_step_that_its_backend_completes_is_not_judged(tmp_path):
+    files = {**BASES["ensemble"](), CONFIG: 'backend: "onnxruntime"\nmax_batch_size: 4\n'}
+    assert errors(write(tmp_path, files)) == []
+
+
 def test_findings_are_ordered_and_not_repeated(tmp_path):
     broken = swap('name: "m"', 'name: "n"', "optimization { cuda { } }", "instance_group { gpus: -1 }")(python_base())
     broken["m/configs/a.pbtxt"] = str(broken[CONFIG]) + "dynamic_batching { preferred_batch_size: 9 }"
@@ -155,7 +209,6 @@ def test_findings_are_ordered_and_not_repeated(tmp_path):
 
 def test_external_weights_of_onnx(tmp_path):
     import numpy as np
-    import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     info = helper.make_tensor_value_info
@@ -287,6 +340,24 @@ def test_huge_dims_of_a_warm_up_are_only_counted(tmp_path):
     assert [field for _, field, _ in errors(write(tmp_path, edit(base)))] == ["model_warmup.w.x"]
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "b/" + "a" * 300, "../x", "/x"])
+def test_names_that_no_file_can_have(tmp_path, name):
+    sample = 'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 '
+    config = f'{python_base()[CONFIG]}default_model_filename: "{name}"\n{sample} input_data_file: "{name}" }} }} }}\n'
+    config = config.replace('output { name: "y"', f'output {{ label_filename: "{name}" name: "y"')
+    fields = [field for _, field, _ in errors(write(tmp_path, {**python_base(), CONFIG: config}))]
+    assert fields == ["default_model_filename", "model_warmup.w.x.input_data_file", "output.y.label_filename"]
+
+
+FOREIGN = {"schema": 1, "builder": "b", "batched": True, "numpy_below_2": True, "outputs": []}
+FOREIGN_TEXTS = [json.dumps(FOREIGN | {"inputs": [{"name": "x", "dtype": "float32", "dims": 3}]}), '{"inputs": 1}']
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[]", b"[" * 100_000, *(text.encode() for text in FOREIGN_TEXTS)])
+def test_an_artifact_json_of_somebody_else_is_left_alone(tmp_path, content):
+    assert lint(write(tmp_path, {**python_base(), "m/1/artifact.json": content}), NEWEST) == ()
+
+
 def test_nothing_of_a_repository_is_run(tmp_path):
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass TritonPythonModel: ...\n"
     root = write(tmp_path / "r", {**python_base(), "m/1/model.py": code, "launch.sh": f"touch {tmp_path / 'ran'}"})
@@ -348,12 +419,12 @@ def test_the_command_on_bad_input(tmp_path):
 
 
 def test_an_ir_of_this_openvino_is_read_as_openvino_reads_it():
-    """Names, dims and bounds of ``lint_ports`` against OpenVINO itself."""
+    """Names, dims and bounds of ``ports`` against OpenVINO itself."""
     import tempfile
 
     import openvino as ov
 
-    from accel.triton.lint_ports import read_ports
+    from accel.triton.lint.ports import read_ports
 
     xml, weights = openvino_model(bounded=True, layout=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -97,6 +97,14 @@ CORE = [
     Case("dim -2", "python", tensor("x", "[ 3 ]", "[ -2 ]"), "input.x.dims"),
     Case("huge dims", "python", tensor("x", "[ 3 ]", "[ 9223372036854775807, 2 ]"), "input.x.dims"),
     Case(
+        "huge dims of an old release",
+        "python",
+        tensor("x", "[ 3 ]", "[ 9223372036854775807, 2 ]"),
+        "input.x.dims",
+        release="26.02",
+        severity="warning",
+    ),
+    Case(
         "no dims",
         "python",
         tensor("x", "dims: [ 3 ]", ""),
@@ -105,7 +113,14 @@ CORE = [
     ),
     Case("no type", "python", tensor("x", "data_type: TYPE_FP32", ""), "input.x.data_type"),
     Case("no tensor name", "python", tensor("x", 'name: "x"', ""), "input[0].name"),
-    Case("one input twice", "python", add('input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }'), "input.x"),
+    Case("one input twice", "onnxruntime", add('input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }'), "input.x"),
+    Case(
+        "one output twice",
+        "python",
+        add('output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }'),
+        "output.y",
+        severity="warning",
+    ),
     Case(
         "empty reshape unbatched",
         "python",
@@ -301,6 +316,12 @@ CORE = [
         add(SEQUENCE % "kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32"),
         "sequence_batching.control_input",
         add(SEQUENCE % "kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64"),
+    ),
+    Case(
+        "correlation id with a pair",
+        "python",
+        add(SEQUENCE % f"kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 {PAIR}"),
+        "sequence_batching.control_input",
     ),
     Case(
         "oldest prefers too many",
@@ -534,6 +555,13 @@ BACKENDS = [
         "strategy elsewhere",
         "python",
         add(parameter("TRITON_BATCH_STRATEGY_PATH", "/opt/b.so")),
+        "parameters.TRITON_BATCH_STRATEGY_PATH",
+        severity="warning",
+    ),
+    Case(
+        "strategy from somewhere",
+        "onnxruntime",
+        add(parameter("TRITON_BATCH_STRATEGY_PATH", "b.so"), parameter("MAX_BATCH_VOLUME", "its own")),
         "parameters.TRITON_BATCH_STRATEGY_PATH",
         severity="warning",
     ),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lint_repositories import (
+    CONFIG,
     FRONT,
     MODEL_PY,
     TENSORS,
@@ -22,8 +23,18 @@ from lint_repositories import (
 
 STRINGS = b"\1\0\0\0a\2\0\0\0bc"
 STEP = "ensemble_scheduling.step[{}]"
+XML = "m/1/model.xml"
 SECOND = 'map { key: "x" value: "t" } output_map { key: "y" value: "y" }'
 STEP_2 = f'"m" model_version: -1 input_{SECOND}'
+
+STATE = (
+    'sequence_batching {{ state {{ input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: 1 '
+    'initial_state {{ name: "z" data_type: TYPE_FP32 dims: 1 {} }} }} }}'
+)
+SCALAR = f'name: "m"\nbackend: "onnxruntime"\n{TENSORS.replace("[ 3 ]", "1")}'
+LAYERS = "<net><layers>{}</layers></net>"
+UNNAMED = LAYERS.format('<layer id="0" type="Result"/>')
+PARAMETER = '<layer id="0" type="Parameter"><data shape="{}"/><output><port id="0" names="x"/></output></layer>'
 
 
 def warm(data: str = "zero_data: true", *, batch: int = 1, dims: str = "3", kind: str = "FP32") -> str:
@@ -108,6 +119,14 @@ FILES = [
         put({"m/1/model.py": "class Model: ...\n"}),
         "",
         put({"m/1/model.py": "from served import TritonPythonModel\n"}),
+        file="m/1/model.py",
+    ),
+    Case(
+        "Python class by another name",
+        "python",
+        put({"m/1/model.py": "class Model: ...\n"}),
+        "",
+        put({"m/1/model.py": "class Model: ...\nTritonPythonModel = Model\n"}),
         file="m/1/model.py",
     ),
     Case("no Python", "python", put({"m/1/model.py": "class :\n"}), "", file="m/1/model.py", severity="warning"),
@@ -199,13 +218,26 @@ FILES = [
         swap("[ -1, 3 ]", "[ 3 ]", "max_batch_size: 1", warm()),
     ),
     Case(
+        "warm-up of strings cut in their length",
+        "python",
+        tensor("x", "FP32", "STRING", warm_file("x", kind="STRING"), files={"m/warmup/x": STRINGS + b"\1"}),
+        "model_warmup.w.x",
+        file="m/warmup/x",
+        said="cut short",
+    ),
+    Case(
         "state file missing",
         "python",
-        add(
-            'sequence_batching { state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: 1 '
-            'initial_state { name: "z" data_type: TYPE_FP32 dims: 1 data_file: "s" } } }'
-        ),
+        add(STATE.format('data_file: "s"')),
         "sequence_batching.state.i.initial_state",
+        add(STATE.format("zero_data: true")),
+    ),
+    Case(
+        "state file elsewhere",
+        "python",
+        add(STATE.format('data_file: "../s"')),
+        "sequence_batching.state.i.initial_state",
+        put({"m/initial_state/s": bytes(4)}, STATE.format('data_file: "s"')),
     ),
 ]
 MODEL = [
@@ -227,6 +259,35 @@ MODEL = [
     ),
     Case("broken ONNX", "onnxruntime", put({"m/1/model.onnx": onnx_model()[:-20]}), "", file="m/1/model.onnx"),
     Case("no ONNX", "onnxruntime", put({"m/1/model.onnx": bytes(range(256))}), "", file="m/1/model.onnx"),
+    Case("an empty ONNX", "onnxruntime", put({"m/1/model.onnx": b""}), "", file="m/1/model.onnx", said="no graph"),
+    Case(
+        "input too few",
+        "onnxruntime",
+        put({"m/1/model.onnx": onnx_model(spare=True)}),
+        "input.w",
+        put({"m/1/model.onnx": onnx_model(spare=True)}, 'input { name: "w" data_type: TYPE_FP32 dims: 3 }'),
+    ),
+    Case(
+        "a folder of ONNX",
+        "onnxruntime",
+        put({"m/1/model.onnx": None, "m/1/model.onnx/model.onnx": onnx_model()[:-20]}),
+        "",
+        file="m/1/model.onnx/model.onnx",
+    ),
+    Case(
+        "ragged input",
+        "onnxruntime",
+        tensor("x", " }", " allow_ragged_batch: true }"),
+        "input.x.dims",
+        said="not [-1]",
+    ),
+    Case(
+        "a scalar",
+        "onnxruntime",
+        put({"m/1/model.onnx": onnx_model(scalar=True), CONFIG: SCALAR.replace("dims: 1 }", "dims: 2 }", 1)}),
+        "input.x.dims",
+        put({"m/1/model.onnx": onnx_model(scalar=True), CONFIG: SCALAR}),
+    ),
     Case("openvino's other name", "openvino", tensor("y", '"y"', '"z"'), "output.z", said="'y'"),
     Case(
         "openvino size",
@@ -254,6 +315,15 @@ MODEL = [
     ),
     Case("openvino short weights", "openvino", put({"m/1/model.bin": bytes(4)}), "", file="m/1/model.xml"),
     Case("no IR", "openvino", put({"m/1/model.xml": "<net/>"}), "", file="m/1/model.xml"),
+    Case("an IR of no numbers", "openvino", put({XML: LAYERS.format(PARAMETER.format("a"))}), "", file=XML),
+    Case(
+        "an IR of any rank",
+        "openvino",
+        put({XML: LAYERS.format(PARAMETER.format("?,2"))}),
+        "input.x.dims",
+        put({XML: LAYERS.format(PARAMETER.format("..."))}),
+    ),
+    Case("an IR without a port", "openvino", put({XML: UNNAMED}), "", file=XML, said="no name"),
     Case("no XML", "openvino", put({"m/1/model.xml": bytes(range(256))}), "", file="m/1/model.xml"),
     Case(
         "an IR that expands",
@@ -279,6 +349,12 @@ MODEL = [
         said="TYPE_INT64",
     ),
     Case("accel's names", "python", put(artifact(outputs=[])), "output.y"),
+    Case(
+        "accel's other names",
+        "python",
+        put(artifact(outputs=[{"name": n, "dtype": "float32", "dims": ["batch", 3]} for n in "yz"])),
+        "output.z",
+    ),
     Case("accel's batch", "python", put(artifact(batched=False)), "max_batch_size"),
     Case(
         "accel's model of another release",

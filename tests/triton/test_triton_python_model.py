@@ -1,15 +1,11 @@
-"""The Python-backend model: run as the stub runs it, and by the real server where one is at hand."""
+"""The Python-backend model: run as the stub runs it, and by the real server."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +13,15 @@ import embedding
 import numpy as np
 import pytest
 
+from accel import environments, hardware
 from accel.errors import InputError
 from accel.targets import discover
-from accel.triton import python_model
+from accel.triton import python_model, server
 from accel.triton.config import parse
 from accel.triton.python_model import modules_of
+from accel.triton.served import client, infer
 
 STANDIN = Path(__file__).with_name("standin")
-SERVER_ENV = "ACCEL_TEST_TRITON_ENV"
-"""Environment variable: a virtual environment that holds nvidia-pytriton, whose tritonserver the last test starts."""
 
 
 def drive(root: Path, tmp_path: Path, requests: list[dict[str, np.ndarray]]) -> tuple[dict, dict[str, np.ndarray]]:
@@ -78,16 +74,58 @@ def test_without_batching_every_request_runs_alone(bench, tmp_path):
     np.testing.assert_array_equal(answers["0/hidden"], expected(feeds[0])["hidden"])
 
 
-def test_a_failing_session_fails_its_group_only(bench, tmp_path):
+def test_a_request_that_fails_does_not_take_those_it_was_merged_with_along(bench, tmp_path):
     artifact = bench.artifact("python")
     source = replace(embedding.source(), inputs=tuple(replace(s, range=None) for s in embedding.INPUTS))
     bench.emit(artifact, source=source)
-    feeds = [embedding.feed((1, 3)), embedding.feed((1, 5))]
+    feeds = [embedding.feed((1, 3), seed=i) for i in range(3)]
     feeds[1]["input_ids"][0, 0] = 49 + 1
     result, answers = drive(bench.root(artifact), tmp_path, feeds)
-    assert result["errors"][0] is None
-    assert "the model failed on this request" in result["errors"][1]
-    assert "0/pooled" in answers
+    assert [e is None for e in result["errors"]] == [True, False, True]
+    assert "the model failed on this request: input 'input_ids' holds 50" in result["errors"][1]
+    assert result["calls"] == [[1, 3], [1, 3]], "the merged call failed, and each was tried alone"
+    np.testing.assert_array_equal(answers["0/hidden"], expected(feeds[0])["hidden"])
+
+
+def test_a_shape_beyond_the_profile_is_refused(bench, tmp_path):
+    artifact = bench.artifact("python")
+    bench.emit(artifact)
+    result, _ = drive(bench.root(artifact), tmp_path, [embedding.feed((1, 13)), embedding.feed((1, 12))])
+    assert result["errors"] == ["input 'input_ids' has shape (1, 13), served are (1, 1) to (8, 12)", None]
+
+
+RECORDING = """
+import embedding
+
+
+class Recording(embedding.EmbeddingBuilder):
+    def open(self, artifact, folder, *, threads, mode):
+        (folder / "opened").write_text(f"{threads} {mode}")
+        return super().open(artifact, folder, threads=threads, mode=mode)
+
+
+BUILDER = Recording()
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "opened"),
+    [
+        ("instance_group { count: 2 kind: KIND_CPU }", "{half} latency"),
+        ('parameters { key: "threads" value { string_value: "7" } }', "7 latency"),
+        ('parameters { key: "mode" value { string_value: "throughput" } }', "{all} throughput"),
+    ],
+)
+def test_threads_are_divided_among_instances(bench, tmp_path, overrides, opened):
+    artifact = bench.artifact("python")
+    bench.emit(artifact, overrides=overrides)
+    folder = bench.root(artifact) / "embedding/1"
+    spec = json.loads((folder / "artifact.json").read_text())
+    (folder / "artifact.json").write_text(json.dumps({**spec, "builder": "recording"}))
+    (folder / "recording.py").write_text(RECORDING)
+    drive(bench.root(artifact), tmp_path, [embedding.feed((1, 3))])
+    cpus = hardware.cpu_threads()
+    assert (folder / "artifact/opened").read_text() == opened.format(half=max(1, cpus // 2), all=cpus)
 
 
 def test_a_release_that_cannot_take_numpy_2_refuses_to_load(bench, tmp_path):
@@ -134,77 +172,26 @@ def test_relative_imports_are_followed(tmp_path, monkeypatch):
     assert not {"some_plugin.unused", "numpy"} & set(found)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-def is_ready(client) -> bool:
-    from tritonclient.utils import InferenceServerException
-
-    try:
-        return client.is_server_ready()
-    except InferenceServerException:
-        return False
-
-
-@pytest.mark.slow
 def test_the_real_server_loads_and_serves_it(bench, tmp_path):
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
-
-    home = os.environ.get(SERVER_ENV)
-    if not home:
-        pytest.skip(f"{SERVER_ENV} names no environment with nvidia-pytriton")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    packages = Path(home) / "lib" / f"python{version}" / "site-packages"
-    server = packages / "pytriton" / "tritonserver"
-    backend = tmp_path / "backends" / "python"
-    shutil.copytree(server / "backends" / "python", backend)
-    shutil.copy(server / "python_backend_stubs" / version / "triton_python_backend_stub", backend)
+    assert environments.installed("triton"), "the embedded server is not installed: make environments"
     artifact = bench.artifact("python")
     bench.emit(artifact, release="24.10")
-    http, rpc, metrics = free_ports(3)
-    libraries = f"{sys.base_prefix}/lib:{packages / 'nvidia_pytriton.libs'}"
-    ports = {"HTTP_PORT": str(http), "GRPC_PORT": str(rpc), "METRICS_PORT": str(metrics)}
-    places = {"TRITONSERVER": str(server / "bin" / "tritonserver"), "PYTHON_ENV": home, "LD_LIBRARY_PATH": libraries}
-    log = tmp_path / "server.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [bench.root(artifact) / "launch.sh", f"--backend-directory={tmp_path / 'backends'}"],
-            stdout=output,
-            stderr=output,
-            env=os.environ | ports | places,
-            start_new_session=True,
-        )
-    try:
-        with grpc.InferenceServerClient(f"127.0.0.1:{rpc}") as client:
-            deadline = time.monotonic() + 60
-            while not is_ready(client):
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.2)
+    root, log = bench.root(artifact), tmp_path / "server.log"
+    with server.start(root, via="embedded", log=log) as running, client(running.endpoint) as calls:
+        assert running.root == root, "a repository for this very release is served as it is"
 
-            def infer(feed: dict[str, np.ndarray]) -> grpc.InferResult:
-                inputs = [grpc.InferInput(k, v.shape, "INT64").set_data_from_numpy(v) for k, v in feed.items()]
-                return client.infer("embedding", inputs)
+        def ask(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return infer(calls, "embedding", feed, embedding.OUTPUTS)
 
-            warm = client.get_inference_statistics("embedding").model_stats[0]
-            assert (warm.inference_count, warm.execution_count) == (12, 5)
-            for shape in embedding.SHAPES.values():
-                feed = embedding.feed(shape)
-                for name, value in expected(feed).items():
-                    np.testing.assert_array_equal(infer(feed).as_numpy(name), value)
-            bad = embedding.feed((1, 3))
-            bad["input_ids"][0, 1] = -1
-            with pytest.raises(InferenceServerException, match="expected values in"):
-                infer(bad)
-            infer(embedding.feed((1, 3)))
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        warm = calls.get_inference_statistics("embedding").model_stats[0]
+        assert (warm.inference_count, warm.execution_count) == (12, 5)
+        for shape in embedding.SHAPES.values():
+            feed = embedding.feed(shape)
+            found = ask(feed)
+            for name, value in expected(feed).items():
+                np.testing.assert_array_equal(found[name], value)
+        bad = embedding.feed((1, 3))
+        bad["input_ids"][0, 1] = -1
+        with pytest.raises(InputError, match="expected values in"):
+            ask(bad)
+        ask(embedding.feed((1, 3)))

@@ -143,6 +143,11 @@ UNSUPPORTED_TYPES: Mapping[str, tuple[frozenset[str], str]] = {
 ORT_BF16_SINCE = "26.03"
 """First release whose onnxruntime backend takes TYPE_BF16. Source: onnxruntime_backend #335; r26.02 against r26.03."""
 
+COUNTED_SINCE = "26.03"
+"""First release that refuses dims with more elements than an int64 counts. Source: core #475, GetElementCount."""
+INPUT_COUNTED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt"})
+"""Backends that compare the number of inputs with the model's. Source: ValidateInputs of each."""
+
 FIELDS_SINCE: Mapping[str, str] = {"model_metrics": "24.11", "ensemble_scheduling.max_inflight_requests": "25.11"}
 """Config field → first release that can parse it. Source: common protobuf/model_config.proto, r24.10 … r26.07."""
 

@@ -1,6 +1,6 @@
 """Rules that hold a config against the model file itself: names, types and dims of inputs and outputs.
 
-ONNX files and OpenVINO IRs are read by ``lint_ports``, accel's Python-backend models by their ``artifact.json``.
+ONNX files and OpenVINO IRs are read by ``ports``, accel's Python-backend models by their ``artifact.json``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from accel.errors import InputError
 from accel.triton.config import DATATYPES
-from accel.triton.lint_model import Model, leads_inside, read_text, type_name, unsafe
-from accel.triton.lint_ports import Port, Ports, read_ports
+from accel.triton.lint.model import Model, leads_inside, read_text, type_name, unsafe
+from accel.triton.lint.ports import Port, Ports, read_ports
 from accel.triton.manifest import Finding
 
 LARGEST_JSON_BYTES = 16 << 20
@@ -63,7 +63,8 @@ def _onnx_dims(model: Model, field: str, tensor: Any, dims: tuple[int, ...], fil
     if len(full) != len(dims):
         yield model.error(f"{field}.dims", _rank(model, declared, dims, file), "make them fit")
     elif any(m not in (c, -1) for c, m in zip(full, dims, strict=True)):
-        yield model.error(f"{field}.dims", f"with the batch axis {full}, and {file} has {list(dims)}", "make them fit")
+        batch = " with the batch axis" if model.batched else ""
+        yield model.error(f"{field}.dims", f"is {full}{batch}, and {file} has {list(dims)}", "make them fit")
     elif exact and full != list(dims):
         # ONNX Runtime may know the size by its own shape inference, and compares with that.
         why = f"{full} fixes what {file} leaves free, {list(dims)}: it loads only if ONNX Runtime infers the sizes"
@@ -94,6 +95,10 @@ def openvino_file(model: Model) -> Iterator[Finding]:
             ports = read_ports(model.root, file)
         except InputError as error:
             yield model.error("", error.message, "copy or convert it again", file=file)
+            continue
+        if any(not p.names for p in (*ports.inputs, *ports.outputs)):
+            # Source: openvino_backend README, "Known Issues".
+            yield model.error("", "has a tensor with no name, which the backend needs", "name it", file=file)
             continue
         yield from _names(model, ports, file)
         yield from _weights(model, ports, file)
@@ -163,8 +168,11 @@ def _artifact(model: Model, file: str) -> dict[str, Any] | None:
     try:
         spec = json.loads(read_text(model.root, model.root / file, limit=LARGEST_JSON_BYTES))
         ours = {"schema", "builder", "inputs", "outputs", "batched", "numpy_below_2"} <= set(spec)
-        shaped = ours and all({"name", "dtype", "dims"} <= set(s) for s in (*spec["inputs"], *spec["outputs"]))
-    except (InputError, ValueError, TypeError, RecursionError):
+        tensors = [*spec["inputs"], *spec["outputs"]] if ours else []
+        shaped = ours and all(
+            isinstance(s["name"], str) and isinstance(s["dims"], list) and s["dtype"] for s in tensors
+        )
+    except (InputError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return spec if shaped else None
 
@@ -258,8 +266,8 @@ def _names(model: Model, ports: Ports, file: str) -> Iterator[Finding]:
     extra |= {n for b in config.batch_input for n in b.target_name}
     for kind, tensors, found in (("input", config.input, ports.inputs), ("output", config.output, ports.outputs)):
         if not tensors or not found:
-            continue  # lint_config.completeness tells of the one
-        usual = [p.names[0] for p in found if p.names]
+            continue  # config.completeness tells of the one
+        usual = [p.names[0] for p in found]
         unknown = 0
         for tensor in tensors:
             port = next((p for p in found if tensor.name in p.names), None)
@@ -271,7 +279,7 @@ def _names(model: Model, ports: Ports, file: str) -> Iterator[Finding]:
                 why = f"the backend knows this {kind} of {file} as {port.names[0]!r}, the first of its names"
                 yield model.error(f"{kind}.{tensor.name}", why, "use that name")
         declared = {t.name for t in tensors} | extra | ports.optional
-        missing = [p.names[0] for p in found if kind == "input" and p.names and not declared & set(p.names)]
+        missing = [p.names[0] for p in found if kind == "input" and not declared & set(p.names)]
         # As many wrong names as missing ones are taken for the same tensors.
         for name in missing if len(missing) > unknown else ():
             yield model.error(f"{kind}.{name}", f"is missing, and {file} needs it", "declare it")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accel.errors import nearest
-from accel.triton.lint_model import Model, type_name, unsafe
+from accel.triton.lint.model import Model, type_name, unsafe
 from accel.triton.manifest import Finding
 
 STEP = "ensemble_scheduling.step[{}]"

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accel.errors import InputError, nearest
-from accel.triton.lint_model import Model, read_text, unsafe
-from accel.triton.manifest import Finding
-from accel.triton.rules import (
+from accel.triton.lint.model import Model, read_text, unsafe
+from accel.triton.lint.rules import (
     ACCELERATORS,
     CORE_PARAMETERS,
     PARAMETERS,
@@ -23,6 +22,7 @@ from accel.triton.rules import (
     Accelerator,
     Key,
 )
+from accel.triton.manifest import Finding
 
 BOOLS: Mapping[str, tuple[str, ...]] = {
     "bool": ("true", "on", "1", "false", "off", "0"),
@@ -108,7 +108,7 @@ def accelerators(model: Model) -> Iterator[Finding]:
     on_gpu = {g.Kind.Name(g.kind) for g in model.config.instance_group} - {"KIND_CPU", "KIND_MODEL"}
     for place, values in (("gpu", group.gpu_execution_accelerator), ("cpu", group.cpu_execution_accelerator)):
         known = ACCELERATORS.get((model.backend, place))
-        if known is None:  # lint_config.optimization says that the backend ignores all of them
+        if known is None:  # config.optimization says that the backend ignores all of them
             continue
         for value in values:
             field = f"optimization.execution_accelerators.{value.name}"

@@ -14,13 +14,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from accel.errors import nearest
-from accel.triton.lint_model import Model, type_name, unsafe
-from accel.triton.manifest import Finding
-from accel.triton.rules import (
+from accel.triton.lint.model import Model, Severity, type_name, unsafe
+from accel.triton.lint.rules import (
     AUTO_COMPLETE,
+    COUNTED_SINCE,
     ENSEMBLE_REFUSES,
     EXTRA_BACKENDS,
     FIELDS_SINCE,
+    INPUT_COUNTED,
     KINDS,
     NO_OPTIONAL_INPUTS,
     OPTIMIZATION_READERS,
@@ -30,6 +31,7 @@ from accel.triton.rules import (
     SERVER_FLAGS,
     UNSUPPORTED_TYPES,
 )
+from accel.triton.manifest import Finding
 
 LARGEST = 2**63 - 1
 CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
@@ -111,7 +113,8 @@ def tensors(model: Model) -> Iterator[Finding]:
         for name, times in Counter(t.name for t in values).items():
             if name and times > 1:
                 # Source: core src/model.cc, Model::Init: the map keeps the first.
-                yield model.error(f"{kind}.{name}", f"is declared {times} times", "declare it once")
+                severity: Severity = "error" if kind == "input" and model.backend in INPUT_COUNTED else "warning"
+                yield model.finding(severity, f"{kind}.{name}", f"is declared {times} times", "declare it once")
         for index, tensor in enumerate(values):
             if not tensor.name:
                 yield model.error(f"{kind}[{index}].name", "is missing", "name it as the model does")
@@ -142,8 +145,9 @@ def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
     if bad := [d for d in tensor.dims if d < 1 and d != -1]:
         yield model.error(f"{field}.dims", f"holds {bad[0]}: a dim is at least 1, or -1 for a free one", "correct it")
     elif math.prod(d for d in tensor.dims if d > 0) > LARGEST:
-        # Source: core src/model_config_utils.cc, GetElementCount.
-        yield model.error(f"{field}.dims", "multiply to more elements than an int64 counts", "correct them")
+        severity: Severity = "error" if model.row.name >= COUNTED_SINCE else "warning"
+        why = "multiply to more elements than an int64 counts"
+        yield model.finding(severity, f"{field}.dims", why, "correct them")
     if tensor.HasField("reshape") and not bad:
         yield from _reshape(model, f"{field}.reshape", list(tensor.dims), list(tensor.reshape.shape))
     if model.platform != "tensorrt_plan" and (tensor.is_shape_tensor or tensor.is_non_linear_format_io):

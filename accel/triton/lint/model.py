@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from accel.errors import InputError
 from accel.triton.config import parse
+from accel.triton.lint.rules import AUTO_COMPLETE, FILENAMES, PLATFORMS
 from accel.triton.manifest import Finding
 from accel.triton.releases import Release
-from accel.triton.rules import AUTO_COMPLETE, FILENAMES, PLATFORMS
 
 CONFIG = "config.pbtxt"
 CONFIGS = "configs"
@@ -148,6 +148,8 @@ def unsafe(name: str) -> str:
         return "it is an absolute path"
     if ".." in parts:
         return "it climbs out of its folder with '..'"
+    if any(len(part.encode()) > 255 for part in parts):
+        return "it is longer than a file name can be"
     return "it holds a control character" if re.search(r"[\x00-\x1f\x7f]", name) else ""
 
 

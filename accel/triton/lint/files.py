@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import InputError
-from accel.triton.lint_model import (
+from accel.triton.lint.model import (
     NO_VERSIONS,
     Model,
     folders,
@@ -23,8 +23,8 @@ from accel.triton.lint_model import (
     type_name,
     unsafe,
 )
+from accel.triton.lint.rules import FILENAMES
 from accel.triton.manifest import Finding
-from accel.triton.rules import FILENAMES
 
 LARGEST_WARMUP_BYTES = 64 << 20
 ONE_EXECUTE = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt"})
@@ -36,7 +36,7 @@ Source: ProcessRequests of each: "batch size N for 'model', max allowed is M".
 
 def links(root: Path) -> Iterator[Finding]:
     """Links that leave the repository or lead nowhere; those inside it are left alone."""
-    for folder, names, files in os.walk(root, onerror=None):
+    for folder, names, files in os.walk(root):
         for name in sorted([*names, *files]):
             path = Path(folder) / name
             if not path.is_symlink():

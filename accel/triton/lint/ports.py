@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from accel.errors import InputError
-from accel.triton.lint_model import read_bytes
+from accel.triton.lint.model import read_bytes
 
 LARGEST_MODEL_BYTES = 2 << 30
 """No protobuf is larger, and an IR's XML holds no weights."""

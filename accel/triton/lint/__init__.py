@@ -1,9 +1,9 @@
 """The linter: what a release of Triton would reject, ignore or overwrite in a model repository, found offline.
 
 It takes any repository, not only accel's own, and runs nothing of it. An error fails the load or gives wrong answers on
-a server of that release; a warning names what is ignored, overwritten, works only with a certain server flag, or could
-not be checked. The rules lie by theme in the modules ``lint_*``, the facts about releases and backends in ``rules`` and
-``releases``.
+a server of that release, or leads out of the repository; a warning names what is ignored, overwritten, works only with
+a certain server flag, or could not be checked. The rules lie by theme in the modules of this package, the facts about
+releases and backends in ``rules`` and ``releases``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accel.errors import InputError
-from accel.triton import lint_backends, lint_config, lint_ensembles, lint_files, lint_tensors
-from accel.triton.lint_model import Model, load
+from accel.triton.lint import backends, config, ensembles, files, tensors
+from accel.triton.lint.model import Model, folders, load
 from accel.triton.manifest import FILENAME, Finding, read
 from accel.triton.releases import Release, runtimes, unverified
 from accel.triton.releases import release as find_release
@@ -21,12 +21,12 @@ from accel.triton.releases import release as find_release
 __all__ = ["lint"]
 
 RULES = (
-    *lint_config.RULES,
-    *lint_backends.RULES,
-    *lint_files.RULES,
-    *lint_tensors.RULES,
+    *config.RULES,
+    *backends.RULES,
+    *files.RULES,
+    *tensors.RULES,
 )
-"""Rules on one model; those of ``lint_ensembles`` are for ensembles alone."""
+"""Rules on one model; those of ``ensembles`` are for ensembles alone."""
 
 
 def lint(root: Path, release: str) -> tuple[Finding, ...]:
@@ -48,12 +48,12 @@ def lint(root: Path, release: str) -> tuple[Finding, ...]:
         raise InputError(f"{root} is no folder", fix="name the root of a Triton model repository")
     root = root.resolve()
     models, found = load(root, row)
-    found += lint_files.links(root)
-    found += lint_files.unsafe_names(root)
-    if not any(p.is_dir() for p in root.iterdir()):
+    found += files.links(root)
+    found += files.unsafe_names(root)
+    if not folders(root):
         found.append(Finding("error", ".", "", "holds no model folder", "name the folder above the models"))
     for model in models:
-        for rule in (*RULES, *(lint_ensembles.RULES if model.ensemble else ())):
+        for rule in (*RULES, *(ensembles.RULES if model.ensemble else ())):
             found += rule(model)
     found += _toolchain(root, row, models)
     return tuple(dict.fromkeys(sorted(found, key=lambda f: (f.severity, f.file, f.field, f.why))))

@@ -1,0 +1,54 @@
+"""What responses under load should be, and the verdict on those that came."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from accel import parity
+from accel.artifacts import Parity, TensorSpec
+from accel.bench.load import Check
+from accel.builders import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the responses to the feeds should be.
+
+    Attributes:
+        answers: reference outputs of each feed.
+        outputs: the contract's outputs; text is not compared.
+        gate: as ``parity.gate_for`` gives it, without a task metric.
+        mask: input that is 0 at padded positions, and its dims; outputs that begin with these dims are compared where
+            it is not.
+    """
+
+    answers: Sequence[Feed]
+    outputs: Sequence[TensorSpec]
+    gate: Mapping[str, float]
+    mask: str | None = None
+    mask_dims: tuple[str, ...] = ()
+
+    def for_load(self, feeds: Sequence[Feed]) -> Check:
+        """Return what the sending processes need to find the worst responses."""
+        masked = [s.name for s in self.outputs if self.mask and s.dims[: len(self.mask_dims)] == self.mask_dims]
+        masks = [dict.fromkeys(masked, feed[self.mask]) if self.mask else {} for feed in feeds]
+        return Check([{s.name: answer[s.name] for s in self.outputs} for answer in self.answers], masks)
+
+    def judge(self, feeds: Sequence[Feed], worst: Mapping[str, np.ndarray]) -> Parity:
+        """Hold the worst responses (``Generator.worst``) against the gate: if they pass, all do."""
+        with tempfile.TemporaryDirectory(prefix="accel-check-") as scratch:
+            truth, found = Path(scratch) / "truth.npz", Path(scratch) / "found.npz"
+            with truth.open("wb") as file:
+                expected = {f"{i}/{name}": v for i, a in enumerate(self.answers) for name, v in a.items()}
+                np.savez(file, **expected)  # type: ignore[arg-type]
+            with found.open("wb") as file:
+                np.savez(file, **worst)  # type: ignore[arg-type]
+            masks = {str(i): feed[self.mask] for i, feed in enumerate(feeds)} if self.mask else {}
+            return parity.compare(
+                truth, found, outputs=self.outputs, masks=masks, mask_dims=self.mask_dims, gate=self.gate
+            )

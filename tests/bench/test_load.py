@@ -1,0 +1,275 @@
+"""The load generator against a real server: what it sends, when, and what it counts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+import null_repository
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.bench.load import (
+    END,
+    FEED,
+    INTENDED,
+    SENT,
+    Check,
+    Generator,
+    Load,
+    fit_feeds,
+    generate,
+)
+from accel.bench.ranges import concurrencies, rates
+from accel.bench.sender import due_times
+from accel.bench.served import most_at_once
+from accel.errors import InputError, SampleError, StageError, UnavailableError, UsageError
+from accel.triton import server
+
+
+def feeds(*shapes):
+    return [null_repository.feed(shape, seed=i) for i, shape in enumerate(shapes)]
+
+
+def doubled(given):
+    return [{"doubled": 2.0 * feed["input_ids"].astype(np.float32)} for feed in given]
+
+
+def ms(window, late, early):
+    return (window.rows[:, late] - window.rows[:, early]) / 1e6
+
+
+# --------------------------------------------------------------------------------------------- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("4", [4]),
+        ("1:16", [1, 2, 4, 8, 16]),
+        ("3:10", [4, 8]),
+        ("1:16:5", [1, 6, 11, 16]),
+        ("2:2:1", [2]),
+    ],
+)
+def test_concurrencies(text, found):
+    assert [load.concurrency for load in concurrencies(text)] == found
+
+
+@pytest.mark.parametrize("text", ["", "0", "1:", "4:2", "5:7", "1:2:3:4", "-1", "1.5", "1:8:0", "x"])
+def test_a_concurrency_that_says_nothing_is_refused(text):
+    with pytest.raises(UsageError, match="--concurrency"):
+        concurrencies(text)
+
+
+def test_rates():
+    assert [load.rate_per_s for load in rates("10:50:10")] == [10, 20, 30, 40, 50]
+    assert [load.rate_per_s for load in rates("0.1:0.3:0.1")] == pytest.approx([0.1, 0.2, 0.3])
+    assert rates("7.5", "poisson") == (Load(rate_per_s=7.5, arrivals="poisson"),)
+    for text in ("10:50", "0", "inf", "nan", "5:1:1"):
+        with pytest.raises(UsageError, match="--request-rate"):
+            rates(text)
+
+
+@pytest.mark.parametrize("given", [{}, {"concurrency": 1, "rate_per_s": 1.0}, {"concurrency": 0}, {"rate_per_s": -1.0}])
+def test_a_load_is_one_thing_and_positive(given):
+    with pytest.raises(UsageError):
+        Load(**given)
+
+
+def test_feeds_are_checked_before_any_load():
+    good, bad = feeds((1, 4), (1, 4))
+    bad["input_ids"][0, 2] = 50
+    with pytest.raises(SampleError, match=r"feed 1: .* holds 50 at index \(0, 2\), expected values in \[0, 49\]"):
+        fit_feeds([good, bad], null_repository.INPUTS)
+    with pytest.raises(SampleError, match="no feed"):
+        fit_feeds([], null_repository.INPUTS)
+
+
+@given(rate=st.floats(0.5, 5000), count=st.integers(1, 4))
+def test_constant_arrivals_of_all_processes_are_one_row_of_equal_gaps(rate, count):
+    shares = [
+        itertools.islice(due_times(7, rate_per_s=rate, arrivals="constant", seed=0, index=i, count=count), 12)
+        for i in range(count)
+    ]
+    moments = sorted(itertools.chain(*shares))[:12]
+    np.testing.assert_allclose(np.array(moments) - 7, np.arange(12) * 1e9 / rate, atol=1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process(count):
+    def moments(seed):
+        shares = [
+            itertools.islice(due_times(0, rate_per_s=100, arrivals="poisson", seed=seed, index=i, count=count), 3000)
+            for i in range(count)
+        ]
+        return np.array(sorted(itertools.chain(*shares))[:3000]) / 1e9
+
+    gaps = np.diff(moments(1))
+    assert gaps.mean() == pytest.approx(0.01, rel=0.1)
+    assert gaps.std() == pytest.approx(0.01, rel=0.1)
+    np.testing.assert_array_equal(moments(1), moments(1))
+    assert not np.array_equal(moments(1), moments(2))
+
+
+# --------------------------------------------------------------------------------------------- a real server
+
+
+@pytest.mark.slow
+def test_a_closed_loop_keeps_its_clients_busy_and_no_more(generator):
+    generator.open("nothing", feeds((1, 4), (2, 4), (1, 9)))
+    assert generator.first_ms > 0
+    window = generate(generator, Load(concurrency=3), 0.4)
+    assert most_at_once(window.rows) == 3
+    assert len(window.answered) == len(window.rows) >= 5
+    assert set(window.rows[:, FEED]) == {0, 1, 2}
+    assert (ms(window, END, SENT) > 0).all()
+    assert (window.rows[:, END] <= window.end_ns).all()
+    np.testing.assert_array_equal(window.latency_ms, ms(window, END, INTENDED))
+
+
+@pytest.mark.slow
+def test_the_seed_decides_the_order_of_the_feeds(generator):
+    orders = []
+    for seed in (5, 5, 6):
+        generator.open("nothing", feeds((1, 4), (2, 4), (1, 9)), seed=seed)
+        orders.append(generate(generator, Load(concurrency=1), 0.2).rows[:20, FEED].tolist())
+    shortest = min(map(len, orders))
+    assert shortest >= 5
+    assert orders[0][:shortest] == orders[1][:shortest]
+    generator.open("nothing", feeds((1, 4), (2, 4), (1, 9)), seed=5)
+    again = [generate(generator, Load(concurrency=1), 0.1).rows[0, FEED] for _ in range(2)]
+    assert again == orders[0][:1] * 2  # each point begins the order anew
+
+
+@pytest.mark.slow
+def test_an_open_loop_sends_when_it_should(generator):
+    generator.open("nothing", feeds((1, 4)))
+    window = generate(generator, Load(rate_per_s=100), 0.6)
+    assert 40 <= len(window.rows) <= 62
+    gaps_ms = np.diff(np.sort(window.rows[:, INTENDED])) / 1e6
+    np.testing.assert_allclose(gaps_ms, 10, atol=0.01)
+    assert (ms(window, SENT, INTENDED) >= 0).all()
+
+
+@pytest.mark.slow
+def test_latency_counts_from_the_intended_moment(generator):
+    """At 40 ms a call and 100 requests/s of 8 items each a queue grows: only an open loop sees what that means."""
+    generator.open("slow", feeds((8, 4)))
+    closed = generate(generator, Load(concurrency=1), 1.0).latency_ms
+    assert np.median(closed[-5:]) < 4 * np.median(closed[:5])
+    opened = generate(generator, Load(rate_per_s=100), 1.2)
+    by_intention = opened.rows[np.argsort(opened.rows[:, INTENDED])]
+    latency = (by_intention[:, END] - by_intention[:, INTENDED]) / 1e6
+    assert np.median(latency[-5:]) > 4 * np.median(latency[:5])
+    assert np.median(latency[-5:]) > 300
+
+
+@pytest.mark.slow
+def test_a_stall_is_late_for_all_that_should_have_been_sent(generator):
+    """With one place for requests under way the sender itself waits; the wait still counts."""
+    stalling, other = feeds((1, 4), (1, 4))
+    stalling["input_ids"][0, 0] = 48
+    generator.open("echo", [other, stalling], slots=1, shared_memory=True)
+    window = generate(generator, Load(rate_per_s=20), 1.5)
+    waited = ms(window, SENT, INTENDED)
+    assert waited.max() > 300
+    assert (window.latency_ms >= waited[window.rows[:, 4] == 1]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_every_response_can_be_held_against_what_is_expected(generator, shared_memory):
+    sent = feeds((1, 4), (3, 5), (2, 16))
+    expected = doubled(sent)
+    expected[1]["doubled"][2, 3] += 1.0
+    expected[2]["doubled"][0, :8] += 1.0
+    masks = [{"doubled": np.ones(f["input_ids"].shape)} for f in sent]
+    masks[2]["doubled"][0, :8] = 0
+    generator.open("echo", sent, shared_memory=shared_memory, check=Check(expected, masks))
+    window = generate(generator, Load(concurrency=4), 0.4)
+    checked, worst = generator.worst()
+    assert checked >= len(window.rows)
+    assert set(worst) == {"0/doubled", "1/doubled", "2/doubled"}
+    for index, answer in enumerate(doubled(sent)):
+        np.testing.assert_array_equal(worst[f"{index}/doubled"], answer["doubled"])
+    assert generator.failures == 0
+
+
+@pytest.mark.slow
+def test_failures_are_counted_and_the_first_error_is_kept(generator):
+    good, bad = feeds((1, 4), (1, 4))
+    bad["input_ids"][0, 1] = 60
+    generator.open("nothing", [good, bad])
+    window = generate(generator, Load(concurrency=2), 0.4)
+    assert 0 < len(window.answered) < len(window.rows)
+    assert generator.failures >= len(window.rows) - len(window.answered) > 0
+    assert "expected values in [0, 49]" in generator.error
+    assert set(window.answered[:, FEED]) == {0}
+    generator.open("nothing", [good])
+    generate(generator, Load(concurrency=2), 0.1)
+    assert (generator.failures, generator.error) == (0, None)
+
+
+@pytest.mark.slow
+def test_what_the_server_refuses_at_the_door_is_its_own_message(generator):
+    with pytest.raises(InputError, match="batch-size must be <= 8"):
+        generator.open("nothing", feeds((9, 4)))
+    with pytest.raises(InputError, match="expected values in"):
+        generator.open("nothing", [{"input_ids": np.full((1, 4), 60)}])
+    with pytest.raises(InputError, match="no model 'nix'") as error:
+        generator.describe("nix")
+    assert "echo" in error.value.fix
+    with pytest.raises(InputError, match="has 3 models"):
+        generator.describe("")
+
+
+@pytest.mark.slow
+def test_a_description_is_the_contract_without_ranges(generator):
+    found = generator.describe("echo")
+    assert (found.model, found.max_batch_size, found.backend) == ("echo", 8, "python")
+    assert [(s.name, s.dtype, s.dims) for s in found.inputs] == [("input_ids", "int64", ("batch", "input_ids.0"))]
+    assert [(s.name, s.dtype) for s in found.outputs] == [("doubled", "float32")]
+
+
+def test_nothing_at_the_address(tmp_path):
+    with (
+        Generator("127.0.0.1:1", log=tmp_path / "log") as generator,
+        pytest.raises(UnavailableError, match="no Triton server answers"),
+    ):
+        generator.describe("nothing")
+
+
+@pytest.mark.slow
+def test_several_processes_share_one_load(running, tmp_path):
+    with Generator(running.endpoint.grpc, log=tmp_path / "log", processes=2) as generator:
+        generator.open("echo", feeds((1, 4)), shared_memory=True)
+        assert list(Path("/dev/shm").glob("accel-load-*"))
+        window = generate(generator, Load(concurrency=3), 0.3)
+        assert most_at_once(window.rows) == 3
+        window = generate(generator, Load(rate_per_s=100), 0.5)
+        np.testing.assert_allclose(np.diff(np.sort(window.rows[:, INTENDED])) / 1e6, 10, atol=0.01)
+    assert not list(Path("/dev/shm").glob("accel-load-*"))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_a_clear_error(null_root, tmp_path):
+    with (
+        server.start(null_root, via="embedded", log=tmp_path / "server.log") as running,
+        Generator(running.endpoint.grpc, log=tmp_path / "log") as generator,
+    ):
+        generator.open("nothing", feeds((1, 4)))
+        generator.start(Load(concurrency=2))
+        assert len(generator.window(0.2).answered) > 0
+        os.kill(running.endpoint.pid, signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(StageError, match="stopped answering in the middle of the load"):
+            generator.window(0.2, least=10_000)
+        assert time.monotonic() - begin < 20
+        generator.stop()
+        assert not running.alive()

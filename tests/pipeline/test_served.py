@@ -1,0 +1,80 @@
+"""A conversion that measures what a real Triton server answers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tiny_run import convert
+
+from accel import serving
+from accel.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def served(factory, tmp_path_factory):
+    out = tmp_path_factory.mktemp("served") / "tiny"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("ROUNDS", 2), ("ROUND_S", 0.2), ("WARM_S", 0.1)):
+            patch.setattr(serving, name, value)
+        return convert(factory, out, "torch,openvino", bench="both", via="embedded"), out
+
+
+def points(document, name):
+    every = [m for v in document["variants"] for m in v["measurements"] if m["via"] == "triton"]
+    return {m["concurrency"]: m for m in every if m["repository"] == f"repositories/{name}"}
+
+
+def test_every_repository_is_measured_behind_a_server(served):
+    document, out = served
+    for name in ("torch@cpu", "openvino@cpu.python"):
+        found = points(document, name)
+        assert sorted(found) == [1, 4, 16]
+        for concurrency, m in found.items():
+            assert m["scenario"] == ("latency" if concurrency == 1 else "throughput")
+            assert (m["backend"], m["failures"], m["error"]) == ("python", 0, None)
+            assert m["server"]["requests"] >= m["samples"] > 0
+            assert m["peak_rss_mib"] > 10
+            with np.load(out / m["raw"]) as raw:
+                assert sum(len(raw[k]) for k in raw.files if k.startswith(f"{concurrency}/")) == m["samples"]
+        many = found[16]["server"]
+        assert many["executions"] < many["requests"], "nothing was batched"
+        one = found[1]["server"]
+        assert abs(one["executions"] - one["requests"]) <= 4  # a call may end between the two reads of a mark
+
+
+def test_a_backend_that_the_server_lacks_is_named(served):
+    document, _ = served
+    variant = next(v for v in document["variants"] if v["id"] == "openvino@cpu")
+    assert variant["twin"] == "repositories/openvino@cpu.python"
+    assert "no such backend" in variant["unserved"]["openvino@cpu"]
+    assert points(document, "openvino@cpu") == {}
+
+
+def test_one_decision_for_each_way_of_measuring(served):
+    document, out = served
+    found = [(d["via"], d["objective"]) for d in document["decisions"]]
+    assert found == [(via, o) for via in ("inprocess", "triton") for o in ("latency", "throughput")]
+    ids = {v["id"] for v in document["variants"]}
+    for decision in document["decisions"]:
+        assert decision["chosen"] in ids
+        assert (decision["repository"] is not None) == (decision["via"] == "triton")
+    last = document["decisions"][-2]
+    best, chosen = out / "best" / "cpu", out / last["repository"]
+    assert (best / "manifest.json").read_bytes() == (chosen / "manifest.json").read_bytes()
+    assert "As served" in (out / "report.html").read_text()
+
+
+def test_again_serves_nothing_anew(served, factory):
+    document, out = served
+    logs = {f.name: f.stat().st_mtime_ns for f in (out / "logs").glob("*.server.log")}
+    assert logs
+    again = convert(factory, out, "torch,openvino", bench="both", via="embedded")
+    assert {f.name: f.stat().st_mtime_ns for f in (out / "logs").glob("*.server.log")} == logs
+    assert json.dumps(again["decisions"]) == json.dumps(document["decisions"])
+
+
+def test_an_unknown_way_of_measuring_is_refused(factory, tmp_path):
+    with pytest.raises(UsageError, match="triton"):
+        convert(factory, tmp_path, "torch", bench="tritn")
