@@ -285,7 +285,7 @@ def _document(
             "load": asked.tool,
             "via": running.endpoint.via,
             "release": running.endpoint.release,
-            "twin": subject.model in running.twins,
+            "twin": bool(running.twins),
             "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
             "measurements": points,
         }

@@ -1,10 +1,10 @@
 """Load on a Triton server: what is asked for (``Load``), and the processes that generate it (``Generator``).
 
 The parent decides when a window begins and ends; the requests are sent by worker processes (``calls``, ``sender``), so
-that it stays small and its own work delays no request. Every time is an integer nanosecond of the monotonic clock, which all
-processes of a machine share. A latency counts from the moment a request was *meant* to be sent: in an open loop a
-request that waits behind a stalled server has been late since then. Source: Gil Tene, "How NOT to Measure Latency"
-(coordinated omission).
+that it stays small and its own work delays no request. Every time is an integer nanosecond of the monotonic clock,
+which all processes of a machine share. A latency counts from the moment a request was *meant* to be sent: in an open
+loop a request that waits behind a stalled server has been late since then. Source: Gil Tene, "How NOT to Measure
+Latency" (coordinated omission).
 """
 
 from __future__ import annotations

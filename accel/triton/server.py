@@ -13,23 +13,21 @@ that. What runs is the repository's own ``launch.sh``, so the flags are the ones
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
 import tempfile
 import time
-import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from accel.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import hosts
 from accel.triton import manifest as manifests
+from accel.triton.asking import http_name, metadata, ready, twins_at
 from accel.triton.hosts import Host
 from accel.triton.processes import (
     LOCALHOST,
@@ -107,7 +105,7 @@ class Server:
         """Say whether the server still runs; for a URL, whether it answers."""
         if self._running is not None:
             return self._running.exit_code() is None
-        return _metadata(self.endpoint.grpc) is not None
+        return metadata(self.endpoint.grpc) is not None
 
     def failure(self) -> StageError:
         """Return the error that says how a server ended that is no longer alive, and why by its log."""
@@ -162,8 +160,8 @@ def start(
     """Start a server on a repository and return when it is ready and all models are loaded.
 
     A model whose backend the server lacks is served by its Python-backend twin (``Server.twins``), which is made in a
-    temporary folder. A repository that is for the Python backend of another release than the embedded server's is
-    emitted again for that one.
+    temporary folder. A repository that is for the Python backend of another release than the server's is emitted again
+    for that one.
 
     Args:
         root: a repository that accel emitted, or any other whose backends the server has.
@@ -186,7 +184,7 @@ def start(
     """
     kind = via or ("local" if hosts.local_program() else "embedded")
     if ":" in kind:
-        return connect(kind)
+        return connect(kind, root)
     if kind not in hosts.HOSTS:
         known = ", ".join(hosts.HOSTS)
         raise UsageError(f"no server is called {kind!r}{nearest(kind, hosts.HOSTS)}", fix=f"{known}, grpc://HOST:PORT")
@@ -226,12 +224,13 @@ def start(
     return Server(endpoint, log=log, root=served, twins=twins, notices=notices, running=running)
 
 
-def connect(url: str) -> Server:
+def connect(url: str, root: Path | None = None) -> Server:
     """Return a server that runs already; ``stop`` leaves it alone.
 
     Args:
         url: ``grpc://HOST:PORT`` or ``HOST:PORT`` of its gRPC service, or ``http://HOST:PORT`` of its HTTP service. The
             other services are looked for at the neighbouring ports, as Triton has them by default.
+        root: the repository that it serves; tells a twin from what it stands for.
 
     Raises:
         UsageError: it is no such URL.
@@ -241,19 +240,20 @@ def connect(url: str) -> Server:
     if match is None or not 1 < int(match[3]) < 65535:
         raise UsageError(f"{url!r} is no address of a server", fix="give grpc://HOST:PORT or http://HOST:PORT")
     host, port = match[2], int(match[3]) + (match[1] == "http")
-    metadata = _metadata(f"{host}:{port}")
-    if metadata is None:
+    found = metadata(f"{host}:{port}")
+    if found is None:
         raise UnavailableError(f"no Triton server answers at {host}:{port} (gRPC)", fix="accel serve starts one")
     http, metrics = f"{host}:{port - 1}", f"{host}:{port + 1}"
     endpoint = Endpoint(
         grpc=f"{host}:{port}",
-        http=http if _http_name(http) == metadata.name else "",
+        http=http if http_name(http) == found.name else "",
         metrics=metrics if reachable(metrics) else None,
         pid=None,
-        release=hosts.release_of(metadata.version),
+        release=hosts.release_of(found.version),
         via="url",
     )
-    return Server(endpoint)
+    twins = twins_at(endpoint.grpc, root) if root is not None and (root / manifests.FILENAME).exists() else frozenset()
+    return Server(endpoint, twins=twins)
 
 
 def fresh_log() -> Path:
@@ -320,7 +320,7 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
         return root, frozenset()
     manifest = manifests.read(root)
     native = manifest.backend != "python"
-    foreign = host.via == "embedded" and manifest.release != host.release
+    foreign = host.release not in (None, manifest.release)
     if not (lacking or (python_backend and native) or (foreign and not native)):
         return root, frozenset()
     made = twin.write_twin(root, scratch / "repository", release=host.release or manifest.release)
@@ -339,10 +339,6 @@ def _notices(root: Path, endpoint: Endpoint, *, cache_bytes: int) -> tuple[str, 
     return tuple(found)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Asking a server
-
-
 def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
     """Wait until this very server is ready and all its services answer; return its version.
 
@@ -350,7 +346,7 @@ def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
         StageError: it ended, or is not ready at the deadline; the message says why.
     """
     while running.exit_code() is None:
-        version = _ready(running.name, *(f"{LOCALHOST}:{ports[service]}" for service in ("grpc", "http", "metrics")))
+        version = ready(running.name, *(f"{LOCALHOST}:{ports[service]}" for service in ("grpc", "http", "metrics")))
         time.sleep(LOOK_S)
         # The metrics service comes last, and a server that could not have its port ends at once.
         if version is not None and running.exit_code() is None:
@@ -359,41 +355,3 @@ def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
             why = f"the server was not ready in time: {reasons(running.printed())}"
             raise StageError(why, fix=f"read {running.log}", log=str(running.log))
     raise running.failure()
-
-
-def _ready(name: str, grpc: str, http: str, metrics: str) -> str | None:
-    """Return the version of the server called ``name`` once all its services answer, else None.
-
-    A port may have gone to another server after it was chosen, so an answer alone proves nothing.
-    """
-    metadata = _metadata(grpc, ready=True) if reachable(grpc) else None
-    if metadata is None or metadata.name != name or _http_name(http) != name or not reachable(metrics):
-        return None
-    return str(metadata.version)
-
-
-def _metadata(address: str, *, ready: bool = False) -> Any:
-    """Ask a gRPC service who it is; None where none answers, or where it is not ready and should be."""
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
-
-    try:
-        with grpc.InferenceServerClient(address) as client:
-            if ready and not client.is_server_ready(client_timeout=5):
-                return None
-            return client.get_server_metadata(client_timeout=5)
-    except InferenceServerException:
-        return None
-
-
-def _http_name(address: str) -> str | None:
-    """Ask an HTTP service for the server's id; None where none answers.
-
-    Source: Open Inference Protocol, version 2, "Server Metadata".
-    """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://{address}/v2", timeout=5) as answer:
-            return str(json.load(answer)["name"])
-    except (OSError, ValueError, KeyError):
-        return None

@@ -71,7 +71,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # other tests here count the processes that run
 def generator(running: server.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
     """One process that sends to it."""
     log = tmp_path_factory.mktemp("load") / "load.log"
