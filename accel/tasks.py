@@ -268,12 +268,12 @@ def bench_warm(point: str, limit_s: float) -> Any:
     return {"last_ms": _timed[-1].warm(point, limit_s) / 1e6}
 
 
-def bench_latency(point: str, seconds: float, least: int, limit_ms: float | None) -> Any:
+def bench_latency(point: str, seconds: float, least: int, limit_ms: float | None = None) -> Any:
     """Run one latency round; returns the ns of each call."""
     return {"times_ns": _timed[-1].latency(point, seconds, least, limit_ms), "peak_rss_mib": peak_rss_mib()}
 
 
-def bench_throughput(point: str, seconds: float, least: int, limit_ms: float | None) -> Any:
+def bench_throughput(point: str, seconds: float, least: int, limit_ms: float | None = None) -> Any:
     """Run one throughput round; returns the ns of each request and of the whole round."""
     times, elapsed = _timed[-1].throughput(point, seconds, least, limit_ms)
     return {"times_ns": times, "elapsed_ns": elapsed, "peak_rss_mib": peak_rss_mib()}
