@@ -75,6 +75,15 @@ def test_again_serves_nothing_anew(served, factory):
     assert json.dumps(again["decisions"]) == json.dumps(document["decisions"])
 
 
+def test_the_server_alone_can_decide(served, factory):
+    document, out = served
+    only = convert(factory, out, "torch,openvino", bench="triton", via="embedded")
+    assert [d["via"] for d in only["decisions"]] == ["triton", "triton"]
+    assert [d for d in document["decisions"] if d["via"] == "triton"] == only["decisions"]
+    assert all(m["via"] == "triton" for v in only["variants"] for m in v["measurements"])
+    assert "as served by Triton" in (out / "report.md").read_text()
+
+
 def test_an_unknown_way_of_measuring_is_refused(factory, tmp_path):
     with pytest.raises(UsageError, match="triton"):
         convert(factory, tmp_path, "torch", bench="tritn")
