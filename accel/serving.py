@@ -34,7 +34,7 @@ from accel.worker import run_task
 
 CONCURRENCY = (1, 4, 16)
 """Requests under way at once: one for the latency, more for the throughput that batching and instances give."""
-ROUNDS, ROUND_S, SETTLE_S = 4, 0.8, 0.25
+ROUNDS, ROUND_S, SETTLE_S = 7, 0.5, 0.2
 """How often each load comes round, how long its window lasts, and how long it runs before."""
 WARM_S = 0.5
 FEEDS = 8

@@ -6,12 +6,12 @@ own module, at any depth, so that a builder of a plug-in is served the same way.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
+import modulefinder
 import shutil
 import sys
-import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +26,6 @@ ALWAYS = ("accel.artifacts", "accel.errors", "accel.builders")
 OWN = ("accel", "model_zoo")
 DATA_SUFFIXES = (".txt", ".json")
 """Files beside a shipped module that go along: a zoo entry reads its vocabulary or sentences from there."""
-
-_parsing = threading.Lock()
-"""Two threads that parse at once upset Python up to 3.11.7 (SystemError). Source: https://github.com/python/cpython/issues/106905."""
 
 
 def write_model(
@@ -111,16 +108,22 @@ def _source_of(name: str) -> Path | None:
 
 
 def _imports(name: str, path: Path) -> Iterator[str]:
-    """Yield the modules that a file may import; ``from a import b`` gives both ``a`` and ``a.b``."""
+    """Yield the modules that a file may import; ``from a import b`` gives both ``a`` and ``a.b``.
+
+    Read from the compiled code: syntax trees made in two threads at once upset Python up to 3.11.7 (SystemError).
+    Source: https://github.com/python/cpython/issues/106905.
+    """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    with _parsing:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = importlib.util.resolve_name("." * node.level + base, package)
+    finder = modulefinder.ModuleFinder()
+    waiting = [compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        for kind, found in finder.scan_opcodes(code):
+            if kind == "store":
+                continue
+            level = found[0] if kind == "relative_import" else 0
+            names, base = found[-2:]
+            base = importlib.util.resolve_name("." * level + base, package) if level else base
             yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from (f"{base}.{n}" for n in names or ())
