@@ -1,6 +1,6 @@
 """What the user named as SOURCE: which kind of source it is, and a content key for it. Runs in the parent.
 
-    SOURCE := ZOO_NAME | HUB_ID ("org/name") | FOLDER (with config.json) | FILE.py:FACTORY | FILE.pt2 | FILE.onnx
+    SOURCE := ZOO_NAME["@small"] | HUB_ID ("org/name") | FOLDER (with config.json) | FILE.py:FACTORY | FILE.pt2 | FILE.onnx
 
 Nothing here imports a framework or runs a model: loading is ``accel.exporters``' work, in a worker process. A pickle is
 recognised by its suffix and refused: opening one runs whatever code it holds.
@@ -125,7 +125,11 @@ def _kind(text: str) -> tuple[Kind, str]:
 
     if not text:
         raise UsageError("no SOURCE given", fix="name a zoo model (`accel zoo` lists them), a folder or a file")
-    if text in (known := model_zoo.entries()):
+    known = model_zoo.entries()
+    plain = text.removesuffix(model_zoo.SMALL)
+    if plain in known:
+        if plain != text and known[plain].small is None:
+            raise UsageError(f"{plain} has no reduced model", fix=f"give {plain} itself")
         return "zoo", text
     if match := FACTORY.fullmatch(text):
         path = _file(match["file"], "factory file")

@@ -1,26 +1,28 @@
 """The models accel knows by name: one file each, found by listing this folder.
 
 A file offers ``ENTRY``, an ``Entry``. Its module level imports the standard library, NumPy and this package only, so
-that listing the zoo costs nothing; frameworks are imported inside ``load`` and ``samples``.
+that listing the zoo costs nothing; frameworks are imported inside ``load`` and ``samples``. ``bert@small`` names the
+reduced model of an entry: fewer layers or smaller pictures, the same structure, random weights.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
 from accel.processing import Pipeline
 
-if TYPE_CHECKING:
-    import torch
+SMALL = "@small"
+"""What the name of a reduced model ends in."""
 
 Item = Mapping[str, np.ndarray]
 """One sample without padding: a leading batch axis of 1, arrays by input name."""
@@ -35,8 +37,10 @@ class Entry:
         parameters: number of weights.
         hub: hub id that the pretrained weights have, or None.
         find: returns the local folder with the pretrained weights, or None where they are not on this machine.
-        load: builds the FP32 module in eval mode from that folder, or with random weights (None). The module takes the
-            inputs by name and returns a mapping or an object with the outputs as items.
+        framework: what ``load`` builds with.
+        load: builds the FP32 model from that folder, or with random weights (None). For torch a module in eval mode
+            that takes the inputs by name and returns a mapping or an object with the outputs as items; for TensorFlow
+            a Keras model whose inputs and outputs have the declared names.
         samples: yields ``count`` distinct items in a fixed order, real ones, without padding.
         origin: what the samples are, for the report.
         tokenizer: returns the folder of the tokenizer, for text models.
@@ -46,6 +50,7 @@ class Entry:
         gate: name of the task metric and the least value that passes; it replaces SQNR.
         metric: (reference outputs, outputs, feeds), each a sequence over the gate's feeds → the gate's value.
         pipeline: the steps of an ensemble around the model; ``tokenizer`` and the weights' folder complete them.
+        small: returns the entry of the reduced model, whose random weights alone exist.
     """
 
     name: str
@@ -56,7 +61,7 @@ class Entry:
     outputs: tuple[TensorSpec, ...]
     profile: Mapping[str, ShapeRange]
     find: Callable[[], Path | None]
-    load: Callable[[Path | None], torch.nn.Module]
+    load: Callable[[Path | None], Any]
     samples: Callable[[int], Sequence[Item]]
     origin: str
     hub: str | None = None
@@ -67,6 +72,8 @@ class Entry:
     gate: tuple[str, float] | None = None
     metric: Callable[[Sequence[Item], Sequence[Item], Sequence[Item]], float] | None = None
     pipeline: Pipeline | None = None
+    framework: Literal["torch", "tensorflow"] = "torch"
+    small: Callable[[], Entry] | None = None
     extra_files: tuple[str, ...] = field(default=())
 
     def code_files(self) -> dict[str, Path]:
@@ -84,9 +91,19 @@ def entries() -> dict[str, Entry]:
 
 
 def entry(name: str) -> Entry:
-    """Return one entry.
+    """Return one entry, or the reduced one of ``NAME@small``.
 
     Raises:
-        KeyError: no such name.
+        KeyError: no such name, or the entry has no reduced model.
     """
-    return entries()[name]
+    name, at, _ = name.partition(SMALL)
+    found = entries()[name]
+    if not at:
+        return found
+    if found.small is None:
+        raise KeyError(f"{name} has no reduced model")
+    return dataclasses.replace(found.small(), name=name + SMALL, hub=None, find=_nowhere, gate=None, metric=None)
+
+
+def _nowhere() -> None:
+    """Return None: a reduced model has no pretrained weights."""

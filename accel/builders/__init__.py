@@ -30,7 +30,7 @@ class TargetInfo:
     Attributes:
         devices: where it can run (``cpu``, ``cuda``); the first is meant when none is named.
         precision: the precision it asks for.
-        needs: ``torch`` (the source module), ``onnx`` (the exported file) or ``nothing``.
+        needs: ``torch`` or ``tensorflow`` (the source itself), ``onnx`` (the exported file) or ``nothing``.
         calibration: whether it must have calibration samples.
         int64_as_int32: whether the runtime computes int64 as int32 and wraps: the interior must be proved to fit.
         static: whether it can be built for one fixed shape (``variant.static``) and may gain by it.
@@ -41,7 +41,7 @@ class TargetInfo:
     devices: tuple[str, ...]
     precision: Precision
     about: str
-    needs: Literal["torch", "onnx", "nothing"] = "onnx"
+    needs: Literal["torch", "tensorflow", "onnx", "nothing"] = "onnx"
     calibration: bool = False
     int64_as_int32: bool = False
     static: bool = False
