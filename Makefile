@@ -3,13 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format install environments clean
+.PHONY: demo test test-gpu zoo-check check format install tensorflow environments clean
 
 demo: environments
 	HF_HUB_OFFLINE=$${HF_HUB_OFFLINE:-1} $(BIN)/accel convert bert --targets cpu,trt-fp16
 
-test: environments
+test: environments tensorflow
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+# Every model of the zoo, reduced, for every CPU target; --full takes the models as they are.
+zoo-check: environments tensorflow
+	HF_HUB_OFFLINE=1 $(BIN)/accel zoo check
+
+# Needs an NVIDIA GPU; TensorRT's libraries only where they are installed. Prints a table.
+test-gpu: environments
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,cuda]'
+	$(BIN)/accel env install ort-gpu
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu tests/gpu
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/contract -k cuda -rs
 
 check: install
 	$(BIN)/ruff format --check .
@@ -30,10 +41,19 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# TensorFlow sources and targets are an extra of their own.
+tensorflow: $(VENV)/tensorflow
+
+$(VENV)/tensorflow: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tensorflow]'
+	touch $@
+
 environments: install
 	$(BIN)/accel env install ort-openvino
 	$(BIN)/accel env install triton
 	$(BIN)/accel env install perf-analyzer
+	$(BIN)/accel env install modelopt
+	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -21,6 +21,9 @@ from typing import Any, Literal, TypeVar, Union
 SCHEMA = 1
 """Version of the JSON forms in this module. Readers take the two before it and refuse newer ones."""
 
+VERSION_FOLDER = "<version folder>"
+"""Stands in a ``TritonModel`` for the folder that the artifact's files will lie in; see there."""
+
 T = TypeVar("T")
 Dim = int | str
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "int8", "fp8", "none"]
@@ -58,12 +61,53 @@ Profile = Mapping[str, ShapeRange]
 
 
 @dataclass(frozen=True, slots=True)
+class Detections:
+    """Outputs that together hold what was found in each item, as a set: a variable number of rows, in no order.
+
+    Attributes:
+        boxes: output with the corners x0, y0, x1, y1 of each row, float (batch, rows, 4).
+        scores: float (batch, rows).
+        classes: integer (batch, rows).
+        count: how many rows of each item, from the first on, are not padding; integer (batch,).
+        iou / score: two rows may be one and the same from this overlap on, and up to this difference of scores.
+    """
+
+    boxes: str = "boxes"
+    scores: str = "scores"
+    classes: str = "classes"
+    count: str = "count"
+    iou: float = 0.5
+    score: float = 0.1
+
+    @property
+    def names(self) -> tuple[str, str, str, str]:
+        """The four outputs."""
+        return self.boxes, self.scores, self.classes, self.count
+
+
+@dataclass(frozen=True, slots=True)
 class FileRef:
     """A file by its path relative to the folder of the value that names it, its sha256 (hex) and its size."""
 
     path: str
     sha256: str
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphChoice:
+    """Which part of a TensorFlow source is the model, and how clients see it.
+
+    Attributes:
+        signature: of a SavedModel; None for ``serving_default``, or the only one.
+        inputs / outputs: tensors of a frozen graph (``x:0``); none where they are found by themselves.
+        nchw: inputs that clients give with channels first, where the model takes them last.
+    """
+
+    signature: str | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    nchw: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +132,12 @@ class ModelSource:
         native: what the model itself takes or gives, by input or output, where clients see another dtype (``int64``
             behind an int32 contract).
         unproved_int64: 64-bit values inside the model that are not proved to fit int32, each with the interval found.
+        detections: the outputs that are compared as sets of rows, when there are any.
+        graph: what was chosen of a TensorFlow source.
     """
 
     name: str
-    kind: Literal["zoo", "huggingface", "factory", "exported", "onnx"]
+    kind: Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
     reference: str
     framework: Literal["torch", "onnx", "tensorflow"]
     weights: str
@@ -109,6 +155,8 @@ class ModelSource:
     notice: str | None = None
     native: Mapping[str, str] = field(default_factory=dict)
     unproved_int64: tuple[str, ...] = ()
+    detections: Detections | None = None
+    graph: GraphChoice = field(default_factory=GraphChoice)
 
     @property
     def accuracy(self) -> Literal["proved", "unproved"]:
@@ -157,6 +205,18 @@ class OnnxModel:
     ops: Mapping[str, int]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """An ONNX file in which the precision of a target was made, ready to be built where the target runs.
+
+    Attributes:
+        facts: which nodes were typed, which were not and why, as far as a reader should know.
+    """
+
+    onnx: OnnxModel
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +317,12 @@ class TritonModel:
         backend: ``onnxruntime``, ``openvino``, ``pytorch``, ``python``, ``tensorrt``, ``tensorflow``.
         filename: ``default_model_filename``: the artifact's entry inside the version folder.
         dynamic_batching: whether the backend can merge requests of this artifact.
-        accelerators: (device ``cpu``/``gpu``, name, parameters) of ``optimization.execution_accelerators``.
+        accelerators: (device ``cpu``/``gpu``, name, parameters) of ``optimization.execution_accelerators``;
+            ``VERSION_FOLDER`` in a parameter becomes the artifact's folder, relative to the repository's root.
         parameters: backend parameters of the config.
         input_names / output_names: client name → name that the backend wants, where they differ.
         platform: ``platform`` of the config, for backends that select by it (``torch_aoti``).
+        graph_level: ``optimization.graph.level``.
     """
 
     backend: str
@@ -271,6 +333,7 @@ class TritonModel:
     input_names: Mapping[str, str] = field(default_factory=dict)
     output_names: Mapping[str, str] = field(default_factory=dict)
     platform: str | None = None
+    graph_level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +394,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The variant is finished on the target hardware; ``kit`` holds what that takes."""
+    """The variant is finished on the target hardware; ``kit`` holds what that takes, ``fix`` says how if not by it."""
 
     reason: str
     kit: str
+    fix: str | None = None
     status: Literal["deferred"] = "deferred"
 
 
@@ -359,6 +423,7 @@ class Repository:
         release: Triton release it was emitted for.
         backend: the backend that does the work.
         unverified: toolchain differences between the artifact and that release (``unverified-for-release``).
+        batches: whether that backend can merge requests.
     """
 
     root: str
@@ -366,6 +431,7 @@ class Repository:
     release: str
     backend: str
     unverified: tuple[str, ...] = ()
+    batches: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +465,52 @@ class ServerSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSplit:
+    """The parts of one call on a device, each measured with the device synchronised before and after it.
+
+    Apart they take longer than the timed calls, in which they overlap. Medians over some calls.
+
+    Attributes:
+        copy_in_ms / copy_out_ms: from the caller's arrays to the device, and back.
+        compute_ms: the model itself, inputs and outputs on the device.
+        bytes_in / bytes_out: what is copied.
+    """
+
+    copy_in_ms: float
+    compute_ms: float
+    copy_out_ms: float
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What a variant did to the GPU while it was timed, as NVML showed it; None where the card does not tell.
+
+    Attributes:
+        memory_peak_mib: how much more memory of the card was taken at most than before the variant was loaded.
+        power_w: mean over the timed rounds.
+        energy_j: per batch item, of the whole card.
+        sm_mhz / memory_mhz: median clocks; ``sm_mhz_min`` is the lowest clock seen.
+        held_down: reasons for which the clocks were held down.
+        others: processes on the card that were not accel's.
+        warnings: one sentence for each thing that disturbed; empty where the card was quiet.
+    """
+
+    name: str
+    memory_peak_mib: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    sm_mhz: float | None = None
+    sm_mhz_min: float | None = None
+    memory_mhz: float | None = None
+    temperature_c: float | None = None
+    held_down: tuple[str, ...] = ()
+    others: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One timed point. Times in ms, memory in MiB, throughput in batch items per second.
 
@@ -412,6 +524,8 @@ class Measurement:
             variants of the same ``session`` for ratio intervals.
         session: id of the interleaved session; only points of one session may be compared directly.
         raw: path of the raw samples (ns), relative to the run directory.
+        split: the parts of a call on a device; None on a CPU, which copies nothing, and on a server.
+        gpu: the card while the point was timed; None without a GPU or without NVML.
     """
 
     scenario: Literal["latency", "throughput", "sweep"]
@@ -445,6 +559,8 @@ class Measurement:
     error: str | None = None
     server: ServerSplit | None = None
     repository: str | None = None
+    split: CallSplit | None = None
+    gpu: GpuUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

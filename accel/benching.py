@@ -9,7 +9,6 @@ import datetime
 import itertools
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from accel.bench.served import Labels, Method
 from accel.builders import Feed
 from accel.errors import InputError, StageError, UsageError
 from accel.triton import manifest as manifests
+from accel.triton.folders import link_tree
 from accel.triton.server import Server
 
 Tool = Literal["accel", "perf_analyzer"]
@@ -122,12 +122,12 @@ def classic(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callab
         with _server(asked, asked.target, scratch) as running:
             for text in running.notices:
                 notice(text)
-            _copy(running.root, served)  # the twin, where one is served: it is made once
+            link_tree(running.root, served)  # the twin, where one is served: it is made once
             subject = _subject(asked, running, scratch)
         with _document(asked, running, subject, show) as points:
             for batching, instances in itertools.product((False, True), (1, 2)):
                 root = Path(scratch) / f"{'with' if batching else 'without'}-{instances}"
-                _copy(served, root)
+                link_tree(served, root)
                 if not configure(root, batching=batching, instances=instances):
                     notice("max_batch_size is 0: this server cannot batch requests of this model")
                     break
@@ -188,10 +188,6 @@ def _server(asked: Asked, target: str, logs: str) -> Server:
     if "/" in target.removeprefix("grpc://").removeprefix("http://").rstrip("/") or ":" not in target:
         raise InputError(f"{target} is no folder", fix="name a repository root, or the HOST:PORT of a server's gRPC")
     return server.connect(target)
-
-
-def _copy(root: Path, target: Path) -> None:
-    shutil.copytree(root, target, copy_function=lambda a, b: store.link_or_copy(Path(a), Path(b)))
 
 
 def _subject(asked: Asked, running: Server, logs: str) -> _Subject:

@@ -29,6 +29,8 @@ app = typer.Typer(
 )
 env_app = typer.Typer(help="Environments for packages that cannot share one with the rest.", no_args_is_help=True)
 app.add_typer(env_app, name="env")
+zoo_app = typer.Typer(help="The models that accel knows by name.")
+app.add_typer(zoo_app, name="zoo")
 
 INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
@@ -73,7 +75,8 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def convert(
     source: Annotated[
-        str | None, typer.Argument(help="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx")
+        str | None,
+        typer.Argument(help="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx, SavedModel, .keras, .pb"),
     ] = None,
     targets: Annotated[str | None, typer.Option("--targets", "-t", help="Comma-separated, or cpu, gpu, all")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory  [default: runs/<model>]")] = None,
@@ -82,6 +85,16 @@ def convert(
     weights: Annotated[str | None, typer.Option(help="auto, pretrained or random")] = None,
     task: Annotated[str | None, typer.Option(help="Hugging Face task or class, over the one in the config")] = None,
     revision: Annotated[str | None, typer.Option(help="Revision of a hub id")] = None,
+    signature: Annotated[
+        str | None, typer.Option(help="Signature of a SavedModel  [default: serving_default, or the only one]")
+    ] = None,
+    input_tensors: Annotated[
+        Strings, typer.Option(help="x:0,…  of a frozen graph  [default: its placeholders]")
+    ] = None,
+    output_tensors: Annotated[Strings, typer.Option(help="y:0,…  of a frozen graph  [default: its only end]")] = None,
+    inputs_as_nchw: Annotated[
+        Strings, typer.Option(help="Inputs of a TensorFlow model that clients give with channels first")
+    ] = None,
     samples: Annotated[
         str | None, typer.Option(help=".npz, .jsonl or file.py:generator for calibration and gate")
     ] = None,
@@ -160,12 +173,40 @@ def list_targets(as_json: Json = False) -> None:
         typer.echo(f"\nnot here: {reason}\n  {names}\n  fix: {fix}")
 
 
-@app.command()
-def zoo(as_json: Json = False) -> None:
-    """List the models that accel knows by name."""
+@zoo_app.callback(invoke_without_command=True)
+def zoo(context: typer.Context, as_json: Json = False) -> None:
+    """List the models that accel knows by name, or check them."""
+    if context.invoked_subcommand is not None:
+        return
     from accel import doctor
 
     _show(doctor.zoo(), as_json, "models", ("name", "parameters", "licence", "weights", "inputs"))
+
+
+@zoo_app.command("check")
+def zoo_check(
+    models: Annotated[list[str] | None, typer.Argument(help="Names of the zoo  [default: all]")] = None,
+    full: Annotated[bool, typer.Option("--full", help="The models as they are, not their reduced forms")] = False,
+    targets: Annotated[str, typer.Option("--targets", "-t", help="Comma-separated, or cpu, gpu, all")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the runs  [default: runs/zoo-small, runs/zoo]")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run the main job on every model for every target, and show what became of each."""
+    from accel import zoo
+
+    asked = zoo.Asked(tuple(models or ()), full=full, targets=targets, out=out)
+    with _progress(quiet=quiet, verbose=verbose) as progress:
+        rows = zoo.check(asked, progress)
+    if as_json:
+        _print_json({"models": rows})
+    else:
+        _print_matrix(rows, asked.folder)
+    if failed := zoo.failures(rows):
+        raise CheckFailed("these cells failed:\n  " + "\n  ".join(failed), fix=f"see the logs below {asked.folder}")
 
 
 @app.command("doctor")
@@ -253,6 +294,42 @@ def narrow(
     for given in found.inputs:
         typer.echo(f"assumes {given.name} in [{given.lo}, {given.hi}]: {given.reason}")
     typer.echo(f"{out}: {found.count('narrowed')} narrowed, {found.count('kept')} kept, {found.casts} casts added")
+
+
+@app.command("build")
+def finish(
+    kit: Annotated[Path, typer.Argument(help="variants/<id>/kit of a run with a deferred variant")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run directory  [default: runs/<model>-<target>]")
+    ] = None,
+    toolchain: Annotated[
+        str | None, typer.Option(help="docker:IMAGE builds inside an image made from Dockerfile.gpu")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads  [default: what this cgroup has]", min=1)] = None,
+    timeout: Annotated[float | None, typer.Option(help="Limit per build and measurement, s", min=1)] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Finish a deferred build on the machine that it is for: check, build, prove, package, measure."""
+    from accel import hardware, kits, pipeline
+
+    command = shlex.join(["accel", *sys.argv[1:]])
+    cores = threads or hardware.cpu_threads()
+    folder = kit.resolve()
+    found = kits.read(folder)
+    job = pipeline.kit_job(found, folder, run_dir=out, threads=cores, timeout_s=timeout, command=command)
+    if toolchain is None:
+        with _progress(quiet=quiet, verbose=verbose) as progress:
+            run = pipeline.finish(found, folder, job, progress)
+    else:
+        words = ["--threads", str(cores), "--timeout", str(job.timeout_s), *(["--quiet"] if quiet or as_json else [])]
+        run = kits.in_docker(kits.image_of(toolchain), folder, job.run_dir, words)
+    if as_json:
+        _print_json(run)
+    else:
+        _print_run(run, job.run_dir)
+    _judge(run, ())
 
 
 @app.command()
@@ -447,6 +524,18 @@ def _print_run(run: dict[str, Any], folder: Path) -> None:
     console = Console()
     console.print(report.terminal_table(run))
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _print_matrix(rows: list[dict[str, Any]], folder: Path) -> None:
+    from rich.console import Console
+
+    from accel import zoo
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(zoo.table(rows))
+    for status, variants, models, reason in zoo.remarks(rows):
+        console.print(f"{zoo.WORDS[status]} {variants}: {', '.join(models)}: {reason}", markup=False, highlight=False)
+    console.print(f"figures: {folder / 'zoo.json'}, matrix: {folder / 'zoo.md'}", highlight=False, soft_wrap=True)
 
 
 def _print_server(running: Any, native: str, as_json: bool) -> None:

@@ -75,11 +75,18 @@ def zoo() -> list[Row]:
             "title": entry.title,
             "parameters": f"{entry.parameters / 1e6:.1f} M",
             "licence": entry.licence,
-            "weights": "here" if entry.find() else f"random, unless {entry.hub} is in the local cache",
-            "inputs": ", ".join(f"{s.name} {s.dtype}[{','.join(map(str, s.dims))}]" for s in entry.inputs),
+            "weights": _weights(entry.hub, here=entry.find() is not None),
+            "inputs": ", ".join(f"{s.name} {s.dtype}[{','.join(map(str, s.dims))}]" for s in entry.inputs[:4])
+            + (f" and {len(entry.inputs) - 4} more" if len(entry.inputs) > 4 else ""),
         }
         for entry in model_zoo.entries().values()
     ]
+
+
+def _weights(hub: str | None, *, here: bool) -> str:
+    if here:
+        return "here"
+    return f"random, unless {hub} is in the local cache" if hub else "random"
 
 
 def _row(what: str, found: Any, *, ok: bool | None = None, needed: bool = False, fix: str | None = None) -> Row:

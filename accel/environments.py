@@ -7,12 +7,13 @@ made only when the user asks: ``accel env install NAME``. Workers run in it by i
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,18 @@ MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What an environment holds and why it stands alone."""
+    """What an environment holds and why it stands alone.
+
+    Attributes:
+        requirements: what pip installs, pinned.
+        over_main: whether it lies on top of the packages accel itself runs with: ``requirements`` are then the whole
+            list, installed without what they ask for, and everything else is found in the main environment.
+    """
 
     name: str
     requirements: tuple[str, ...]
     why: str
+    over_main: bool = False
 
 
 ENVIRONMENTS = {
@@ -39,6 +47,21 @@ ENVIRONMENTS = {
             "onnxruntime-openvino and onnxruntime are one Python module",
         ),
         Environment(
+            "ort-gpu",
+            (
+                "onnxruntime-gpu==1.31.1",
+                "nvidia-cublas==13.10.0.20",
+                "nvidia-cuda-nvrtc==13.5.37",
+                "nvidia-cuda-runtime==13.5.37",
+                "nvidia-cudnn-cu13==9.28.0.42",
+                "nvidia-cufft==12.5.0.14",
+                "nvidia-curand==10.4.5.25",
+                "nvidia-nvjitlink==13.5.37",
+            ),
+            "onnxruntime-gpu and onnxruntime are one Python module",
+            over_main=True,
+        ),
+        Environment(
             "triton",
             ("nvidia-pytriton==0.7.0", "numpy==1.26.4"),
             "carries the embedded tritonserver 24.10, whose Python backend cannot work with NumPy 2",
@@ -47,6 +70,28 @@ ENVIRONMENTS = {
             "perf-analyzer",
             ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79"),
             "carries Triton's perf_analyzer, whose older tritonclient would replace accel's own",
+        ),
+        Environment(
+            "modelopt",
+            (
+                "nvidia-modelopt==0.47.0",
+                "onnx-graphsurgeon==0.6.1",
+                "onnxslim==0.1.98",
+                "polygraphy==0.53.6",
+                "onnxconverter-common==1.16.0",
+                "omegaconf==2.4.0",
+                "pulp==3.3.2",
+                "nvidia-ml-py==13.615.71",
+                "lief==1.0.0",
+                "cppimport==26.4.17",
+                "mako==1.4.3",
+                "markupsafe==3.0.4",
+                "pybind11==3.1.0",
+                "filelock==4.2.11",
+                "colorama==0.4.6",
+            ),
+            "its own pins ask for an older onnx and for onnxruntime-gpu, neither of which autocast needs",
+            over_main=True,
         ),
     )
 }
@@ -80,6 +125,13 @@ def installed(name: str) -> bool:
         return True
     mark = home() / name / "complete"
     return python(name).exists() and mark.exists() and mark.read_text().split() == list(get(name).requirements)
+
+
+def missing_libraries(program: Path, variables: Mapping[str, str]) -> list[str]:
+    """Return the shared libraries that the loader would not find for a program run with further variables."""
+    command = ["ldd", str(program)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    return re.findall(r"(\S+) => not found", done.stdout)
 
 
 def fix(name: str) -> str:
@@ -127,7 +179,10 @@ def install(name: str, *, report: Callable[[str], None]) -> Path:
         report(f"{name}: creating {final}")
         venv.create(final, with_pip=True)  # an environment cannot be moved: it is made in place, and counts when marked
         report(f"{name}: pip install {' '.join(environment.requirements)}")
-        command = [str(python(name)), "-m", "pip", "install", "--quiet", *environment.requirements]
+        options = ["--no-deps", "--ignore-installed"] if environment.over_main else []
+        if environment.over_main:
+            (site_packages(name) / "main.pth").write_text(f"{site_packages(MAIN)}\n")  # behind its own packages
+        command = [str(python(name)), "-m", "pip", "install", "--quiet", *options, *environment.requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise UnavailableError(

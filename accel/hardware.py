@@ -1,11 +1,12 @@
 """What this machine is: a stable id for people, a fingerprint for cache keys, and the facts behind both.
 
 Everything is read from the operating system; nothing is assumed from a product name. GPUs are listed by
-``nvidia-smi`` where it exists; no driver, no GPU.
+``nvidia-smi`` where it exists, as far as ``CUDA_VISIBLE_DEVICES`` leaves them; no driver, no GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -14,6 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel import gpu
 from accel.artifacts import sha256_json
 
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni", "asimd", "bf16", "i8mm")
@@ -130,22 +132,52 @@ def _cpu_flags() -> tuple[str, ...]:
     return tuple(flag for flag in _FLAGS if flag in present)
 
 
+def gpu_trouble() -> str | None:
+    """Say why there is no GPU for a process started here; None where there is one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "there is no NVIDIA GPU on this machine"
+    if _gpus():
+        return None
+    rows, complaint = _listed(tool)
+    if rows:
+        return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides every NVIDIA GPU"
+    return f"nvidia-smi lists no GPU: {complaint}"
+
+
 def _gpus() -> tuple[Gpu, ...]:
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    fields = "name,memory.total,driver_version,compute_cap"
+    tool = shutil.which("nvidia-smi")
+    rows = _listed(tool)[0] if tool is not None else ()
+    wanted = gpu.visible()
+    if wanted is None or any(name.startswith("MIG-") for name in wanted):  # nvidia-smi lists cards, not their slices
+        return tuple(found for _, found in rows)
+    by_number = {str(number): found for number, (_, found) in enumerate(rows)}
+    by_uuid = {uuid: found for uuid, found in rows if uuid}
+    return tuple(found for name in wanted if (found := (by_number | by_uuid).get(name)) is not None)
+
+
+@functools.cache
+def _listed(tool: str) -> tuple[tuple[tuple[str, Gpu], ...], str]:
+    """Return the GPUs that ``nvidia-smi`` lists, each after its UUID, and the last thing it said beside them."""
+    fields = "uuid,name,memory.total,driver_version,compute_cap"
     try:
         asked = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
+            [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=30,
-            check=True,
+            check=False,
         )
-    except (OSError, subprocess.SubprocessError):  # a driver that hangs or fails offers no GPU
-        return ()
-    rows = [[cell.strip() for cell in line.rsplit(",", 3)] for line in asked.stdout.splitlines() if line.count(",") > 2]
-    return tuple(Gpu(name, _mib(memory) << 20, driver, capability) for name, memory, driver, capability in rows)
+    except (OSError, subprocess.SubprocessError) as error:  # a driver that hangs or fails offers no GPU
+        return (), f"{type(error).__name__}: {error}"
+    lines = [line for line in asked.stdout.splitlines() if line.count(",") > 3] if asked.returncode == 0 else []
+    rows = []
+    for line in lines:
+        uuid, _, rest = line.partition(",")
+        name, memory, driver, capability = (cell.strip() for cell in rest.rsplit(",", 3))
+        rows.append((uuid.strip(), Gpu(name, _mib(memory) << 20, driver, capability)))
+    said = (asked.stdout + asked.stderr).strip().splitlines()
+    return tuple(rows), said[-1] if said and not rows else f"it ended with exit code {asked.returncode}"
 
 
 def _mib(text: str) -> int:

@@ -15,7 +15,7 @@ _PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "MultiHeadAttention", "Fused
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Describe an ONNX file, an OpenVINO IR or a run directory.
+    """Describe an ONNX file, an OpenVINO IR, a TensorRT plan or a run directory.
 
     Returns:
         ``kind``, ``inputs``, ``outputs``, ``ops`` (type → count) and ``precision`` (what the file says, dtype of
@@ -24,7 +24,8 @@ def inspect(path: Path) -> dict[str, Any]:
 
     Raises:
         InputError: missing, broken, or a file of another kind.
-        UnavailableError: a TensorRT plan, which only TensorRT on a GPU can read.
+        UnavailableError: a TensorRT plan, which only TensorRT on a GPU can read, where either is missing.
+        StageError: a TensorRT plan that was built elsewhere.
     """
     if path.is_dir() and (path / "run.json").is_file():
         path = path / "run.json"
@@ -37,10 +38,21 @@ def inspect(path: Path) -> dict[str, Any]:
     if path.suffix == ".xml":
         return _openvino(path)
     if path.suffix in (".plan", ".engine"):
-        raise UnavailableError(f"{path.name} is a TensorRT plan, which only TensorRT on a GPU can read")
+        return _plan(path)
     raise InputError(
         f"{path.name}: {path.suffix or 'no'} suffix is none that accel inspects", fix="give .onnx, .xml or a run"
     )
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    from accel.builders.to_tensorrt import describe_plan
+
+    try:
+        return describe_plan(path)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{path.name} is a TensorRT plan, which only TensorRT on a GPU can read: {error.message}", fix=error.fix
+        ) from error
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -20,10 +20,12 @@ class Job:
     Attributes:
         source: what to convert.
         targets: what to build, in the user's order.
+        grouped: names of targets that only a group brought in: they are left out where the source is another
+            framework's than theirs.
         run_dir: where everything is written.
         command: shell line that repeats it; written into run.json and the report.
         static: also build each target that can be built for one fixed shape, at the opt shape.
-        objectives: one decision each, per device.
+        objectives: what is measured, with one decision each, per device.
         gates: ``--gate NAME=VALUE``.
         required: targets whose variants must end ``ok``.
         options: builder options by target name.
@@ -41,6 +43,7 @@ class Job:
     targets: tuple[Target, ...]
     run_dir: Path
     command: str
+    grouped: frozenset[str] = frozenset()
     static: bool = False
     objectives: tuple[Objective, ...] = ("latency", "throughput")
     constraints: Constraints = field(default_factory=Constraints)

@@ -26,6 +26,10 @@ class JobFile(BaseModel):
     task: str | None = None
     weights: Literal["auto", "pretrained", "random"] | None = None
     revision: str | None = None
+    signature: str | None = None
+    input_tensors: list[str] | None = None
+    output_tensors: list[str] | None = None
+    inputs_as_nchw: list[str] | None = None
     samples: str | None = None
     random_samples: bool | None = None
     range: list[str] | None = None

@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from accel import ensembles, hardware, sources, targets
-from accel.artifacts import ShapeRange, Target
+from accel.artifacts import GraphChoice, ShapeRange, Target
 from accel.decide import Constraints
 from accel.errors import UsageError, nearest
 from accel.job import Job
 from accel.parity import GATES_DB
 from accel.stages import TWIN
 
-DEVICES = ("cpu", "cuda")
-BENCHES = ("inprocess", "triton", "both")
-SERVERS = ("embedded", "local", "docker")
+CHOICES = {
+    "device": ("cpu", "cuda"),
+    "objective": ("latency", "throughput"),
+    "bench": ("inprocess", "triton", "both"),
+    "via": ("embedded", "local", "docker"),
+    "ints": ("keep", "io", "interior"),
+    "level": ("keep", "io", "interior"),
+    "runtime": ("ort", "openvino", "tensorrt"),
+}
+"""What each option that takes one of a few words may be."""
 LEAST = {
     "threads": 1,
     "rounds": 2,  # one round has no interval
@@ -69,25 +76,18 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
         opt_shapes=_shapes(asked.get("shape", [])),
         max_shapes=_shapes(asked.get("max_shape", [])),
         model_name=asked.get("model_name"),
+        graph=GraphChoice(
+            asked.get("signature"),
+            _words(asked.get("input_tensors", [])),
+            _words(asked.get("output_tensors", [])),
+            _words(asked.get("inputs_as_nchw", [])),
+        ),
     )
     _check_numbers(asked)
-    if asked.get("device") not in (None, *DEVICES):
-        raise UsageError(
-            f"--device is {asked['device']!r}{nearest(asked['device'], DEVICES)}", fix=f"one of {', '.join(DEVICES)}"
-        )
+    _check_words(asked)
     devices = (asked["device"],) if "device" in asked else hardware.detect().devices
     wanted = asked["targets"] if isinstance(asked["targets"], str) else ",".join(asked["targets"])
     objective = asked.get("objective")
-    if objective not in (None, "latency", "throughput"):
-        raise UsageError(f"--objective is {objective!r}: expected latency or throughput")
-    if asked.get("bench") not in (None, *BENCHES):
-        raise UsageError(
-            f"--bench is {asked['bench']!r}{nearest(asked['bench'], BENCHES)}", fix=f"one of {', '.join(BENCHES)}"
-        )
-    if asked.get("via") not in (None, *SERVERS):
-        raise UsageError(
-            f"--via is {asked['via']!r}{nearest(asked['via'], SERVERS)}", fix=f"one of {', '.join(SERVERS)}"
-        )
     release = asked.get("triton_release", releases.NEWEST)
     releases.release(release)
     defaults = {f.name: f.default for f in dataclasses.fields(Job)}
@@ -95,6 +95,7 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
     return Job(
         source=request,
         targets=chosen,
+        grouped=frozenset(t.name for t in chosen) - targets.named(wanted),
         run_dir=Path(asked.get("out", Path("runs") / request.name)),
         command=command,
         static=asked.get("static", False),
@@ -125,10 +126,7 @@ def narrowing(ranges: list[str], low: list[str], high: list[str], level: str, ru
     Raises:
         UsageError: a text, level or runtime that is not known, or a smallest shape without a largest.
     """
-    if level not in ("keep", "io", "interior"):
-        raise UsageError(f"--level is {level!r}: expected keep, io or interior")
-    if runtime not in ("ort", "openvino", "tensorrt"):
-        raise UsageError(f"--runtime is {runtime!r}: expected ort, openvino or tensorrt")
+    _check_words({"level": level, "runtime": runtime})
     least, most = _shapes(low), _shapes(high)
     if least.keys() != most.keys():
         odd = sorted(least.keys() ^ most.keys())[0]
@@ -142,6 +140,11 @@ def narrowing(ranges: list[str], low: list[str], high: list[str], level: str, ru
     }
 
 
+def _words(texts: list[str]) -> tuple[str, ...]:
+    """Read names given one by one, or several separated by commas."""
+    return tuple(dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip()))
+
+
 def _shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -151,8 +154,6 @@ def _shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
 
 def _ints(asked: str | None, names: list[str]) -> Any:
     """Return the level asked for; by default ``io`` where a runtime takes part that gains by int32 or forces it."""
-    if asked not in (None, "keep", "io", "interior"):
-        raise UsageError(f"--ints is {asked!r}: expected keep, io or interior")
     return asked or ("io" if any(n.startswith(("trt", "ort-trt", "openvino")) for n in names) else "keep")
 
 
@@ -177,6 +178,14 @@ def _check_numbers(asked: Mapping[str, Any]) -> None:
         if value is not None and not (math.isfinite(value) and (value >= least if least else value > 0)):
             expected = f"{least} or more" if least else "a number above 0"
             raise UsageError(f"--{name.replace('_', '-')} is {value}: expected {expected}")
+
+
+def _check_words(asked: Mapping[str, Any]) -> None:
+    for name, known in CHOICES.items():
+        value = asked.get(name)
+        if value is not None and value not in known:
+            expected = f"{', '.join(known[:-1])} or {known[-1]}{nearest(value, known)}"
+            raise UsageError(f"--{name} is {value!r}: expected {expected}")
 
 
 def _required(texts: list[str], wanted: tuple[Target, ...]) -> tuple[str, ...]:

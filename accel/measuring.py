@@ -15,15 +15,13 @@ from pathlib import Path
 from accel import store
 from accel.artifacts import Failed, Measurement, ModelSource, Variant, to_json
 from accel.bench.rounds import Contestant, Plan, Point, measure
+from accel.bench.stability import p99_calls
 from accel.decide import Objective
 from accel.hardware import Hardware
 from accel.job import Job
 from accel.stages import FILES, Described, Stage, Stages
 from accel.store import Store
 from accel.worker import run_task
-
-P99_CALLS = 600
-"""Calls of a point on which a p99 is demanded: six beyond the percentile, one more than it needs."""
 
 THROUGHPUT = Plan("throughput", rounds=3, round_s=0.3, warm_s=0.2, least=1)
 
@@ -49,10 +47,11 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A variant that can be measured."""
+    """A variant that can be measured, and what it really computes in, as its proof found."""
 
     variant: Variant
     built: Stage
+    precision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,7 @@ def measure_all(
                 python=stages.python(e.variant),
                 log=job.run_dir / "logs" / f"{e.variant.id}.log",
                 points=points[e.variant.id],
+                precision=e.precision,
             )
             for e in chosen
         ]
@@ -165,10 +165,10 @@ def _show_raw(result: Path, name: str, job: Job) -> None:
 def _plan(scenario: Objective, job: Job) -> Plan:
     plan = THROUGHPUT
     if scenario == "latency":
-        plan = Plan("latency", rounds=job.rounds, round_s=job.round_s, warm_s=1.5)
+        plan = Plan("latency", rounds=job.rounds, round_s=job.round_s, warm_s=min(1.5, 3 * job.round_s))
     if (limit := job.constraints.max_p99_ms) is None:
         return plan
-    return dataclasses.replace(plan, least=-(-P99_CALLS // plan.rounds), limit_ms=limit)
+    return dataclasses.replace(plan, least=p99_calls(plan.rounds), limit_ms=limit)
 
 
 def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[Point, ...]:

@@ -7,18 +7,23 @@ SQNR is taken after subtracting the per-channel mean of the reference over all u
 is a large constant plus a small signal would otherwise let the constant alone pass: a random ResNet-50 replaced by a
 constant scores 17 dB without centring, and at most 0 dB with it. A channel is every position of the fixed axes, so that
 a constant box per anchor, or a constant key per head, scores 0 dB too.
+
+Outputs that are declared a set of rows (``artifacts.Detections``) are matched first (``accel.detections``): order and
+padding mean nothing, a row that was missed or made up lowers ``matched``, and the boxes and scores of matched rows are
+compared as any other values, each coordinate being a channel. Their classes are equal by construction.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from accel.artifacts import OutputParity, Parity, TensorSpec
+from accel.artifacts import Detections, OutputParity, Parity, TensorSpec
+from accel.detections import Matched, match
 from accel.errors import StageError, UsageError, nearest
 
 GATES_DB: Mapping[str, float] = {
@@ -47,6 +52,20 @@ TASK_SHAPE_FLOOR_DB = 3.0
 
 SAMPLE_FLOOR_DB = 3.0
 """Over hundreds of samples a mean hides one that is lost: under an SQNR gate each keeps half of the signal, too."""
+
+GATES_MATCHED: Mapping[str, float] = {
+    "fp32": 0.99,
+    "tf32": 0.95,
+    "fp16": 0.95,
+    "bf16": 0.85,
+    "int8": 0.7,
+    "fp8": 0.7,
+}
+"""Least share of detected rows with a partner, by precision: where scores lie close together or boxes overlap by about
+the limit, a difference in the last bit suppresses another box, and each such choice costs a row or two."""
+
+FEED_MATCHED = 0.5
+"""The same for each feed alone: half of its rows."""
 
 SHAPE_POINTS = ("min", "odd", "opt", "max")
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
@@ -91,6 +110,7 @@ def compare(
     mask_dims: tuple[str, ...] = (),
     gate: Mapping[str, float],
     metric: Callable[[Path, Path], float] | None = None,
+    detections: Detections | None = None,
 ) -> Parity:
     """Compare all outputs of all feeds, and hold the result against the gate.
 
@@ -101,19 +121,27 @@ def compare(
         masks: feed → mask, int or bool of the shape of ``mask_dims``.
         gate: from ``gate_for``.
         metric: task metric over two such files, named in ``gate``.
+        detections: outputs that are compared as sets of rows.
 
     Raises:
-        StageError: there are no answers, or an output is missing or has another shape than the reference's.
+        StageError: there are no answers, an output is missing or has another shape than the reference's, or a count is
+            larger than the rows there are.
     """
     with np.load(reference, allow_pickle=False) as truth, np.load(answers, allow_pickle=False) as found:
         feeds = sorted({key.partition("/")[0] for key in found.files})  # an output's name may hold slashes
         if not feeds:
             raise StageError("the variant gave no answers: there is nothing to compare")
+        for spec in outputs:
+            keys = [f"{feed}/{spec.name}" for feed in feeds]
+            if missing := [k for k in keys if k not in found.files or k not in truth.files]:
+                raise StageError(f"output {missing[0]!r} is missing: the variant or the reference did not give it")
+        matched = _matched(feeds, truth, found, detections) if detections else {}
         compared = []
         for spec in outputs:
             pairs = [(feed, f"{feed}/{spec.name}") for feed in feeds]
-            if missing := [k for _, k in pairs if k not in found.files or k not in truth.files]:
-                raise StageError(f"output {missing[0]!r} is missing: the variant or the reference did not give it")
+            if detections and spec.name in detections.names:
+                compared.append(_compare_rows(spec, matched, detections))
+                continue
             select = {
                 feed: masks[feed].astype(bool)
                 for feed in feeds
@@ -126,18 +154,30 @@ def compare(
         values["sqnr_db"] = _worst([row.sqnr_db for row in _inexact(rows, outputs)])
     if "shape_db" in gate:
         values["shape_db"] = _worst([db for _, _, db in _places(rows, outputs)])
-    if any(_is_integer(spec) for spec in outputs):
-        values["agreement"] = min(r.agreement or 0.0 for r, s in zip(rows, outputs, strict=True) if _is_integer(s))
+    if exact := _exact(outputs, detections):
+        values["agreement"] = min(r.agreement or 0.0 for r, s in zip(rows, outputs, strict=True) if s in exact)
+    if detections:
+        values["matched"] = _share(matched.values())
     for name in gate:
         if name not in values:
             if metric is None:
                 raise StageError(f"gate {name!r} needs a task metric, and the model has none")
             values[name] = float(metric(reference, answers))
-    return _verdict(gate, values, compared, outputs)
+    floor = min(FEED_MATCHED, gate.get("matched", FEED_MATCHED))
+    share, feed = min(((m.share, feed) for feed, m in matched.items()), default=(1.0, ""))
+    lost = (
+        [f"feed {feed!r} alone has partners for {share:.4g} of its rows, less than {floor:g}"] if share < floor else []
+    )
+    return _verdict(gate, values, compared, outputs, lost)
 
 
 def gate_for(
-    precision: str, *, outputs: Sequence[TensorSpec], task: tuple[str, float] | None, overrides: Mapping[str, float]
+    precision: str,
+    *,
+    outputs: Sequence[TensorSpec],
+    task: tuple[str, float] | None,
+    overrides: Mapping[str, float],
+    detections: Detections | None = None,
 ) -> dict[str, float]:
     """Return the gate of a variant: metric → least value that passes.
 
@@ -146,15 +186,18 @@ def gate_for(
         task: the zoo's task metric, which replaces SQNR.
         overrides: ``--gate NAME=VALUE``: a precision's name sets its SQNR for variants of that precision; a metric's
             name sets that metric.
+        detections: outputs that are compared as sets of rows.
     """
+    held = precision if precision in GATES_DB else "fp32"
     if task is not None:
         gate = {task[0]: task[1], "shape_db": TASK_SHAPE_FLOOR_DB}
     else:
-        held = precision if precision in GATES_DB else "fp32"
         least = overrides.get("sqnr_db", overrides.get(held, GATES_DB[held]))
         gate = {"sqnr_db": least, "shape_db": min(SHAPE_FLOORS_DB[held], least)}
-    if any(_is_integer(spec) for spec in outputs):
+    if _exact(outputs, detections):
         gate["agreement"] = 1.0
+    if detections:
+        gate["matched"] = GATES_MATCHED[held]
     return gate | {name: value for name, value in overrides.items() if name in gate or name == "sqnr_db"}
 
 
@@ -164,7 +207,7 @@ def check_names(overrides: Mapping[str, float], task: tuple[str, float] | None) 
     Raises:
         UsageError: an unknown name; the nearest known one is suggested.
     """
-    known = [*GATES_DB, "sqnr_db", "shape_db", "agreement", *([task[0]] if task else [])]
+    known = [*GATES_DB, "sqnr_db", "shape_db", "agreement", "matched", *([task[0]] if task else [])]
     for name in overrides:
         if name not in known:
             raise UsageError(f"--gate {name}: this model has no such gate{nearest(name, known)}", fix=", ".join(known))
@@ -177,6 +220,12 @@ def coarser(observed: str, asked: str) -> bool:
 
 def _is_integer(spec: TensorSpec) -> bool:
     return np.dtype(spec.dtype).kind in "iub"
+
+
+def _exact(outputs: Sequence[TensorSpec], detections: Detections | None) -> list[TensorSpec]:
+    """List the outputs that must be equal value for value: integers, except those of a set of rows."""
+    sets = detections.names if detections else ()
+    return [spec for spec in outputs if _is_integer(spec) and spec.name not in sets]
 
 
 def _is_scores(spec: TensorSpec) -> bool:
@@ -248,6 +297,55 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
     return _Compared(row, *worst, blank=given > 0 and not any(f.any() for f in finite))
 
 
+def _matched(
+    feeds: Sequence[str], truth: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], declared: Detections
+) -> dict[str, Matched]:
+    matched = {}
+    for feed in feeds:
+        mine, theirs = ({n: side[f"{feed}/{n}"] for n in declared.names} for side in (truth, found))
+        for name in declared.names:
+            have, got = mine[name].shape, theirs[name].shape
+            if have != got:
+                raise StageError(f"output {name!r} of feed {feed!r} has shape {got}, expected {have}")
+        matched[feed] = match(mine, theirs, declared)
+    return matched
+
+
+def _share(matched: Iterable[Matched]) -> float:
+    """Return the share of all rows, of both sides and all feeds, that have a partner."""
+    both = list(matched)
+    rows = sum(m.rows for m in both)
+    return sum(m.paired for m in both) / rows if rows else 1.0
+
+
+def _compare_rows(spec: TensorSpec, matched: Mapping[str, Matched], declared: Detections) -> _Compared:
+    """Compare one output of a set of rows: values of matched rows, classes by their share, counts by their items."""
+    share = _share(matched.values())
+    if spec.name in (declared.boxes, declared.scores):
+        # A row's place says nothing: only the coordinates of a box are channels.
+        free = replace(spec, dims=("batch", "rows", *spec.dims[2:]))
+        done = _compare_output(free, ((f, m.truth[spec.name], m.found[spec.name], None) for f, m in matched.items()))
+        nonfinite = sum(m.nonfinite for m in matched.values())
+        exact = done.row.exact and share == 1.0
+        return replace(done, row=replace(done.row, exact=exact, nonfinite=done.row.nonfinite + nonfinite))
+    off, equal, items = 0, 0, 0
+    for m in matched.values():
+        off, equal, items = max(off, m.count_off), equal + m.counts[0], items + m.counts[1]
+    counts = spec.name == declared.count
+    agreement = (equal / items if items else 1.0) if counts else share
+    row = OutputParity(
+        name=spec.name,
+        max_abs=float(off) if counts else 0.0,
+        cosine=None,
+        sqnr_db=None,
+        exact=agreement == 1.0,
+        agreement=agreement,
+        atol_needed=float(off) if counts else 0.0,
+        rtol_needed=None,
+    )
+    return _Compared(row, math.inf, "", blank=False)
+
+
 def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
     same = (truth == found) | (np.isnan(truth) & np.isnan(found))  # before the cast: float64 merges large integers
     truth, found = truth.astype(np.float64), found.astype(np.float64)
@@ -289,7 +387,8 @@ def _db(signal: float, noise: float) -> float | None:
 
 def _inexact(rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[OutputParity]:
     """List the float outputs that differ somewhere: what SQNR speaks about."""
-    return [row for row, spec in zip(rows, outputs, strict=True) if not _is_integer(spec) and not row.exact]
+    pairs = zip(rows, outputs, strict=True)
+    return [row for row, spec in pairs if not _is_integer(spec) and not row.exact and row.max_abs > 0]
 
 
 def _places(rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[tuple[str, str, float | None]]:
@@ -309,6 +408,7 @@ def _verdict(
     values: Mapping[str, float | None],
     compared: Sequence[_Compared],
     outputs: Sequence[TensorSpec],
+    lost: Sequence[str],
 ) -> Parity:
     rows = [c.row for c in compared]
     reasons = [f"output {r.name!r} has {r.nonfinite} NaN or infinite values" for r in rows if r.nonfinite]
@@ -323,6 +423,7 @@ def _verdict(
         found[name] = value if value is None or math.isfinite(value) else None
         if value is not None and not value >= least:
             reasons.append(f"{name} {_figure(value)} is below the gate of {least:g}{_where(name, rows, outputs)}")
+    reasons += lost
     floor = min(SAMPLE_FLOOR_DB, gate.get("sqnr_db", -math.inf))
     reasons += [
         f"sample {c.worst_feed!r} alone keeps {c.worst_db:.4g} dB of output {c.row.name!r}, less than {floor:g}"

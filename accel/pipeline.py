@@ -1,7 +1,7 @@
 """The stages in order: the file to read first.
 
     source ─describe─▶ inputs, samples ─reference─▶ truth ─export─▶ ONNX
-           for each variant, apart:    ─build─▶ artifact ─prove─▶ parity ─emit─▶ repository
+           for each variant, apart:    (─type─▶ ONNX) ─build─▶ artifact ─prove─▶ parity ─emit─▶ repository
            for all that were built:    ─measure─▶ points ─decide─▶ decisions ─render─▶ run.json, reports, best/
 
 A stage gives a value or an outcome that is not success (``Skipped``, ``Deferred``, ``Failed``, a gate that did not
@@ -12,14 +12,16 @@ the others. Only a source that cannot be loaded or exported ends the run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
-from accel import contract, hardware, measuring, parity, runfile, store, targets, worker
+from accel import contract, hardware, kits, measuring, parity, runfile, store, targets, worker
 from accel.artifacts import (
     Artifact,
     Decision,
@@ -27,19 +29,23 @@ from accel.artifacts import (
     Failed,
     Measurement,
     ModelSource,
+    OnnxModel,
     Repository,
     ShapeRange,
     Skipped,
+    Typed,
     Variant,
 )
+from accel.builders import TypedBuilder
 from accel.decide import Objective, decide, finalists
-from accel.errors import AccelError, StageError
+from accel.errors import AccelError, StageError, UnavailableError
 from accel.job import Job
 from accel.measuring import Measured, measure_all
 from accel.progress import Progress
 from accel.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
-from accel.serving import Entrant, serve_all
-from accel.stages import TWIN, Described, Proof, Stage, Stages
+from accel.serving import Entrant, Session, serve_all
+from accel.sources import SourceRequest
+from accel.stages import FILES, TWIN, Answered, Described, Proof, Stage, Stages
 from accel.store import Store
 
 
@@ -83,33 +89,121 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                 with _timed(timings, progress, "narrow integers"):
                     narrowed = stages.narrow(described, onnx)
                 described, onnx = _contract(described, narrowed)
+            if onnx is not None:
+                for result in wanted:
+                    result.outcome = _idle(result.variant, onnx.value)
+                wanted = [r for r in wanted if r.outcome is None]
             with _timed(timings, progress, "build and prove"):
                 _build_all(wanted, stages, described, onnx, reference, job, progress)
-        if job.bench != "triton":
-            with _timed(timings, progress, "measure"):
-                for objective in ("latency", "throughput"):
-                    _measure(
-                        results,
-                        described,
-                        objective,
-                        job=job,
-                        stages=stages,
-                        kept=kept,
-                        machine=machine,
-                        progress=progress,
-                    )
-        if job.bench != "inprocess":
-            with _timed(timings, progress, "serve"):
-                _serve(results, described, job=job, kept=kept, machine=machine, progress=progress)
-        run = Run(job, machine, described.value, onnx, narrowed, results, timings_s=timings)
-        run.decisions = decide_all(run)
-        with _timed(timings, progress, "write"):
-            runfile.show(run)
-        timings["total"] = time.monotonic() - begin
-        timings["outside_tasks"] = timings["total"] - worker.busy_s()
-        document = runfile.write(run)
-        kept.prune()
-        return document
+        return _conclude(
+            Run(job, machine, described.value, onnx, narrowed, results, timings_s=timings),
+            described,
+            stages=stages,
+            kept=kept,
+            begin=begin,
+            progress=progress,
+        )
+
+
+def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
+    """Finish a deferred variant from its kit on this machine and return what was written to ``run.json``.
+
+    Args:
+        kit: as ``kits.read`` read it from ``folder``, an absolute path.
+        job: from ``kit_job``.
+
+    Raises:
+        UnavailableError: this machine cannot build it either.
+        OutputError: the run directory cannot be written or is in use.
+    """
+    progress = progress or Progress()
+    skipped = targets.discover()[kit.variant.target.name].available(kit.variant.target)
+    if skipped is not None:
+        raise UnavailableError(f"{kit.variant.id} cannot be built here: {skipped.reason}", fix=skipped.fix)
+    with store.lock(job.run_dir, job.command):
+        machine = hardware.detect()
+        kept = Store(job.run_dir)
+        stages = Stages(job, machine, kept)
+        timings: dict[str, float] = {}
+        begin = time.monotonic()
+        worker.start()
+        progress.notice(f"kit of {kit.source.name}, made by `{kit.command}`")
+        described = Stage(Described(kit.source, kit.samples), folder / kits.SAMPLES, kit.seal, cached=True)
+        reference = Stage(Answered(kits.REFERENCE, kit.feeds), folder, kit.seal, cached=True)
+        onnx = Stage(kit.onnx, folder / kits.ONNX, kit.seal, cached=True)
+        info = targets.info(kit.variant.target)
+        proof = Proof(kit.proof, info.precision, info.precision, kit.feeds)
+        result = Result(
+            kit.variant,
+            typing=Stage(Typed(kit.onnx, kit.typing), onnx.folder, onnx.key, cached=True),
+            typed=onnx,
+            typed_proof=Stage(proof, onnx.folder, onnx.key, cached=True),
+        )
+        with _timed(timings, progress, "build and prove"):
+            _build_all([result], stages, described, onnx, reference, job, progress)
+        return _conclude(
+            Run(job, machine, described.value, onnx, None, [result], timings_s=timings),
+            described,
+            stages=stages,
+            kept=kept,
+            begin=begin,
+            progress=progress,
+        )
+
+
+def kit_job(
+    kit: kits.Kit, folder: Path, *, run_dir: Path | None, threads: int, timeout_s: float | None, command: str
+) -> Job:
+    """Make the job that finishes a kit, from what the kit's own job asked for."""
+    settings = kit.settings
+    return Job(
+        source=SourceRequest(kit.source.reference, kit.source.kind, kit.source.reference, model_name=kit.source.name),
+        targets=(kit.variant.target,),
+        run_dir=run_dir or Path("runs") / f"{kit.source.name}-{kit.variant.target.name}",
+        command=command,
+        objectives=settings.objectives,
+        constraints=settings.constraints,
+        gates=settings.gates,
+        triton={kit.variant.target.name: kits.overrides(kit, folder)},
+        threads=threads,
+        timeout_s=timeout_s or settings.timeout_s,
+        triton_release=settings.triton_release,
+        model_version=settings.model_version,
+        rounds=settings.rounds,
+        round_s=settings.round_s,
+        opset=kit.onnx.opset,
+    )
+
+
+def _conclude(
+    run: Run, described: Stage, *, stages: Stages, kept: Store, begin: float, progress: Progress
+) -> dict[str, Any]:
+    """Measure what was built, decide, and write everything down."""
+    job, timings = run.job, run.timings_s
+    if job.bench != "triton":
+        with _timed(timings, progress, "measure"):
+            for objective in job.objectives:
+                _measure(
+                    run.results,
+                    described,
+                    objective,
+                    job=job,
+                    stages=stages,
+                    kept=kept,
+                    machine=run.hardware,
+                    progress=progress,
+                )
+    if job.bench != "inprocess":
+        with _timed(timings, progress, "serve"):
+            run.served = _serve(run.results, described, job=job, kept=kept, machine=run.hardware, progress=progress)
+    run.decisions = decide_all(run)
+    with _timed(timings, progress, "write"):
+        runfile.show(run)
+    timings["total"] = time.monotonic() - begin
+    timings["outside_tasks"] = timings["total"] - worker.busy_s()
+    document = runfile.write(run)
+    kept.prune()
+    return document
 
 
 def _contract(described: Stage, narrowed: Stage) -> tuple[Stage, Stage]:
@@ -121,9 +215,14 @@ def _contract(described: Stage, narrowed: Stage) -> tuple[Stage, Stage]:
 
 
 def plan(job: Job, source: ModelSource) -> list[Variant]:
-    """List the variants a job asks for: one per target, and static twins where asked or where the zoo gains by them."""
+    """List the variants a job asks for: one per target, and static twins where asked or where the zoo gains by them.
+
+    A group stands for what the source can become: it brings in no target that starts from another framework.
+    """
     variants = []
     for target in job.targets:
+        if target.name in job.grouped and targets.info(target).needs not in (source.framework, "onnx", "nothing"):
+            continue
         options = dict(job.options.get(target.name, {}))
         variants.append(Variant(target, dict(source.profile), options=options))
         if targets.info(target).static and (job.static or target.name in source.static):
@@ -168,14 +267,25 @@ def _hindrance(variant: Variant, described: Described) -> Outcome | None:
     """Say why a variant cannot even be tried here."""
     info = targets.info(variant.target)
     builder = targets.discover()[variant.target.name]
-    if (skipped := builder.available(variant.target)) is not None:
+    if (skipped := builder.available(variant.target)) is not None and not _is_typed(variant):
         return skipped
-    if info.needs == "torch" and described.source.framework != "torch":
-        return Skipped(f"the source is {described.source.framework}: there is no PyTorch module to build from")
+    framework = described.source.framework
+    if info.needs == "torch" and framework != "torch":
+        return Skipped(f"the source is {framework}: there is no PyTorch module to build from")
+    if info.needs == "tensorflow" and framework != "tensorflow":
+        return Skipped(f"the source is {framework}: there is no TensorFlow model to build from")
     if info.calibration and described.samples.calibration is None:
         fix = "give real inputs with --samples FILE, or accept random ones with --random-samples"
         return Skipped("INT8 needs calibration samples, and there are none", fix)
     return None
+
+
+def _idle(variant: Variant, onnx: OnnxModel) -> Outcome | None:
+    """Say that a target would find nothing to work on in the exported model."""
+    wanted = targets.info(variant.target).operators
+    if not wanted or any(name in onnx.ops for name in wanted):
+        return None
+    return Skipped(f"it works on {' and '.join(wanted)}, and the model has none")
 
 
 def _build_all(
@@ -193,15 +303,30 @@ def _build_all(
         id = result.variant.id
         stage, again = "build", alone(result.variant, job)
         try:
-            progress.variant(id, "building")
-            result.built = stages.build(result.variant, described, onnx)
-            stage = "prove"
-            progress.variant(id, "proving")
-            result.proof = stages.prove(result.built, described, reference)
-            stage = "emit"
-            result.emitted = stages.emit(result.built, result.proof, described, reference)
-            if result.variant.static is None and _cannot_batch(result.emitted):
-                result.twin = stages.emit(result.built, result.proof, described, reference, twin=True)
+            if onnx is not None and result.typed is None and _is_typed(result.variant):
+                stage = "type"
+                progress.variant(id, "typing")
+                tell = functools.partial(_tell, progress, id, "typing")
+                _type(result, stages, described, onnx, reference, tell)
+            if result.outcome is None and standing(result)[0] == "ok":
+                stage = "build"
+                progress.variant(id, "building")
+                tell = functools.partial(_tell, progress, id, "building")
+                result.built = stages.build(result.variant, described, result.typed or onnx, tell=tell)
+                if targets.info(result.variant.target).server_only:
+                    stage = "emit"
+                    result.emitted = stages.emit(result.built, None, described, reference)
+                    result.outcome = _left_to_server(result, stages, job)
+            if result.outcome is None and result.built is not None:
+                stage = "prove"
+                progress.variant(id, "proving")
+                result.proof = stages.prove(result.built, described, reference)
+                stage = "emit"
+                result.emitted = stages.emit(result.built, result.proof, described, reference)
+                if result.variant.static is None and _cannot_batch(result.emitted):
+                    result.twin = stages.emit(result.built, result.proof, described, reference, twin=True)
+        except UnavailableError as error:
+            result.outcome = Skipped(error.message, error.fix)
         except StageError as error:
             result.outcome = Failed(stage, error.message, error.log, again)
         except AccelError as error:
@@ -212,7 +337,7 @@ def _build_all(
             log.write_text(traceback.format_exc())
             result.outcome = Failed(stage, f"{type(error).__name__}: {error}", str(log), again)
         status, reason, _ = standing(result)
-        progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status == "ok")
+        progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
     with ThreadPoolExecutor(max_workers=_parallel(onnx)) as pool:
         futures = [pool.submit(one, result) for result in sorted(results, key=_last)]
@@ -226,10 +351,52 @@ def _build_all(
             raise
 
 
+def _is_typed(variant: Variant) -> bool:
+    """Say whether the variant's precision is made in the ONNX file, before the build and on any machine."""
+    return isinstance(targets.discover()[variant.target.name], TypedBuilder)
+
+
+def _type(
+    result: Result, stages: Stages, described: Stage, onnx: Stage, reference: Stage, tell: Callable[[str], None]
+) -> None:
+    """Type the ONNX file and prove it on the CPU; where the rest cannot be done here, leave a kit."""
+    variant = result.variant
+    result.typing = stages.prepare(variant, described, onnx, tell=tell)
+    typed: Typed = result.typing.value
+    result.typed = Stage(typed.onnx, result.typing.folder / FILES, result.typing.key, result.typing.cached)
+    result.typed_proof = stages.prove_typed(variant, result.typing, described, reference)
+    missing = targets.discover()[variant.target.name].available(variant.target)
+    if missing is not None and result.typed_proof.value.parity.passed:
+        result.kit = stages.kit(variant, result.typing, result.typed_proof, described, reference, reason=missing.reason)
+        kit = str(stages.run_dir / "variants" / variant.id / "kit")
+        device_here = variant.target.device in hardware.detect().devices
+        here = f"{missing.fix}; or finish it on another machine: accel build {kit}" if device_here else None
+        result.outcome = Deferred(missing.reason, kit, here)
+
+
+def _left_to_server(result: Result, stages: Stages, job: Job) -> Outcome:
+    """Say of a variant that no process of accel can run what a server is to prove, or why the release has none."""
+    variant, built = result.variant, result.built
+    assert built is not None
+    served = targets.discover()[variant.target.name].triton(built.value, job.triton_release)
+    if isinstance(served, Skipped):
+        return served
+    repository = str(stages.run_dir / "repositories" / variant.id)
+    return Deferred(
+        f"only Triton's {served.backend} backend runs it: packaged for {job.triton_release}, neither proved nor timed",
+        repository,
+        f"accel verify {repository} --serve on a machine with a GPU and that release",
+    )
+
+
+def _tell(progress: Progress, id: str, stage: str, doing: str) -> None:
+    progress.variant(id, f"{stage}: {doing}")
+
+
 def _last(result: Result) -> bool:
     """Sort what compiles or calibrates for long on one core to the front: the others fill the second core meanwhile."""
     info = targets.info(result.variant.target)
-    return not (info.calibration or info.needs == "torch")
+    return not (info.calibration or info.needs in ("torch", "tensorflow"))
 
 
 def _parallel(onnx: Stage | None) -> int:
@@ -241,7 +408,7 @@ def _parallel(onnx: Stage | None) -> int:
 def _cannot_batch(emitted: Stage) -> bool:
     """Say whether a native backend serves the artifact without merging requests, which the Python backend could."""
     repository: Repository | None = emitted.value.repository
-    return repository is not None and repository.backend == "openvino"
+    return repository is not None and repository.backend != "python" and not repository.batches
 
 
 def _figures(result: Result) -> str:
@@ -266,7 +433,7 @@ def _measure(
 ) -> None:
     """Time everything that was built, also what failed its gate: a reader sees what the error would have bought."""
     entrants = [
-        measuring.Entrant(r.variant, r.built)
+        measuring.Entrant(r.variant, r.built, r.proof.value.precision)
         for r in results
         if r.outcome is None and r.built is not None and r.proof is not None
     ]
@@ -309,8 +476,8 @@ def _serve(
     kept: Store,
     machine: hardware.Hardware,
     progress: Progress,
-) -> None:
-    """Measure every repository of every variant that passed, behind a real server."""
+) -> Session | None:
+    """Measure every repository of every variant that passed, behind a real server; None where there is none."""
     entrants, owners = [], {}
     for result in results:
         if standing(result)[0] == "ok" and result.proof is not None:
@@ -320,7 +487,7 @@ def _serve(
                 entrants.append(Entrant(name, emitted, repository.backend, result.proof.value.precision, rival))
                 owners[name] = result
     if not entrants:
-        return
+        return None
     session = serve_all(
         entrants,
         described,
@@ -334,6 +501,7 @@ def _serve(
         owner.points = (*owner.points, *entry.points)
         if entry.failed is not None:
             owner.unserved[entry.name] = entry.failed.cause
+    return session
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from typing import Literal
 from accel.artifacts import TensorSpec, sha256_file
 from accel.errors import InputError
 
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+"""What a tokenizer gives."""
 Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 """Pillow's filters, in the order of their numbers. Source: PIL.Image.Resampling."""
 

@@ -1,6 +1,24 @@
-"""What the pipeline tells whoever watches. The silent default; the terminal's version is in ``accel.terminal``."""
+"""What the pipeline tells whoever watches. The silent default; the terminal's version is in ``accel.terminal``.
+
+Long work inside a worker process tells in short phrases how far it is (``tell``); the worker passes them to the parent.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+_sinks: list[Callable[[str], None]] = []
+
+
+def tell(doing: str) -> None:
+    """Say what the work of this process is doing now; nobody hears it outside a worker."""
+    for sink in _sinks:
+        sink(doing)
+
+
+def listen(sink: Callable[[str], None]) -> None:
+    """Let ``sink`` take what ``tell`` says from now on."""
+    _sinks.append(sink)
 
 
 class Progress:

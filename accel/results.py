@@ -11,6 +11,7 @@ from accel.artifacts import Decision, Deferred, Failed, Measurement, ModelSource
 from accel.decide import Candidate
 from accel.hardware import Hardware
 from accel.job import Job
+from accel.serving import Session
 from accel.stages import TWIN, Described, Emitted, Proof, Stage
 
 BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
@@ -24,12 +25,19 @@ class Result:
     """What became of one variant so far.
 
     Attributes:
+        typing / typed_proof: the ONNX file in which the variant's precision was made, and how it compared on the CPU.
+        typed: the same file, as the build takes it.
+        kit: what finishes the variant elsewhere.
         twin: a second repository of the same artifact, which the Python backend serves and batches.
         unserved: name of a repository → why a server did not serve it.
     """
 
     variant: Variant
     outcome: Outcome | None = None
+    typing: Stage | None = None
+    typed: Stage | None = None
+    typed_proof: Stage | None = None
+    kit: Stage | None = None
     built: Stage | None = None
     proof: Stage | None = None
     emitted: Stage | None = None
@@ -56,6 +64,7 @@ class Run:
     onnx: Stage | None
     narrowed: Stage | None
     results: list[Result]
+    served: Session | None = None
     decisions: tuple[Decision, ...] = ()
     timings_s: dict[str, float] = field(default_factory=dict)
 
@@ -96,6 +105,8 @@ def served_candidates(result: Result) -> list[Candidate]:
 def alone(variant: Variant, job: Job) -> str:
     """Return the job's command with this variant's target alone, writing beside the run."""
     words = shlex.split(job.command)
+    if words[1:2] == ["build"]:  # a kit holds one variant
+        return job.command
     words = [w for w in words if not w.startswith(("--targets=", "--out="))]
     for flag in ("--targets", "-t", "--out", "-o"):
         while flag in words:
@@ -112,7 +123,10 @@ def standing(result: Result) -> tuple[Status, str | None, str | None]:
     if isinstance(result.outcome, Skipped):
         return "skipped", result.outcome.reason, result.outcome.fix
     if isinstance(result.outcome, Deferred):
-        return "deferred", result.outcome.reason, f"accel build {result.outcome.kit}"
+        return "deferred", result.outcome.reason, result.outcome.fix or f"accel build {result.outcome.kit}"
+    typed: Proof | None = result.typed_proof.value if result.typed_proof else None
+    if typed is not None and not typed.parity.passed:
+        return "gate_failed", f"the typed ONNX file, on the CPU: {'; '.join(typed.parity.reasons)}", None
     proof: Proof | None = result.proof.value if result.proof else None
     if proof is not None and not proof.parity.passed:
         return "gate_failed", "; ".join(proof.parity.reasons), None

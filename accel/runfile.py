@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accel import store
-from accel.artifacts import SCHEMA, Artifact, OnnxModel, to_json
+from accel.artifacts import SCHEMA, Artifact, OnnxModel, Typed, to_json
 from accel.results import Result, Run, alone, standing
 from accel.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Emitted, Proof
 
@@ -70,6 +70,11 @@ def _show_variant(folder: Path, result: Result, run: Run) -> None:
         files[LOG] = result.built.folder / LOG
         files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {alone(result.variant, run.job)}\n"
         store.replace_folder(folder / "variants" / id, files)
+    elif result.kit is not None:
+        kit = {f"kit/{name}": path for name, path in _all(result.kit.folder / FILES).items()}
+        store.replace_folder(folder / "variants" / id, kit)
+    elif result.typed_proof is not None:
+        store.remove(folder / "variants" / id)  # the kit of an earlier run would build what now fails its gate
     for name, emitted in result.repositories.items():
         store.replace_folder(folder / "repositories" / name, _all(emitted.folder / REPOSITORY))
 
@@ -125,6 +130,7 @@ def _document(run: Run) -> dict[str, Any]:
             "gates": dict(run.job.gates),
         },
         "variants": [_variant(r) for r in run.results],
+        "served": run.served and {"via": run.served.via, "release": run.served.release},
         "decisions": [_decision(d) for d in run.decisions],
         "timings_s": {name: round(value, 3) for name, value in run.timings_s.items()},
     }
@@ -136,6 +142,9 @@ def _notice(run: Run) -> str | None:
     lines = [source.notice] if source.notice else []
     if source.unproved_int64 and run.job.allow_unproved_int64:
         lines.append("int64 values that are not proved to fit int32 may wrap in OpenVINO (--allow-unproved-int64)")
+    loud = {text: None for r in run.results for m in r.points if m.gpu is not None for text in m.gpu.warnings}
+    if loud:
+        lines.append(f"the GPU was not quiet while it was measured: {'; '.join(loud)}")
     return "; ".join(lines) or None
 
 
@@ -180,6 +189,7 @@ def _variant(result: Result) -> dict[str, Any]:
             "facts": to_json(artifact.built.facts),
             "parent_sha256": artifact.parent_sha256,
         },
+        "typing": _typing(result),
         "parity": proof and {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
         "repository": f"repositories/{result.variant.id}" if served else None,
         "twin": f"repositories/{result.variant.id}{TWIN}" if result.twin else None,
@@ -187,6 +197,20 @@ def _variant(result: Result) -> dict[str, Any]:
         "unverified_for_release": to_json(emitted.repository.unverified) if emitted and emitted.repository else [],
         "cached": bool(result.built and result.built.cached and not result.freshly_measured),
         "measurements": to_json(result.points),
+    }
+
+
+def _typing(result: Result) -> dict[str, Any] | None:
+    """Say how the ONNX file was typed and what that cost, where the precision is made there."""
+    if result.typing is None or result.typed_proof is None:
+        return None
+    typed: Typed = result.typing.value
+    proof: Proof = result.typed_proof.value
+    return {
+        "onnx": to_json(typed.onnx.file),
+        "facts": to_json(typed.facts),
+        "parity": {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
+        "kit": f"variants/{result.variant.id}/kit" if result.kit is not None else None,
     }
 
 

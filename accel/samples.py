@@ -64,6 +64,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise SampleError(f"no sample file at {path}")
     fix = "write it with numpy.savez from plain arrays; arrays of Python objects are refused"
+    if not path.stat().st_size:
+        raise SampleError(f"{path} cannot be read as .npz: it is empty", fix=fix)
     if not zipfile.is_zipfile(path):
         raise SampleError(f"{path} cannot be read as .npz: it is no zip archive, or truncated", fix=fix)
     try:
@@ -163,6 +165,8 @@ def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndar
             raise SampleError(f"sample {index}: {error.message}", fix=error.fix) from error
         for spec in source.inputs:
             for size, dim in zip(fitted[spec.name].shape, spec.dims, strict=True):
+                if dim == "batch" and size == 0:
+                    raise SampleError(f"sample {index}: input {spec.name!r} holds no item: it has no rows")
                 if isinstance(dim, str) and dim != "batch" and not axes[dim].min <= size <= axes[dim].max:
                     raise SampleError(
                         f"sample {index}: axis {dim!r} of input {spec.name!r} is {size}, expected {axes[dim].min} to "

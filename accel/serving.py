@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ import numpy as np
 from accel import store
 from accel.artifacts import Failed, Measurement, to_json
 from accel.bench import stability
-from accel.bench.rounds import MEMORY_RESERVE
+from accel.bench.interleave import interleave
 from accel.decide import Objective
-from accel.errors import AccelError, CheckFailed
-from accel.hardware import Hardware, available_memory_bytes
+from accel.errors import AccelError, CheckFailed, StageError
+from accel.hardware import Hardware
 from accel.job import Job
 from accel.stages import REPOSITORY, Described, Stage
 from accel.store import Store
@@ -70,9 +69,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One interleaved session over all repositories of a run."""
+    """One interleaved session over all repositories of a run.
 
-    via: str
+    Attributes:
+        via: how the servers were run: ``embedded``, ``local`` or ``docker``; None where no repository was served.
+        release: their Triton release, or None where it is not known.
+    """
+
+    via: str | None
+    release: str | None
     entries: tuple[Entry, ...]
 
 
@@ -133,16 +138,13 @@ def _feeds(described: Stage, folder: Path, job: Job) -> list[dict[str, np.ndarra
 
 @dataclass(slots=True)
 class _Seen:
-    """The windows of one load, and what the server counted during them alone."""
+    """The windows of one load, the span of each, and what became of the requests (``bench.served.Sent``)."""
 
     windows: list[Any] = field(default_factory=list)
-    counted: dict[str, int] = field(default_factory=dict)
-    cpu_s: float | None = 0.0
-    seconds: float = 0.0
-    rss_mib: float = 0.0
+    spans: list[tuple[Any, Any]] = field(default_factory=list)
     failures: int = 0
     error: str | None = None
-    gauges: dict[str, float] = field(default_factory=dict)
+    first_ms: float = 0.0
 
 
 class _Runner:
@@ -150,6 +152,7 @@ class _Runner:
 
     def __init__(self, entrant: Entrant, job: Job, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
         self.entrant = entrant
+        self.name = entrant.name
         self.seen = {n: _Seen() for n in CONCURRENCY}
         self.twin = False
         self.load_ms = 0.0
@@ -160,9 +163,14 @@ class _Runner:
         """Start the server, check its answers, and warm it up at every load."""
         from accel.bench.load import Generator, fit_feeds
         from accel.triton import manifest, served
-        from accel.triton.server import start
+        from accel.triton.server import lacking, start
 
-        name, root = self.entrant.name, self.entrant.emitted.folder / REPOSITORY
+        name, root = self.name, self.entrant.emitted.folder / REPOSITORY
+        if self.entrant.rival and lacking(root, via=self._job.via):
+            raise CheckFailed(
+                "this server has no such backend, and the repository beside it serves the artifact through the Python "
+                "backend"
+            )
         logs = self._job.run_dir / "logs"
         begin = time.monotonic()
         self.server = self._open.enter_context(start(root, via=self._job.via, log=logs / f"{name}.server.log"))
@@ -181,21 +189,23 @@ class _Runner:
         for n in CONCURRENCY:
             self._window(n, WARM_S)
 
-    def round(self, concurrency: int) -> None:
-        """Put one load on the server for one window."""
+    def turn(self) -> None:
+        """Put each load on the server for one window."""
+        for n in CONCURRENCY:
+            self._round(n)
 
+    def close(self) -> None:
+        """Stop the server and what sends to it."""
+        self._open.close()
+
+    def _round(self, concurrency: int) -> None:
         seen, generator = self.seen[concurrency], self.generator
         before, window, after = self._window(concurrency, ROUND_S)
         seen.windows.append(window)
-        for key, value in after.counters.items():
-            seen.counted[key] = seen.counted.get(key, 0) + value - before.counters[key]
-        used = None if before.cpu_s is None or after.cpu_s is None else after.cpu_s - before.cpu_s
-        seen.cpu_s = None if seen.cpu_s is None or used is None else seen.cpu_s + used
-        seen.seconds += (after.at_ns - before.at_ns) / 1e9
-        seen.rss_mib = max(seen.rss_mib, after.rss_mib)
-        seen.gauges = after.gauges
+        seen.spans.append((before, after))
         seen.failures += generator.failures
         seen.error = seen.error or generator.error
+        seen.first_ms = seen.first_ms or generator.first_ms
 
     def _window(self, concurrency: int, seconds: float) -> tuple[Any, Any, Any]:
         """Return the mark before a window, the window, and the mark after it."""
@@ -223,14 +233,7 @@ class _Runner:
         limit = self._job.constraints.max_p99_ms
         if limit is None or not len(window.answered) or float(np.median(window.latency_ms)) > limit:
             return 0
-        return -(-P99_REQUESTS // ROUNDS)
-
-    def close(self) -> None:
-        self._open.close()
-
-
-P99_REQUESTS = 600
-"""Requests at a load on which a p99 is demanded: six beyond the percentile, one more than it needs."""
+        return stability.p99_calls(ROUNDS)
 
 
 class _Session:
@@ -244,94 +247,62 @@ class _Session:
         progress: Callable[[str, str], None],
     ) -> None:
         self._job, self._feeds, self._folder, self._progress = job, feeds, folder, progress
-        self._failed: dict[str, Failed] = {}
         self._id = uuid.uuid4().hex[:12]
 
     def run(self, entrants: Sequence[Entrant]) -> Session:
         runners = [_Runner(e, self._job, self._feeds) for e in entrants]
-        try:
-            resident = self._open_all(runners)
-            for number in range(ROUNDS):
-                order = [r for r in runners if r.entrant.name not in self._failed]
-                random.Random(number).shuffle(order)
-                for runner in order:
-                    with self._watch(runner, f"served, round {number + 1} of {ROUNDS}"):
-                        if not resident:
-                            runner.open()
-                        for n in CONCURRENCY:
-                            runner.round(n)
-                    if not resident:
-                        runner.close()
-            via = next((r.server.endpoint.via for r in runners if r.entrant.name not in self._failed), "")
-        finally:
-            for runner in runners:
-                runner.close()
+        errors = interleave(runners, ROUNDS, opening="starting a server", turn="served, round", progress=self._progress)
         (self._folder / "raw").mkdir()
-        return Session(via, tuple(self._entry(r) for r in runners))
+        entries = tuple(self._entry(r, errors.get(r.name)) for r in runners)
+        endpoints = [r.server.endpoint for r in runners if r.name not in errors]
+        via, release = (endpoints[0].via, endpoints[0].release) if endpoints else (None, None)
+        return Session(via, release, entries)
 
-    def _open_all(self, runners: Sequence[_Runner]) -> bool:
-        """Open all; where memory does not hold them together, close them again and return False."""
-        free = available_memory_bytes()
-        for runner in runners:
-            with self._watch(runner, "starting a server"):
-                runner.open()
-                if runner.twin and runner.entrant.rival:
-                    raise CheckFailed(
-                        "this server has no such backend, and the repository beside it serves the artifact through "
-                        "the Python backend"
-                    )
-            if available_memory_bytes() < MEMORY_RESERVE * free:
-                for opened in runners:
-                    opened.close()
-                return False
-        return True
-
-    @contextlib.contextmanager
-    def _watch(self, runner: _Runner, doing: str) -> Iterator[None]:
-        """Turn a repository's failure into its result and stop its server; the others go on."""
-        name = runner.entrant.name
-        self._progress(name, doing)
-        try:
-            yield
-        except AccelError as error:
-            log = self._job.run_dir / "logs" / f"{name}.server.log"
-            self._failed[name] = Failed("serve", error.message, log=str(log) if log.exists() else None)
-            runner.close()
-
-    def _entry(self, runner: _Runner) -> Entry:
-        name = runner.entrant.name
-        if name in self._failed:
-            return Entry(name, (), self._failed[name])
-        raw = {f"{n}/{i:03d}": w.rows for n, seen in runner.seen.items() for i, w in enumerate(seen.windows)}
-        np.savez_compressed(self._folder / "raw" / f"{name}.npz", **raw)
-        return Entry(name, tuple(self._summary(runner, n) for n in CONCURRENCY))
+    def _entry(self, runner: _Runner, error: AccelError | None) -> Entry:
+        """Return what a repository did; one whose loads give no figures fails alone, as one whose server ended does."""
+        if error is None:
+            raw = {f"{n}/{i:03d}": w.rows for n, seen in runner.seen.items() for i, w in enumerate(seen.windows)}
+            np.savez_compressed(self._folder / "raw" / f"{runner.name}.npz", **raw)
+            try:
+                return Entry(runner.name, tuple(self._summary(runner, n) for n in CONCURRENCY))
+            except StageError as found:
+                error = found
+        log = self._job.run_dir / "logs" / f"{runner.name}.server.log"
+        return Entry(runner.name, (), Failed("serve", error.message, log=str(log) if log.exists() else None))
 
     def _summary(self, runner: _Runner, concurrency: int) -> Measurement:
-        from accel.bench.load import Load
-        from accel.bench.served import Labels, Mark, summarise
+        """Reduce one load to its figures.
 
-        entrant, seen = runner.entrant, runner.seen[concurrency]
-        zero = Mark(0, dict.fromkeys(seen.counted, 0), None if seen.cpu_s is None else 0.0, 0.0, seen.gauges)
-        total = Mark(int(seen.seconds * 1e9), seen.counted, seen.cpu_s, seen.rss_mib, seen.gauges)
-        labels = Labels(
-            backend="python" if runner.twin else entrant.backend,
-            threads=self._job.threads,
-            precision=entrant.precision,
-            repository=f"repositories/{entrant.name}",
-        )
+        Raises:
+            StageError: no request of one of its rounds was answered, so that it pairs with none of the others.
+        """
+        from accel.bench.load import Load
+        from accel.bench.served import Labels, summarise
+
+        entrant, seen, load = runner.entrant, runner.seen[concurrency], Load(concurrency=concurrency)
+        if any(len(w.answered) == 0 for w in seen.windows):
+            raise StageError(
+                f"{load}: no request of a whole round was answered; the first error: {seen.error}",
+                fix="look at the server's log",
+            )
         point = summarise(
-            Load(concurrency=concurrency),
+            load,
             seen.windows,
-            [zero, total],
+            seen.spans,
             runner.feeds,
             runner.served,
-            runner.generator,
-            labels=labels,
+            seen,
+            labels=Labels(
+                backend="python" if runner.twin else entrant.backend,
+                threads=self._job.threads,
+                precision=entrant.precision,
+                repository=f"repositories/{entrant.name}",
+            ),
             raw=f"measurements/served/{entrant.name}.npz",
             session=self._id,
         )
         scenario: Objective = "latency" if concurrency == 1 else "throughput"
-        item_ms = [w.seconds * 1e3 / max(1, len(w.answered)) for w in seen.windows]
+        item_ms = [w.seconds * 1e3 / len(w.answered) for w in seen.windows]
         rounds = [float(np.median(w.latency_ms)) for w in seen.windows] if scenario == "latency" else item_ms
         return dataclasses.replace(
             point,
@@ -339,6 +310,4 @@ class _Session:
             rounds_ms=tuple(rounds),
             stable=stability.stable(rounds),
             load_ms=runner.load_ms,
-            failures=seen.failures,
-            error=seen.error,
         )

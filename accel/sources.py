@@ -1,6 +1,7 @@
 """What the user named as SOURCE: which kind of source it is, and a content key for it. Runs in the parent.
 
-    SOURCE := ZOO_NAME["@small"] | HUB_ID ("org/name") | FOLDER (with config.json) | FILE.py:FACTORY | FILE.pt2 | FILE.onnx
+    SOURCE := ZOO_NAME["@small"] | HUB_ID ("org/name") | FOLDER (with config.json, or a SavedModel) | FILE.py:FACTORY
+              | FILE.pt2 | FILE.onnx | FILE.keras | FILE.h5 | FILE.pb (a frozen graph)
 
 Nothing here imports a framework or runs a model: loading is ``accel.exporters``' work, in a worker process. A pickle is
 recognised by its suffix and refused: opening one runs whatever code it holds.
@@ -14,14 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from accel.artifacts import sha256_file, sha256_json, to_json
-from accel.errors import InputError, UnavailableError, UsageError, nearest
+from accel.artifacts import GraphChoice, sha256_file, sha256_json, to_json
+from accel.errors import InputError, UsageError, nearest
 
-Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx"]
+Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
 Weights = Literal["auto", "pretrained", "random"]
 
 PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"}
-TENSORFLOW = {".keras", ".pb", ".h5", ".hdf5"}
+TENSORFLOW_FILES = ("savedmodel", "keras", "graphdef")
+"""Kinds that TensorFlow reads from a file or folder."""
+KERAS = {".keras", ".h5", ".hdf5"}
+SAVED_MODEL = "saved_model.pb"
+GIVEN = ".onnx, .pt2, .keras, .h5, a frozen .pb, file.py:factory or a folder"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FACTORY = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
@@ -43,6 +48,7 @@ class SourceRequest:
         ranges: lowest and highest value by integer input.
         min_shapes / opt_shapes / max_shapes: shapes by input.
         model_name: name of the model on the server, when the user chose it.
+        graph: what to take of a TensorFlow source.
     """
 
     text: str
@@ -58,6 +64,7 @@ class SourceRequest:
     opt_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     max_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     model_name: str | None = None
+    graph: GraphChoice = field(default_factory=GraphChoice)
 
     @property
     def name(self) -> str:
@@ -66,7 +73,7 @@ class SourceRequest:
             return self.model_name
         if self.kind == "factory":
             stem = Path(self.reference.rpartition(":")[0]).stem
-        elif self.kind in ("exported", "onnx"):
+        elif self.kind in ("exported", "onnx", "keras", "graphdef"):
             stem = Path(self.reference).stem
         else:
             stem = self.reference.rstrip("/").rpartition("/")[2]
@@ -86,13 +93,13 @@ def recognise(
     opt_shapes: Mapping[str, tuple[int, ...]] | None = None,
     max_shapes: Mapping[str, tuple[int, ...]] | None = None,
     model_name: str | None = None,
+    graph: GraphChoice | None = None,
 ) -> SourceRequest:
     """Decide what SOURCE is, without opening more than a folder listing.
 
     Raises:
         UsageError: neither a known zoo name (the nearest is suggested) nor anything else, or a bad ``model_name``.
         InputError: a file or folder that is missing, or of a kind that is refused (a pickle).
-        UnavailableError: a TensorFlow source, which this version does not read.
     """
     kind, reference = _kind(text.strip())
     if model_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", model_name):
@@ -103,6 +110,8 @@ def recognise(
         raise UsageError(f"--task is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --task out")
     if weights == "random" and kind not in ("zoo", "huggingface"):
         raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
+    graph = graph or GraphChoice()
+    _check_graph(graph, kind, text)
     return SourceRequest(
         text=text,
         kind=kind,
@@ -117,7 +126,23 @@ def recognise(
         opt_shapes=dict(opt_shapes or {}),
         max_shapes=dict(max_shapes or {}),
         model_name=model_name,
+        graph=graph,
     )
+
+
+def _check_graph(graph: GraphChoice, kind: Kind, text: str) -> None:
+    """Refuse a choice that this kind of source does not have."""
+    if graph.signature is not None and kind != "savedmodel":
+        raise UsageError(f"--signature is for SavedModels, and {text!r} is none ({kind})", fix="leave --signature out")
+    if (graph.inputs or graph.outputs) and kind != "graphdef":
+        raise UsageError(
+            f"--input-tensors and --output-tensors are for frozen graphs (.pb), and {text!r} is none ({kind})",
+            fix="leave them out",
+        )
+    if graph.nchw and kind not in (*TENSORFLOW_FILES, "factory", "zoo"):
+        raise UsageError(
+            f"--inputs-as-nchw is for TensorFlow sources, and {text!r} is none ({kind})", fix="leave it out"
+        )
 
 
 def _kind(text: str) -> tuple[Kind, str]:
@@ -138,11 +163,11 @@ def _kind(text: str) -> tuple[Kind, str]:
     suffix = path.suffix.lower()
     if path.is_dir():
         return _folder(path)
-    if suffix in TENSORFLOW:
-        _file(text, "model")
-        raise UnavailableError(
-            f"TensorFlow sources are not built yet: {text}", fix="convert it to ONNX with tf2onnx and give the .onnx"
-        )
+    if suffix in KERAS:
+        return "keras", str(_file(text, "Keras model"))
+    if suffix == ".pb":
+        path = _file(text, "graph")
+        return ("savedmodel", str(path.parent)) if path.name == SAVED_MODEL else ("graphdef", str(path))
     if suffix in PICKLES:
         _file(text, "model")
         raise InputError(
@@ -160,7 +185,7 @@ def _kind(text: str) -> tuple[Kind, str]:
     if suffix == ".py":
         raise UsageError(f"{text} names no factory", fix=f"{text}:NAME, the function that returns the module")
     if path.exists():
-        raise InputError(f"{text} is not a model file accel knows", fix="give .onnx, .pt2, file.py:factory or a folder")
+        raise InputError(f"{text} is not a model file accel knows", fix=f"give {GIVEN}")
     if HUB_ID.fullmatch(text):
         return "huggingface", text
     if "/" in text or text.startswith("."):
@@ -181,14 +206,13 @@ def _file(text: str, what: str) -> Path:
 def _folder(path: Path) -> tuple[Kind, str]:
     if (path / "config.json").is_file():
         return "huggingface", str(path.resolve())
-    if (path / "saved_model.pb").is_file():
-        raise UnavailableError(
-            f"TensorFlow sources are not built yet: {path} is a SavedModel", fix="convert it to ONNX with tf2onnx"
-        )
+    if (path / SAVED_MODEL).is_file():
+        return "savedmodel", str(path.resolve())
     found = sorted(p.name for p in path.iterdir())[:5]
     raise InputError(
-        f"{path} is no Hugging Face folder: it has no config.json (found {', '.join(found) or 'nothing'})",
-        fix="give the folder that save_pretrained wrote",
+        f"{path} is neither a Hugging Face folder nor a SavedModel: it has no config.json and no {SAVED_MODEL} (found "
+        f"{', '.join(found) or 'nothing'})",
+        fix="give the folder that save_pretrained or tf.saved_model.save wrote",
     )
 
 
@@ -257,7 +281,7 @@ def content_key(request: SourceRequest) -> str | None:
     weights = request.weights if request.weights == "random" else "stored"
     # Files stand for themselves wherever they lie; only a name that is not a path belongs to the content.
     name = request.reference if request.kind == "zoo" else ""
-    return sha256_json([request.kind, name, request.task, weights, hashes])
+    return sha256_json([request.kind, name, request.task, weights, hashes, to_json(request.graph)])
 
 
 def quick_key(request: SourceRequest) -> str | None:
@@ -297,7 +321,9 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
         local = huggingface_folder(request.reference, request.revision)
         return _listing(local) if local else None
     path = Path(request.reference)
-    if request.kind == "exported":
+    if request.kind == "savedmodel":
+        return {p.relative_to(path).as_posix(): p for p in sorted(path.rglob("*")) if p.is_file()}
+    if request.kind in ("exported", "keras", "graphdef"):
         return {path.name: path}
     return {path.name: path} | {name: path.parent / name for name in _external_data(path)}
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel import environments, parity, sources, store, targets
+from accel import environments, kits, parity, sources, store, targets
 from accel.artifacts import (
     Artifact,
     BuildRequest,
@@ -25,16 +25,20 @@ from accel.artifacts import (
     Repository,
     SampleSet,
     Skipped,
+    Typed,
     Variant,
     file_refs,
     from_json,
     to_json,
 )
+from accel.builders import TargetInfo
 from accel.contract import Narrowed
 from accel.exporters.processing import find
 from accel.hardware import Hardware
 from accel.job import Job
 from accel.store import Store
+from accel.triton import releases
+from accel.triton.launch import image
 from accel.triton.overrides import file_hashes
 from accel.worker import run_task
 
@@ -48,7 +52,11 @@ REPOSITORY = "repository"
 TWIN = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
 
-TOOLCHAIN = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "numpy", "tritonclient")
+TOOLCHAIN = (
+    *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "numpy", "tritonclient"),
+    *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
+    *("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "polygraphy"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,7 @@ class Stages:
         self._hardware = hardware
         self._store = kept
         self._versions = store.package_versions(*TOOLCHAIN) | {"python": sys.version.split()[0]}
+        self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
 
     def describe(self) -> Stage:
@@ -163,7 +172,7 @@ class Stages:
             source=source,
             opset=self._job.opset,
             reference=reference.key,
-            code=store.code_hash("exporters"),
+            code=store.code_hash("exporters", "detections.py", "parity.py"),
             versions=self._versions,
         )
 
@@ -192,8 +201,120 @@ class Stages:
 
         return self._stage("narrow", key, Narrowed, make)
 
-    def build(self, variant: Variant, described: Stage, onnx: Stage | None) -> Stage:
-        """Build one variant."""
+    def prepare(
+        self, variant: Variant, described: Stage, onnx: Stage, *, tell: Callable[[str], None] | None = None
+    ) -> Stage:
+        """Type the exported ONNX file for a variant whose precision is made there; ``tell`` as for ``build``."""
+        made: Described = described.value
+        key = store.key(
+            variant=variant,
+            onnx=(onnx.value.file.sha256, [f.sha256 for f in onnx.value.data]),
+            samples=made.samples.sha256,
+            contract=(made.source.inputs, made.source.outputs),
+            code=self._builder_code(variant),
+            versions=self._versions,
+            environment=environments.requirements("modelopt"),
+        )
+
+        def make(folder: Path) -> Typed:
+            files = folder / FILES
+            files.mkdir()
+            params = {"request": self._request(variant, described, onnx), "out_dir": str(files)}
+            return from_json(Typed, self._run("prepare", params, variant.id, tell=tell))
+
+        return self._stage(f"typed-{variant.id}", key, Typed, make)
+
+    def prove_typed(self, variant: Variant, typed: Stage, described: Stage, reference: Stage) -> Stage:
+        """Run a typed ONNX file over all feeds on the CPU and hold it against the variant's gate."""
+        asked = targets.info(variant.target).precision
+        key = store.key(
+            typed=typed.key,
+            reference=reference.key,
+            gates=dict(self._job.gates),
+            code=store.code_hash("parity.py", "detections.py", "tasks.py", "builders", "graph"),
+            versions=self._versions,
+            hardware=self._hardware.fingerprint,
+        )
+
+        def make(folder: Path) -> Proof:
+            found = folder / "answers.npz"
+            params = {
+                "of": variant.target.name,
+                "typed": to_json(typed.value),
+                "folder": str(typed.folder / FILES),
+                "out": str(found),
+                "threads": self._job.threads,
+            }
+            ran = self._run("typed_answers", {**_shared(described), **params}, variant.id)
+            verdict = self._compare(asked, found, described, reference, variant.id)
+            found.unlink()
+            return Proof(verdict, asked, asked, ran["feeds"])
+
+        return self._stage(f"typed-proof-{variant.id}", key, Proof, make)
+
+    def kit(
+        self, variant: Variant, typed: Stage, proof: Stage, described: Stage, reference: Stage, *, reason: str
+    ) -> Stage:
+        """Put together what finishes a variant on a machine that can build it."""
+        made: Described = described.value
+        job = self._job
+        overrides = job.triton.get(variant.target.name, "")
+        row = releases.release(job.triton_release)
+        kit = kits.Kit(
+            variant=variant,
+            source=made.source,
+            samples=made.samples,
+            onnx=typed.value.onnx,
+            typing=typed.value.facts,
+            proof=proof.value.parity,
+            feeds=reference.value.feeds,
+            settings=kits.Settings(
+                gates=dict(job.gates),
+                objectives=job.objectives,
+                constraints=job.constraints,
+                rounds=job.rounds,
+                round_s=job.round_s,
+                timeout_s=job.timeout_s,
+                triton_release=job.triton_release,
+                model_version=job.model_version,
+                overrides=overrides,
+            ),
+            toolchain=kits.Toolchain(
+                {"tensorrt": row.tensorrt} if row.tensorrt is not None else {}, image(row), self._versions
+            ),
+            reason=reason,
+            command=job.command,
+        )
+        key = store.key(
+            kit=kit,
+            typed=typed.key,
+            proof=proof.key,
+            reference=reference.key,
+            override_files=file_hashes(overrides),
+            code=store.code_hash("kits.py"),
+        )
+
+        def make(folder: Path) -> kits.Kit:
+            files = folder / FILES
+            files.mkdir()
+            return kits.write(
+                kit,
+                files,
+                onnx=typed.folder / FILES,
+                samples=described.folder,
+                reference=reference.folder / reference.value.file,
+            )
+
+        return self._stage(f"kit-{variant.id}", key, kits.Kit, make)
+
+    def build(
+        self, variant: Variant, described: Stage, onnx: Stage | None, *, tell: Callable[[str], None] | None = None
+    ) -> Stage:
+        """Build one variant, from the typed ONNX file where it has one.
+
+        Args:
+            tell: takes short phrases on how far a long build is.
+        """
         made: Described = described.value
         info = targets.info(variant.target)
         parent = made.source.key if onnx is None or info.needs != "onnx" else onnx.value.file.sha256
@@ -202,7 +323,7 @@ class Stages:
             parent=parent,
             contract=(made.source.inputs, made.source.outputs),
             data=[f.sha256 for f in onnx.value.data] if onnx and info.needs == "onnx" else [],
-            calibration=made.samples.sha256 if info.calibration else None,
+            calibration=made.samples.sha256 if info.calibration or _measures_ranges(info) else None,
             code=self._builder_code(variant),
             versions=self._versions,
             environment=environments.requirements(targets.discover()[variant.target.name].environment(variant.target)),
@@ -211,21 +332,12 @@ class Stages:
         )
 
         def make(folder: Path) -> Artifact:
-            request = BuildRequest(
-                variant=variant,
-                source=made.source,
-                onnx=onnx.value if onnx else None,
-                onnx_folder=str(onnx.folder) if onnx else None,
-                samples=made.samples,
-                samples_folder=str(described.folder),
-                threads=self._job.threads,
-            )
             files = folder / FILES
             files.mkdir()
             log = self.logs / f"{variant.id}.log"
             log.unlink(missing_ok=True)
-            params = {"request": to_json(request), "out_dir": str(files)}
-            answer = self._run("build", params, variant.id, python=self.python(variant))
+            params = {"request": self._request(variant, described, onnx), "out_dir": str(files)}
+            answer = self._run("build", params, variant.id, python=self.python(variant), tell=tell)
             shutil.copyfile(log, folder / LOG)
             for file in files.rglob("*"):
                 if file.is_file():
@@ -247,29 +359,21 @@ class Stages:
             reference=reference.key,
             gates=gates,
             unproved=made.source.unproved_int64 if int32_inside and not self._job.allow_unproved_int64 else (),
-            code=store.code_hash("parity.py", "tasks.py", "builders/__init__.py"),
+            code=store.code_hash("parity.py", "detections.py", "tasks.py", "builders/__init__.py"),
             hardware=self._hardware.fingerprint,
         )
 
         def make(folder: Path) -> Proof:
-            shared = {
-                "source": to_json(made.source),
-                "samples": to_json(made.samples),
-                "samples_folder": str(described.folder),
-            }
             found = folder / "answers.npz"
             params = {"artifact": to_json(artifact), "folder": str(built.folder / FILES), "out": str(found)}
             ran = self._run(
                 "answers",
-                {**shared, **params, "threads": self._job.threads},
+                {**_shared(described), **params, "threads": self._job.threads},
                 artifact.variant.id,
                 python=self.python(artifact.variant),
             )
             held = ran["precision"] if asked == "none" else asked
-            gate = parity.gate_for(held, outputs=made.source.outputs, task=made.source.gate, overrides=gates)
-            truth = reference.folder / reference.value.file
-            params = {"reference": str(truth), "answers": str(found), "gate": gate}
-            verdict = from_json(Parity, self._run("compare", {**shared, **params}, artifact.variant.id))
+            verdict = self._compare(held, found, described, reference, artifact.variant.id)
             found.unlink()
             if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:
                 values = "; ".join(made.source.unproved_int64[:3])
@@ -284,8 +388,14 @@ class Stages:
 
         return self._stage(f"proof-{artifact.variant.id}", key, Proof, make)
 
-    def emit(self, built: Stage, proof: Stage, described: Stage, reference: Stage, *, twin: bool = False) -> Stage:
-        """Write the Triton model repository of a built variant, or its twin that the Python backend serves."""
+    def emit(
+        self, built: Stage, proof: Stage | None, described: Stage, reference: Stage, *, twin: bool = False
+    ) -> Stage:
+        """Write the Triton model repository of a built variant, or its twin that the Python backend serves.
+
+        Args:
+            proof: None for a variant that only a server can run.
+        """
         artifact: Artifact = built.value
         made: Described = described.value
         builder = targets.discover()[artifact.variant.target.name]
@@ -294,7 +404,7 @@ class Stages:
         overrides = self._job.triton.get(artifact.variant.target.name + (TWIN if twin else ""), "")
         key = store.key(
             build=built.key,
-            proof=proof.key,
+            proof=proof.key if proof else None,
             samples=made.samples.sha256,
             reference=reference.key,
             twin=twin,
@@ -321,7 +431,7 @@ class Stages:
                 "model_version": self._job.model_version,
                 "samples": str(described.folder / made.samples.shapes.path),
                 "reference": str(reference.folder / reference.value.file),
-                "parity": to_json(proof.value.parity),
+                "parity": to_json(proof.value.parity) if proof else None,
                 "python": twin,
                 "overrides": overrides,
                 "pipeline": to_json(pipeline),
@@ -332,6 +442,32 @@ class Stages:
 
         return self._stage(f"emit-{artifact.variant.id}{TWIN if twin else ''}", key, Emitted, make)
 
+    def _request(self, variant: Variant, described: Stage, onnx: Stage | None) -> Any:
+        request = BuildRequest(
+            variant=variant,
+            source=described.value.source,
+            onnx=onnx.value if onnx else None,
+            onnx_folder=str(onnx.folder) if onnx else None,
+            samples=described.value.samples,
+            samples_folder=str(described.folder),
+            threads=self._job.threads,
+        )
+        return to_json(request)
+
+    def _compare(self, held: str, found: Path, described: Stage, reference: Stage, id: str) -> Parity:
+        """Hold answers against the gate of a precision."""
+        source: ModelSource = described.value.source
+        gate = parity.gate_for(
+            held,
+            outputs=source.outputs,
+            task=source.gate,
+            overrides=dict(self._job.gates),
+            detections=source.detections,
+        )
+        truth = reference.folder / reference.value.file
+        params = {"reference": str(truth), "answers": str(found), "gate": gate}
+        return from_json(Parity, self._run("compare", {**_shared(described), **params}, id))
+
     def python(self, variant: Variant) -> Path:
         """Return the interpreter that builds and runs a variant."""
         return environments.python(targets.discover()[variant.target.name].environment(variant.target))
@@ -341,7 +477,8 @@ class Stages:
         shared = [
             f"builders/{p.name}" for p in (store.PACKAGE / "builders").glob("*.py") if not p.stem.startswith("to_")
         ]
-        loader = ["exporters"] if targets.info(variant.target).needs == "torch" else []
+        loads = targets.info(variant.target).needs in ("torch", "tensorflow") or "frontend" in variant.options
+        loader = ["exporters"] if loads else []
         return store.code_hash(str(module.__file__), "graph", *shared, *loader)
 
     def _stage(self, name: str, key: str, cls: type[Any], make: Callable[[Path], Any]) -> Stage:
@@ -351,7 +488,15 @@ class Stages:
             value = make(folder)
             return Stage(value, self._store.put(name, key, value, folder), key, cached=False)
 
-    def _run(self, task: str, params: Any, log: str, *, python: Path | None = None) -> Any:
+    def _run(
+        self,
+        task: str,
+        params: Any,
+        log: str,
+        *,
+        python: Path | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> Any:
         return run_task(
             task,
             params,
@@ -359,4 +504,20 @@ class Stages:
             threads=self._job.threads,
             timeout_s=self._job.timeout_s,
             python=python,
+            tell=tell,
         )
+
+
+def _measures_ranges(info: TargetInfo) -> bool:
+    """Say whether a build looks at samples to find what half precision cannot hold."""
+    return info.needs == "onnx" and info.precision in ("fp16", "bf16")
+
+
+def _shared(described: Stage) -> dict[str, Any]:
+    """Return the parameters of every task that runs over the samples."""
+    made: Described = described.value
+    return {
+        "source": to_json(made.source),
+        "samples": to_json(made.samples),
+        "samples_folder": str(described.folder),
+    }

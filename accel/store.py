@@ -209,7 +209,8 @@ def replace_folder(path: Path, files: Mapping[str, Path | str], *, copy: bool = 
                 if isinstance(source, str):
                     target.write_text(source)
                 else:
-                    link_or_copy(source, target, copy=copy)
+                    # onnx's checker and loader refuse external data that has several names
+                    link_or_copy(source, target, copy=copy or source.suffix == ".data")
             if _there(path):
                 path.rename(old)
             new.rename(path)
@@ -256,10 +257,9 @@ def _holds(path: Path, files: Mapping[str, Path | str], *, copy: bool) -> bool:
 def link_or_copy(source: Path, target: Path, *, copy: bool = False) -> None:
     """Give ``source`` a second name, or a second body where the file system or the caller wants one.
 
-    External data of ONNX is copied: onnx's checker and loader refuse such a file when it has several names. A copy is
-    the user's own and may be written to; a second name keeps the mode of the first.
+    A copy is the user's own and may be written to; a second name keeps the mode of the first.
     """
-    if not copy and source.suffix != ".data":
+    if not copy:
         try:
             target.hardlink_to(source)
             return

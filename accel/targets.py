@@ -55,6 +55,12 @@ def info(target: Target) -> TargetInfo:
     return discover()[target.name].targets[target.name]
 
 
+def named(text: str) -> frozenset[str]:
+    """Return the names of the targets that a ``--targets`` value names itself, rather than by a group."""
+    names = (item.strip().partition("@")[0] for item in text.split(","))
+    return frozenset(ALIASES.get(n, n) for n in names if n not in GROUPS)
+
+
 def parse(text: str, *, devices: Sequence[str], only: bool = False) -> tuple[Target, ...]:
     """Read a ``--targets`` value into targets, without repeats, in the order given.
 

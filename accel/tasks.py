@@ -25,11 +25,12 @@ from accel.artifacts import (
     SampleSet,
     Skipped,
     TensorSpec,
+    Typed,
     from_json,
     to_json,
 )
 from accel.bench.session import TimedSession, now_ns, peak_rss_mib
-from accel.builders import Feed
+from accel.builders import Feed, TypedBuilder
 from accel.errors import StageError
 from accel.processing import Pipeline
 
@@ -92,6 +93,13 @@ def narrow(source: Any, onnx: Any, folder: str, out_dir: str, level: Any) -> Any
     return to_json(Narrowed(read_onnx(out), report, values))
 
 
+def autocast(source: str, out: str, to: Any, keep: Any) -> Any:
+    """Write an ONNX file in FP16 or BF16; runs in the ``modelopt`` environment."""
+    from accel.graph.autocast import autocast
+
+    return autocast(source, out, to, keep)
+
+
 def build(request: Any, out_dir: str) -> Any:
     """Build one variant."""
     wanted = from_json(BuildRequest, request)
@@ -100,6 +108,28 @@ def build(request: Any, out_dir: str) -> Any:
     start = time.monotonic()
     built = builder.build(wanted, options, Path(out_dir))
     return {"built": to_json(built), "build_s": time.monotonic() - start}
+
+
+def prepare(request: Any, out_dir: str) -> Any:
+    """Type the ONNX file of one variant."""
+    wanted = from_json(BuildRequest, request)
+    builder = targets.discover()[wanted.variant.target.name]
+    assert isinstance(builder, TypedBuilder)
+    return to_json(builder.prepare(wanted, builder.options(**wanted.variant.options), Path(out_dir)))
+
+
+def typed_answers(
+    of: str, typed: Any, folder: str, source: Any, samples: Any, samples_folder: str, out: str, threads: int
+) -> Any:
+    """Run the typed ONNX file of a target over all feeds on the CPU."""
+    builder = targets.discover()[of]
+    assert isinstance(builder, TypedBuilder)
+    described = from_json(ModelSource, source)
+    session = builder.open_typed(from_json(Typed, typed), Path(folder), source=described, threads=threads)
+    with contextlib.closing(session):
+        feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
+        _write_answers(Path(out), {name: session.run(feed) for name, feed in feeds.items()})
+        return {"feeds": len(feeds)}
 
 
 def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folder: str, out: str, threads: int) -> Any:
@@ -162,6 +192,7 @@ def compare(
         mask_dims=tuple(str(d) for d in mask_dims),
         gate=gate,
         metric=metric if described.gate is not None else None,
+        detections=described.detections,
     )
     return to_json(verdict)
 
@@ -193,7 +224,9 @@ def emit(
         inputs=described.inputs,
         outputs=described.outputs,
         unproved=described.unproved_int64,
-        parity=from_json(Parity, parity),
+        mask=described.mask,
+        detections=described.detections,
+        parity=from_json(Parity, parity) if parity else None,
         python=python,
         builder=targets.discover()[made.variant.target.name],
         release=release,
@@ -258,7 +291,6 @@ def bench_open(artifact: Any, folder: str, threads: int, mode: Any, feeds: str, 
     return {
         "load_ms": (loaded - start) / 1e6,
         "first_ms": first / 1e6,
-        "precision": session.precision(),
         "slots": session.slots,
     }
 
@@ -266,6 +298,11 @@ def bench_open(artifact: Any, folder: str, threads: int, mode: Any, feeds: str, 
 def bench_warm(point: str, limit_s: float) -> Any:
     """Warm the open session up at one point; returns how long its last call took."""
     return {"last_ms": _timed[-1].warm(point, limit_s) / 1e6}
+
+
+def bench_split(point: str, calls: int) -> Any:
+    """Take a call of the open session apart: copies in, the model, copies out; null where nothing is copied."""
+    return to_json(_timed[-1].split(point, calls))
 
 
 def bench_latency(point: str, seconds: float, least: int, limit_ms: float | None = None) -> Any:
@@ -294,6 +331,9 @@ TASKS: Mapping[str, Callable[..., Any]] = {
         export,
         reference,
         narrow,
+        autocast,
+        prepare,
+        typed_answers,
         build,
         answers,
         compare,
@@ -301,6 +341,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
         bench_feeds,
         bench_open,
         bench_warm,
+        bench_split,
         bench_latency,
         bench_throughput,
         load,

@@ -15,17 +15,19 @@ import json
 import os
 import queue
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from accel import errors
+from accel import environments, errors
 from accel.errors import AccelError, StageError, WorkerDied
 
 PACKAGE = Path(__file__).resolve().parent
@@ -92,6 +94,8 @@ class Worker:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._reaping = threading.Lock()
+        # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
+        self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -99,7 +103,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                env=_environment(threads) | dict(env or {}),
+                env=_environment(threads, self._scratch) | dict(env or {}),
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
             )
         _running.add(self)
@@ -113,8 +117,13 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, task: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
+    def call(
+        self, task: str, params: Mapping[str, Any], *, timeout_s: float, tell: Callable[[str], None] | None = None
+    ) -> Any:
         """Run one task and return its JSON result.
+
+        Args:
+            tell: takes what the task says about its progress (``accel.progress.tell``).
 
         Raises:
             AccelError: the class the task raised, with its message and remedy.
@@ -128,7 +137,7 @@ class Worker:
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
             raise self._died(task) from None
         try:
-            answer = self._answer(task, timeout_s)
+            answer = self._answer(task, timeout_s, tell)
         except ValueError:  # what came was no JSON
             raise self._died(task) from None
         _spans.append(tuple(answer["span"]))
@@ -150,6 +159,7 @@ class Worker:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def kill(self) -> None:
         """End the child and all it started, from any thread; the thread that holds this worker still closes it."""
@@ -158,13 +168,22 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _answer(self, task: str, timeout_s: float) -> dict[str, Any]:
+    def _answer(self, task: str, timeout_s: float, tell: Callable[[str], None] | None) -> dict[str, Any]:
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         received = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while not received.endswith(b"\n"):
+            while True:
+                line, newline, rest = received.partition(b"\n")
+                if newline:
+                    message: dict[str, Any] = json.loads(line)
+                    if "doing" not in message:
+                        return message
+                    received = rest
+                    if tell is not None:
+                        tell(message["doing"])
+                    continue
                 left = deadline - time.monotonic()
                 if selector.select(max(0.0, min(left, LOOK_S))):
                     chunk = os.read(self._process.stdout.fileno(), 1 << 16)
@@ -180,7 +199,6 @@ class Worker:
                         fix="raise it with --timeout SECONDS",
                         log=str(self.log),
                     )
-        return json.loads(received)
 
     def _ended(self, within_s: float) -> bool:
         """Wait for the child's end without reaping it, so that its group can still be ended."""
@@ -219,24 +237,37 @@ def run_task(
     timeout_s: float,
     python: Path | None = None,
     env: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Any:
     """Run one task in a fresh process and return its JSON result; errors as ``Worker.call``."""
     with Worker(log, threads=threads, python=python, env=env) as worker:
-        return worker.call(task, params, timeout_s=timeout_s)
+        return worker.call(task, params, timeout_s=timeout_s, tell=tell)
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _environment(threads: int, scratch: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    return kept | {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "DO_NOT_TRACK": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"  # worth keeping from process to process
+    return (
+        {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+        | kept
+        | {
+            "TMPDIR": scratch,
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+            "TF_NUM_INTEROP_THREADS": str(threads),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "KERAS_BACKEND": "tensorflow",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "DO_NOT_TRACK": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ACCEL_HOME": str(environments.home()),  # another interpreter would look beside itself
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of nvidia-smi and NVML
+        }
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -253,8 +284,13 @@ def child() -> None:
     _offer_to_oom_killer()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(incoming, requests), daemon=True).start()
-    from accel import tasks
+    from accel import progress, tasks
 
+    def say(doing: str) -> None:
+        answers.write(json.dumps({"doing": doing}).encode() + b"\n")
+        answers.flush()
+
+    progress.listen(say)
     while True:
         request = json.loads(requests.get())
         begin = time.monotonic()

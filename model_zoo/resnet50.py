@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from accel.artifacts import ShapeRange, TensorSpec
+from accel.artifacts import TensorSpec
 from accel.exporters.hub import huggingface_folder
-from accel.processing import Labels, Picture, Pipeline
-from model_zoo import Entry, Item, _pictures
+from accel.processing import Labels, Pipeline
+from model_zoo import Entry, _pictures
 
 if TYPE_CHECKING:
     import torch
 
 HUB = "microsoft/resnet-50"
 INPUT = TensorSpec("pixel_values", "float32", ("batch", 3, 224, 224))
-SETTLING = 8
-"""Pictures that set the normalisation statistics of random weights."""
+SMALL_INPUT = TensorSpec("pixel_values", "float32", ("batch", 3, 64, 64))
+SMALL = {"embedding_size": 32, "hidden_sizes": [64, 128], "depths": [2, 2]}
+"""Two of the four stages, two blocks each, at a quarter of the width."""
 
 
 def find() -> Path | None:
@@ -25,11 +27,11 @@ def find() -> Path | None:
     return huggingface_folder(HUB)
 
 
-def load(folder: Path | None) -> torch.nn.Module:
-    """Build the classifier from ``folder``, or with weights drawn with seed 0.
+def load(folder: Path | None, *, spec: TensorSpec = INPUT, labels: int = 1000, **sizes: Any) -> torch.nn.Module:
+    """Build the classifier from ``folder``, or with weights drawn with seed 0 and settled statistics.
 
-    Random weights keep BatchNorm at mean 0 and variance 1, which lets activations grow from block to block until
-    nothing of the picture is left. So the statistics are measured on a few pictures, as training would leave them.
+    Args:
+        spec / labels / sizes: the input, the number of classes and transformers' settings of a model without folder.
     """
     import torch
     from transformers import ResNetConfig, ResNetForImageClassification
@@ -39,28 +41,25 @@ def load(folder: Path | None) -> torch.nn.Module:
 
         return open_model(folder, "ResNetForImageClassification", random=False)[0]
     torch.manual_seed(0)
-    model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
-    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    for norm in norms:
-        # No momentum means a plain average over the pictures seen.
-        norm.reset_running_stats()
-        norm.momentum = None
-    batch = torch.cat([torch.from_numpy(item[INPUT.name]) for item in settling()])
-    with torch.inference_mode():
-        model.train()(pixel_values=batch)
-    for norm in norms:
-        norm.momentum = 0.1
-    return model.eval()
+    model = ResNetForImageClassification(ResNetConfig(num_labels=labels, **sizes))
+    blocks = [b.layer for b in model.modules() if hasattr(b, "shortcut")]
+    ends = [block[-1].normalization for block in blocks]
+    return _pictures.settle(model, _pictures.pictures(_pictures.SETTLING, spec), ends=ends)
 
 
-def settling() -> Sequence[Item]:
-    """Return the pictures that settle BatchNorm: the first of the zoo's."""
-    return _pictures.pictures(SETTLING, INPUT)
-
-
-def samples(count: int) -> Sequence[Item]:
-    """Return ``count`` pictures, none of them used for settling."""
-    return _pictures.pictures(SETTLING + count, INPUT)[SETTLING:]
+def small() -> Entry:
+    """Return the entry with two stages, 64 x 64 pixels and 10 classes."""
+    return dataclasses.replace(
+        ENTRY,
+        title="ResNet of two stages",
+        parameters=58_794,
+        inputs=(SMALL_INPUT,),
+        outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
+        profile=_pictures.profile(SMALL_INPUT, 4),
+        load=lambda folder: load(folder, spec=SMALL_INPUT, labels=10, **SMALL),
+        samples=partial(_pictures.unsettled, SMALL_INPUT),
+        pipeline=Pipeline(_pictures.imagenet(72, 64), Labels(top_k=5)),
+    )
 
 
 ENTRY = Entry(
@@ -73,13 +72,12 @@ ENTRY = Entry(
     load=load,
     inputs=(INPUT,),
     outputs=(TensorSpec("logits", "float32", ("batch", 1000)),),
-    profile={INPUT.name: ShapeRange((1, 3, 224, 224), (1, 3, 224, 224), (16, 3, 224, 224))},
-    samples=samples,
-    origin="dead-leaves pictures with natural statistics, normalised as ImageNet",
+    profile=_pictures.profile(INPUT, 16),
+    samples=partial(_pictures.unsettled, INPUT),
+    origin=_pictures.ORIGIN,
     family="vision",
     # A ConvNeXT processor with size 224 and crop_pct 0.875; beside pretrained weights their own file decides.
-    pipeline=Pipeline(
-        Picture(resize=256, crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), Labels(top_k=5)
-    ),
+    pipeline=Pipeline(_pictures.imagenet(256, 224), Labels(top_k=5)),
+    small=small,
     extra_files=("_pictures.py",),
 )

@@ -10,6 +10,16 @@ import pytest
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the GPU suite out where nobody asked for it: ``make test-gpu`` runs it."""
+    if "gpu" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files with what was found")
 

@@ -44,7 +44,7 @@ def test_bad_input_is_one_message_and_the_documented_code(words, code, said, tmp
 
 
 def test_nothing_that_can_run_here_is_exit_code_3(tmp_path):
-    done = accel("convert", "minilm", "-t", "trt-fp16,trt", "-o", str(tmp_path / "run"))
+    done = accel("convert", "minilm", "-t", "ort-cuda,ort-trt", "-o", str(tmp_path / "run"))
     assert done.returncode == 3, done.stderr
     assert "GPU" in done.stderr
     document = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -53,9 +53,9 @@ def test_nothing_that_can_run_here_is_exit_code_3(tmp_path):
 
 
 def test_a_required_target_that_is_skipped_is_exit_code_1(tmp_path):
-    done = accel("convert", "minilm", "-t", "trt-fp16", "--require", "trt-fp16", "-o", str(tmp_path / "run"))
+    done = accel("convert", "minilm", "-t", "ort-cuda", "--require", "ort-cuda", "-o", str(tmp_path / "run"))
     assert done.returncode == 1, done.stderr
-    assert "required variant trt-fp16@cuda is skipped" in done.stderr
+    assert "required variant ort-cuda@cuda is skipped" in done.stderr
 
 
 def test_an_output_folder_that_is_a_file(tmp_path):
@@ -67,7 +67,7 @@ def test_an_output_folder_that_is_a_file(tmp_path):
 
 def test_a_job_file_is_read_and_the_command_line_wins(tmp_path):
     job = tmp_path / "job.yaml"
-    job.write_text("source: minilm\ntargets: [trt]\nout: never\noptions:\n  ort: {}\n")
+    job.write_text("source: minilm\ntargets: [ort-cuda]\nout: never\noptions:\n  ort: {}\n")
     done = accel("convert", "-c", str(job), "-o", str(tmp_path / "run"), "--json")
     assert done.returncode == 3
     assert json.loads(done.stdout)["model"]["name"] == "minilm"
@@ -99,6 +99,24 @@ def test_lists_are_json_on_stdout(command):
     rows = next(iter(json.loads(done.stdout).values()))
     assert rows
     assert accel(*command).returncode == 0
+
+
+def test_the_zoo_is_checked(tmp_path):
+    words = ("zoo", "check", "autoencoder", "--targets", "null", "-o", str(tmp_path / "zoo"), "--quiet")
+    done = accel(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)["models"]
+    assert [(v["id"], v["status"]) for v in row["variants"]] == [("null@cpu", "gate_failed")]
+    again = accel(*words)
+    assert again.returncode == 0
+    assert "gate failed null: autoencoder: " in again.stdout
+    assert json.loads((tmp_path / "zoo" / "autoencoder" / "run.json").read_text())["variants"][0]["cached"]
+
+
+def test_a_check_of_what_is_not_in_the_zoo():
+    done = accel("zoo", "check", "no-such-model")
+    assert done.returncode == 2
+    assert "unknown model 'no-such-model'" in done.stderr
 
 
 def test_version_and_help():

@@ -67,15 +67,49 @@ def test_what_a_cgroup_has_left_counts(monkeypatch):
 @pytest.mark.parametrize(
     ("script", "found"),
     [
-        ("echo 'NVIDIA H200, 143771, 580.1, 9.0'", (Gpu("NVIDIA H200", 143771 << 20, "580.1", "9.0"),)),
-        ("echo 'NVIDIA GB10, [N/A], 580.1, 12.1'", (Gpu("NVIDIA GB10", 0, "580.1", "12.1"),)),
+        ("echo 'GPU-1, NVIDIA H200, 143771, 580.1, 9.0'", (Gpu("NVIDIA H200", 143771 << 20, "580.1", "9.0"),)),
+        ("echo 'GPU-1, NVIDIA GB10, [N/A], 580.1, 12.1'", (Gpu("NVIDIA GB10", 0, "580.1", "12.1"),)),
         ("echo 'No devices were found'", ()),
-        ("exit 9", ()),
+        ("echo 'it cannot reach the driver' >&2; exit 9", ()),
     ],
 )
 def test_whatever_the_driver_says_is_no_crash(tmp_path, monkeypatch, script, found):
-    tool = tmp_path / "nvidia-smi"
+    driver(tmp_path, script, monkeypatch)
+    assert hardware._gpus() == found
+    trouble = hardware.gpu_trouble()
+    assert (trouble is None) == bool(found)
+    if not found:
+        assert trouble in (
+            "nvidia-smi lists no GPU: No devices were found",
+            "nvidia-smi lists no GPU: it cannot reach the driver",
+        )
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"),
+    [
+        ("1", ["B"]),
+        ("1,0", ["B", "A"]),
+        ("GPU-2", ["B"]),
+        ("0,-1,1", ["A"]),  # the list ends at the first entry that is no device
+        ("", []),
+        ("MIG-x", ["A", "B"]),
+        (None, ["A", "B"]),
+    ],
+)
+def test_hidden_gpus_do_not_count(tmp_path, monkeypatch, listed, names):
+    driver(tmp_path, "echo 'GPU-1, A, 8, 580.1, 9.0'; echo 'GPU-2, B, 8, 580.1, 9.0'", monkeypatch)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert [found.name for found in hardware._gpus()] == names
+    trouble = hardware.gpu_trouble()
+    assert trouble is None if names else "CUDA_VISIBLE_DEVICES='' hides" in trouble
+
+
+def driver(folder, script, monkeypatch):
+    """Put an ``nvidia-smi`` on the PATH that says what the script says."""
+    tool = folder / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert hardware._gpus() == found
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -33,6 +33,9 @@ def test_defaults():
         ({"require": ["ort@cuda"]}, "not among the targets"),
         ({"require": ["aoti"]}, "not among the targets"),
         ({"objective": "speed"}, "latency or throughput"),
+        ({"bench": "tritn"}, r"inprocess, triton or both \(did you mean triton"),
+        ({"via": "podman"}, "embedded, local or docker"),
+        ({"ints": "all"}, "keep, io or interior"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(given, message):

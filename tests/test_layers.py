@@ -84,6 +84,15 @@ def test_the_parent_imports_no_framework():
     assert not loaded_after(code) & (HEAVY - {"scipy"})
 
 
+def test_writing_a_repository_imports_no_framework():
+    """What a Python-backend model ships is found without importing it: a framework each time would cost seconds."""
+    code = (
+        "from accel.triton.python_model import modules_of\n"
+        "assert 'accel.exporters.positional' in modules_of('accel.builders.to_torch')"
+    )
+    assert not loaded_after(code) & (HEAVY - {"scipy"})
+
+
 def test_the_workers_side_needs_only_numpy():
     """In a foreign environment there is nothing but NumPy and one runtime."""
     loaded = loaded_after("import accel.tasks, accel.targets\naccel.targets.discover()")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from accel.artifacts import TensorSpec
+from accel.artifacts import Detections, TensorSpec
+from accel.detections import match, overlaps
 from accel.errors import StageError, UsageError
 from accel.parity import GATES_DB, check_names, coarser, compare, gate_for
 
@@ -238,3 +239,191 @@ def test_an_unknown_gate_is_refused_with_the_nearest():
         check_names({"rank_corelation": 0.99}, ("rank_correlation", 0.98))
     with pytest.raises(UsageError, match="no such gate"):
         check_names({"rank_correlation": 0.99}, None)
+
+
+DETECTED = (
+    TensorSpec("boxes", "float32", ("batch", 10, 4)),
+    TensorSpec("scores", "float32", ("batch", 10)),
+    TensorSpec("classes", "int64", ("batch", 10)),
+    TensorSpec("count", "int64", ("batch",)),
+)
+SETS = Detections()
+
+
+def found_things(rows=6, count=12, seed=1):
+    """Feeds of four items with ``rows`` boxes each, best first, and padding of zeros."""
+    own = np.random.default_rng(seed)
+    answers = {}
+    for feed in [*map(str, range(count)), "opt", "max"]:
+        low = own.uniform(0, 300, (4, 10, 2))
+        boxes = np.concatenate([low, low + own.uniform(20, 100, (4, 10, 2))], axis=2)
+        scores = -np.sort(-own.uniform(0.3, 1, (4, 10)), axis=1)
+        classes = own.integers(0, 5, (4, 10))
+        real = np.arange(10) < rows
+        answers[feed] = {
+            "boxes": np.where(real[:, None], boxes, 0).astype(np.float32),
+            "scores": np.where(real, scores, 0).astype(np.float32),
+            "classes": np.where(real, classes, 0),
+            "count": np.full(4, rows),
+        }
+    return answers
+
+
+def changed(answers, change, feeds=None):
+    """Copy answers, and let ``change`` work on those of some feeds in place."""
+    copy = {f: {n: v.copy() for n, v in a.items()} for f, a in answers.items()}
+    for feed in feeds or copy:
+        change(copy[feed])
+    return copy
+
+
+def judge_sets(tmp_path, truth, found, precision="fp32", outputs=DETECTED, **overrides):
+    files = write(tmp_path / "truth.npz", truth), write(tmp_path / "found.npz", found)
+    gate = gate_for(precision, outputs=outputs, task=None, overrides=overrides, detections=SETS)
+    return compare(*files, outputs=outputs, masks={}, gate=gate, detections=SETS)
+
+
+def turn(answer):
+    """Put the rows of each item in another order, and leave rubbish in the padding."""
+    for item, count in enumerate(answer["count"]):
+        for name in ("boxes", "scores", "classes"):
+            answer[name][item, :count] = answer[name][item, :count][::-1].copy()
+            answer[name][item, count:] = 7
+
+
+def drop(answer):
+    """Lose the last row of each item."""
+    answer["count"] -= 1
+
+
+def invent(answer):
+    """Find one thing more in each item."""
+    for item, count in enumerate(answer["count"]):
+        answer["boxes"][item, count] = [400, 400, 440, 440]
+        answer["scores"][item, count] = 0.9
+    answer["count"] += 1
+
+
+def test_a_set_knows_no_order_and_no_padding(tmp_path):
+    truth = found_things()
+    verdict = judge_sets(tmp_path, truth, changed(truth, turn))
+    assert verdict.passed
+    assert verdict.found["matched"] == 1
+    assert all(row.exact for row in verdict.outputs)
+    assert "agreement" not in verdict.gate
+    plain = gate_for("fp32", outputs=DETECTED, task=None, overrides={})
+    files = write(tmp_path / "truth.npz", truth), write(tmp_path / "found.npz", changed(truth, turn))
+    assert not compare(*files, outputs=DETECTED, masks={}, gate=plain).passed
+
+
+@pytest.mark.parametrize(("change", "share"), [(drop, 10 / 11), (invent, 12 / 13)])
+def test_rows_missed_and_made_up_are_counted(tmp_path, change, share):
+    truth = found_things()
+    verdict = judge_sets(tmp_path, truth, changed(truth, change))
+    assert not verdict.passed
+    assert verdict.found["matched"] == pytest.approx(share)
+    by_name = {row.name: row for row in verdict.outputs}
+    assert by_name["count"].agreement == 0
+    assert by_name["count"].max_abs == 1
+    assert not by_name["boxes"].exact
+    assert "matched" in verdict.reasons[0]
+    assert judge_sets(tmp_path, truth, changed(truth, change), "int8").passed
+    assert judge_sets(tmp_path, truth, changed(truth, change), matched=0.9).passed
+
+
+def test_one_row_in_hundreds_may_be_another(tmp_path):
+    truth = found_things(count=60)
+    verdict = judge_sets(tmp_path, truth, changed(truth, drop, ["3"]))
+    assert verdict.passed
+    assert 0.99 < verdict.found["matched"] < 1
+
+
+@pytest.mark.parametrize(("pixels", "passes"), [(0.001, ["int8", "bf16", "fp32"]), (1.0, ["int8", "bf16"]), (60, [])])
+def test_a_shift_is_an_error_of_values_or_another_row(tmp_path, pixels, passes):
+    truth = found_things()
+
+    def shift(answer):
+        answer["boxes"] += np.float32(pixels)
+
+    verdicts = {p: judge_sets(tmp_path, truth, changed(truth, shift), p) for p in ("int8", "bf16", "fp32")}
+    assert [p for p, v in verdicts.items() if v.passed] == passes
+    assert (verdicts["fp32"].found["matched"] == 1) == (pixels < 60)
+
+
+@pytest.mark.parametrize("name", ["classes", "scores"])
+def test_another_class_or_score_is_another_row(tmp_path, name):
+    truth = found_things()
+
+    def swap(answer):
+        answer[name] = (answer[name] + 1).astype(answer[name].dtype)
+
+    verdict = judge_sets(tmp_path, truth, changed(truth, swap), "int8")
+    assert verdict.found["matched"] == 0
+    assert not verdict.passed
+
+
+def test_a_feed_that_lost_its_rows_fails_though_the_set_is_fine(tmp_path):
+    truth = found_things(count=200)
+
+    def lose(answer):
+        answer["count"][:] = 0
+
+    verdict = judge_sets(tmp_path, truth, changed(truth, lose, ["max"]), "int8")
+    assert verdict.found["matched"] > 0.99
+    assert not verdict.passed
+    assert "'max'" in verdict.reasons[0]
+
+
+def test_sets_hold_other_outputs_to_their_own_rules(tmp_path):
+    outputs = (*DETECTED, LABEL)
+    truth = {f: {**a, "label": np.arange(4)} for f, a in found_things().items()}
+
+    def relabel(answer):
+        answer["label"] += 1
+
+    assert judge_sets(tmp_path, truth, changed(truth, turn), outputs=outputs).passed
+    assert not judge_sets(tmp_path, truth, changed(truth, relabel), outputs=outputs).passed
+
+
+def test_bad_rows_are_never_partners(tmp_path):
+    truth = found_things()
+
+    def spoil(answer):
+        answer["boxes"][0, 0, 0] = np.nan
+        answer["scores"][1, 0] = np.inf
+
+    verdict = judge_sets(tmp_path, truth, changed(truth, spoil, ["3"]), matched=0.9)
+    assert not verdict.passed
+    assert {r.name: r.nonfinite for r in verdict.outputs}["boxes"] == 2
+
+    def overflow(answer):
+        answer["count"][:] = 11
+
+    with pytest.raises(StageError, match="expected 0 to 10 rows"):
+        judge_sets(tmp_path, truth, changed(truth, overflow))
+
+
+def test_empty_sets_are_equal_and_prove_nothing(tmp_path):
+    empty = found_things(rows=0)
+    verdict = judge_sets(tmp_path, empty, changed(empty, turn))
+    assert verdict.found["matched"] == 1
+    assert not verdict.passed
+    assert "nothing was compared" in verdict.reasons[0]
+
+
+def test_partners_are_as_many_as_can_be():
+    """Two boxes that each overlap both others: choosing the best pair first would leave one of them alone."""
+    boxes = [[[0, 0, 100, 10], [40, 0, 140, 10]]], [[[20, 0, 120, 10], [-20, 0, 80, 10]]]
+    sides = [
+        {
+            "boxes": np.array(b, np.float32),
+            "scores": np.full((1, 2), 0.5, np.float32),
+            "classes": np.zeros((1, 2), np.int64),
+            "count": np.array([2]),
+        }
+        for b in boxes
+    ]
+    assert match(*sides, Detections()).share == 1
+    np.testing.assert_allclose(
+        overlaps(np.array(boxes[0][0], float), np.array(boxes[1][0], float)), [[2 / 3, 2 / 3], [2 / 3, 0.25]]
+    )

@@ -170,6 +170,7 @@ def test_a_generator_is_called(tmp_path: Path) -> None:
             r"sample 1: input 'ids' holds 100 at index \(0, 1\), expected values in \[0, 99\]",
         ),
         ({"ids": np.ones((1, 4), np.int64)}, "sample 1: axis 'seq' is"),
+        (dict.fromkeys(("ids", "mask"), np.ones((0, 3), np.int64)), "sample 1: input 'ids' holds no item"),
         (
             {"ids": np.ones((1, 40), np.int64), "mask": np.ones((1, 40), np.int64)},
             "sample 1: axis 'seq' of input 'ids' is 40",
@@ -193,6 +194,7 @@ def test_samples_that_do_not_fit_are_refused(tmp_path: Path, change: dict, says:
         ('{"ids": [[1], [1, 2]], "mask": [1]}', "ragged"),
         ('{"text": "hello"}', "no tokenizer"),
         ("", "holds no samples"),
+        ("\n \n", "holds no samples"),
     ],
 )
 def test_bad_lines_are_refused(tmp_path: Path, line: str, says: str) -> None:
@@ -249,6 +251,39 @@ def test_zoo_sentences_are_real_padded_and_within_the_profile(tmp_path: Path) ->
         ends = feed["input_ids"][np.arange(8), feed["attention_mask"].sum(1) - 1]
         assert (feed["input_ids"][:, 0] == 101).all()
         assert (ends == 102).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("s.npz", "", r"s\.npz cannot be read as \.npz: it is empty"),
+        ("s.jsonl", "", r"s\.jsonl holds no samples"),
+        ("s.py", "", r"s\.py has no function 'samples'"),
+        ("s.py", "def samples():\n    return []\n", "s.py:samples holds no samples"),
+    ],
+)
+def test_an_empty_sample_file_is_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    reference = f"{tmp_path / name}:samples" if name == "s.py" else tmp_path / name
+    with pytest.raises(InputError, match=says):
+        make_samples(*with_samples(reference), tmp_path / "out")
+
+
+def test_text_longer_than_the_model_takes_is_cut_and_still_ends(tmp_path: Path) -> None:
+    """As the tokenizer of an ensemble does; ids that are too many are refused, since nobody knows where to cut them."""
+    from accel.exporters import describe
+
+    path = tmp_path / "s.jsonl"
+    texts = (" ".join(["word"] * (500 + i)) for i in range(4))
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    request = dataclasses.replace(ZOO, samples=str(path))
+    [feed] = read_feeds(tmp_path / make_samples(describe(request), request, tmp_path).gate.path).values()
+    assert feed["input_ids"].shape == (1, 24)
+    assert feed["input_ids"][0, -1] == 102
+    row = {"input_ids": [1] * 600, "attention_mask": [1] * 600, "token_type_ids": [0] * 600}
+    path.write_text(json.dumps(row))
+    with pytest.raises(SampleError, match="axis 'seq' of input 'input_ids' is 600, expected 1 to 24"):
+        make_samples(describe(request), request, tmp_path)
 
 
 def test_text_of_the_user_is_tokenised_by_the_zoo_model(tmp_path: Path) -> None:

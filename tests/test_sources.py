@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from accel.artifacts import from_json, to_json
-from accel.errors import AccelError, InputError, UnavailableError, UsageError
+from accel.artifacts import GraphChoice, from_json, to_json
+from accel.errors import AccelError, InputError, UsageError
 from accel.sources import SourceRequest, parse_range, parse_shapes, quick_key, recognise
 
 
@@ -30,13 +30,20 @@ def test_zoo_names_are_known() -> None:
 
 
 def test_files_and_folders_are_told_apart(tmp_path: Path, folder: Path) -> None:
-    for name in ("m.onnx", "m.pt2", "f.py"):
+    for name in ("m.onnx", "m.pt2", "f.py", "m.keras", "m.h5", "g.pb"):
         (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"x")
     assert recognise(str(folder)).kind == "huggingface"
     assert recognise(str(tmp_path / "m.onnx")).kind == "onnx"
     assert recognise(str(tmp_path / "m.pt2")).kind == "exported"
     factory = recognise(f"{tmp_path}/f.py:make")
     assert (factory.kind, factory.reference, factory.name) == ("factory", f"{tmp_path}/f.py:make", "f")
+    for name, kind in (("m.keras", "keras"), ("m.h5", "keras"), ("g.pb", "graphdef"), ("saved", "savedmodel")):
+        request = recognise(str(tmp_path / name))
+        assert (request.kind, request.reference) == (kind, str(tmp_path / name))
+    inside = recognise(str(tmp_path / "saved" / "saved_model.pb"))
+    assert (inside.kind, inside.reference, inside.name) == ("savedmodel", str(tmp_path / "saved"), "saved")
     hub = recognise("prajjwal1/bert-tiny", revision="main")
     assert (hub.kind, hub.reference, hub.name) == ("huggingface", "prajjwal1/bert-tiny", "bert-tiny")
 
@@ -58,9 +65,8 @@ def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
         ("./absent/folder", InputError, "no file or folder"),
         ("model.pt", InputError, "pickle"),
         ("model.bin", InputError, "pickle"),
-        ("model.keras", UnavailableError, "TensorFlow sources are not built yet"),
-        ("model.pb", UnavailableError, "TensorFlow sources are not built yet"),
-        ("saved", UnavailableError, "TensorFlow sources are not built yet"),
+        ("absent.keras", InputError, "no Keras model"),
+        ("absent.pb", InputError, "no graph"),
         ("model.safetensors", InputError, "without an architecture"),
         ("code.py", UsageError, "names no factory"),
         ("notes.md", InputError, "not a model file"),
@@ -71,10 +77,8 @@ def test_what_cannot_be_converted_is_refused_with_a_remedy(
     text: str, error: type[AccelError], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("model.pt", "model.bin", "model.keras", "model.pb", "model.safetensors", "code.py", "notes.md"):
+    for name in ("model.pt", "model.bin", "model.safetensors", "code.py", "notes.md"):
         (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"x")
     (tmp_path / "empty").mkdir()
     with pytest.raises(error, match=says):
         recognise(text)
@@ -90,6 +94,14 @@ def test_options_that_do_not_fit_the_source_are_refused(folder: Path, tmp_path: 
     (tmp_path / "m.onnx").write_bytes(b"x")
     with pytest.raises(UsageError, match="--weights random"):
         recognise(str(tmp_path / "m.onnx"), weights="random")
+    for choice, option in (
+        (GraphChoice(signature="serve"), "--signature"),
+        (GraphChoice(inputs=("x",)), "--input-tensors"),
+        (GraphChoice(outputs=("y",)), "--output-tensors"),
+        (GraphChoice(nchw=("x",)), "--inputs-as-nchw"),
+    ):
+        with pytest.raises(UsageError, match=option):
+            recognise(str(tmp_path / "m.onnx"), graph=choice)
     with pytest.raises(InputError, match="no sample file"):
         recognise(str(folder), samples="absent.npz")
     with pytest.raises(UsageError, match=r"expected \.npz"):
@@ -130,6 +142,17 @@ def test_the_key_follows_content_and_request(folder: Path, tmp_path: Path) -> No
     assert second != first
     (folder / "model.safetensors").write_bytes(b"other")
     assert quick_key(request) not in (first, second)
+
+
+def test_the_key_of_a_saved_model_follows_every_file_and_the_choice(tmp_path: Path) -> None:
+    (tmp_path / "variables").mkdir()
+    (tmp_path / "saved_model.pb").write_bytes(b"graph")
+    (tmp_path / "variables" / "variables.data").write_bytes(b"weights")
+    keys = {quick_key(recognise(str(tmp_path), graph=GraphChoice(signature=s))) for s in (None, "serve")}
+    (tmp_path / "variables" / "variables.data").write_bytes(b"others")
+    keys.add(quick_key(recognise(str(tmp_path))))
+    assert len(keys) == 3
+    assert None not in keys
 
 
 def test_a_factory_and_an_absent_hub_id_have_no_quick_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,7 @@ def find() -> Program:
         libraries = environments.site_packages(ENVIRONMENT) / "nvidia" / "cuda_runtime" / "lib"
         given = os.environ.get("LD_LIBRARY_PATH")
         environment = {"LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{given}" if given else str(libraries)}
-    loaded = subprocess.run(["ldd", found], env=os.environ | environment, capture_output=True, text=True, check=False)
-    if missing := re.findall(r"(\S+) => not found", loaded.stdout):
+    if missing := environments.missing_libraries(Path(found), environment):
         package = "libb64-0d" if missing[0].startswith("libb64") else "the package that has it"
         raise UnavailableError(f"{found} needs {missing[0]}, which is not here", fix=f"apt-get install {package}")
     return Program(Path(found), environment)

@@ -1,30 +1,28 @@
 """Interleaved rounds over several variants, each in a fresh process: the parent's side of measuring.
 
-A session opens every variant once, then goes round after round over all of them in a new order each time, so that
-drift of the machine hits all alike and every round pairs them. A variant whose process dies leaves the session; the
-others go on. What stays in memory together is limited: variants that do not fit beside each other are opened anew for
-each round.
+The order of the rounds is ``interleave``'s. A variant whose process dies leaves the session; the others go on.
 """
 
 from __future__ import annotations
 
-import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from accel.artifacts import Artifact, Failed, Measurement, to_json
+from accel.artifacts import Artifact, CallSplit, Failed, Measurement, from_json, to_json
 from accel.bench import stability
-from accel.errors import AccelError
+from accel.bench.card import CardWatch, watch_card
+from accel.bench.interleave import interleave
 from accel.hardware import available_memory_bytes
 from accel.worker import Worker
 
-MEMORY_RESERVE = 0.25
-"""Share of the memory that was free at the start which must stay free while all variants are resident."""
+SPLIT_CALLS = 7
+"""Calls of a point that are taken apart on a GPU."""
 
 LONG_CALL_MS = 500.0
 """From such a call on, larger batches are not warmed up: what a first call adds, in milliseconds, is lost in theirs."""
@@ -46,6 +44,7 @@ class Contestant:
     Attributes:
         python: interpreter of its environment.
         points: what it is timed at; a static build has its one shape.
+        precision: what it really computes in, as its proof found: asking the timed process would change its memory.
     """
 
     id: str
@@ -54,6 +53,7 @@ class Contestant:
     python: Path
     log: Path
     points: tuple[Point, ...]
+    precision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,16 @@ class _Seen:
 
 
 class _Runner:
-    """The process of one contestant."""
+    """The process of one contestant; ``watch`` looks at the GPU while it works."""
 
-    def __init__(self, contestant: Contestant, plan: Plan, feeds: Path, threads: int, timeout_s: float) -> None:
+    def __init__(
+        self, contestant: Contestant, plan: Plan, feeds: Path, threads: int, timeout_s: float, watch: CardWatch | None
+    ) -> None:
         self.contestant = contestant
+        self.on_gpu = contestant.artifact.variant.target.device == "cuda"
+        self.watch = watch if self.on_gpu else None
+        self.splits: dict[str, Any] = {}
+        self.name = contestant.id
         self.seen = {p.key: _Seen() for p in contestant.points}
         self.peak_rss_mib = 0.0
         self._plan, self._feeds, self._threads, self._timeout_s = plan, feeds, threads, timeout_s
@@ -101,17 +107,32 @@ class _Runner:
             "feeds": str(self._feeds),
             "points": [p.key for p in c.points],
         }
-        opened = self._call("bench_open", params)
-        self.opened = self.opened or opened
-        for point in c.points:
-            warm = self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
-            if warm["last_ms"] > LONG_CALL_MS:
-                break
+        with self.watch.loading(c.id) if self.watch else nullcontext():
+            opened = self._call("bench_open", params)
+            self.opened = self.opened or opened
+            for point in c.points:
+                warm = self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
+                if warm["last_ms"] > LONG_CALL_MS:
+                    break
+        if self.on_gpu and not self.splits:
+            self.splits = {p.key: self._call("bench_split", {"point": p.key, "calls": SPLIT_CALLS}) for p in c.points}
 
-    def round(self, point: Point) -> None:
+    def turn(self) -> None:
+        for point in self.contestant.points:
+            self._round(point)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+            if self.watch:
+                self.watch.closed(self.contestant.id)
+
+    def _round(self, point: Point) -> None:
         plan = self._plan
         params = {"point": point.key, "seconds": plan.round_s, "least": plan.least, "limit_ms": plan.limit_ms}
-        answer = self._call(f"bench_{self._plan.scenario}", params)
+        with self.watch.timing(self.contestant.id, point.key) if self.watch else nullcontext():
+            answer = self._call(f"bench_{self._plan.scenario}", params)
         times = np.array(answer["times_ns"], dtype=np.int64)
         seen = self.seen[point.key]
         seen.rounds.append(times)
@@ -120,11 +141,6 @@ class _Runner:
         else:
             seen.item_ms.append(answer["elapsed_ns"] / 1e6 / (len(times) * point.batch))
         self.peak_rss_mib = max(self.peak_rss_mib, answer["peak_rss_mib"])
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
 
     def _call(self, task: str, params: Mapping[str, Any]) -> Any:
         assert self._worker is not None
@@ -154,67 +170,28 @@ def measure(
         For each id its measured points, or how its process failed.
     """
     session = uuid.uuid4().hex[:12]
-    runners = {c.id: _Runner(c, plan, feeds, threads, timeout_s) for c in contestants}
-    failed: dict[str, Failed] = {}
-    try:
-        resident = _open_all(list(runners.values()), failed, progress)
-        for number in range(plan.rounds):
-            order = [r for r in runners.values() if r.contestant.id not in failed]
-            random.Random(number).shuffle(order)
-            for runner in order:
-                with _watch(runner, failed, progress, f"round {number + 1} of {plan.rounds}"):
-                    if not resident:
-                        runner.open()
-                    for point in runner.contestant.points:
-                        runner.round(point)
-                if not resident:
-                    runner.close()
-    finally:
-        for runner in runners.values():
-            runner.close()
+    watch = watch_card(c.artifact.variant.target.device for c in contestants)
+    runners = [_Runner(c, plan, feeds, threads, timeout_s, watch) for c in contestants]
+    errors = interleave(
+        runners,
+        plan.rounds,
+        opening="loading and warming up",
+        turn="round",
+        progress=progress,
+        rooms=(available_memory_bytes, watch.room_mib) if watch else (available_memory_bytes,),
+    )
     raw_dir.mkdir(parents=True, exist_ok=True)
-    results: dict[str, tuple[Measurement, ...] | Failed] = dict(failed)
-    for id, runner in runners.items():
-        if id not in failed:
-            name = f"{plan.scenario}-{id}.npz"
-            keyed = {f"{p}/{i:03d}": r for p, seen in runner.seen.items() for i, r in enumerate(seen.rounds)}
-            np.savez_compressed(raw_dir / name, **keyed)  # type: ignore[arg-type]
-            points = runner.contestant.points
-            results[id] = tuple(_summary(runner, p, plan, threads, session, f"{raw_prefix}/{name}") for p in points)
-    return results
-
-
-def _open_all(runners: Sequence[_Runner], failed: dict[str, Failed], progress: Callable[[str, str], None]) -> bool:
-    """Open all runners; where memory does not hold them together, close them again and return False."""
-    free = available_memory_bytes()
+    results: dict[str, tuple[Measurement, ...] | Failed] = {}
     for runner in runners:
-        with _watch(runner, failed, progress, "loading and warming up"):
-            runner.open()
-        if available_memory_bytes() < MEMORY_RESERVE * free:
-            for opened in runners:
-                opened.close()
-            return False
-    return True
-
-
-class _watch:
-    """Turn a runner's failure into its result and end its process; the session goes on."""
-
-    def __init__(
-        self, runner: _Runner, failed: dict[str, Failed], progress: Callable[[str, str], None], doing: str
-    ) -> None:
-        self._runner, self._failed, self._progress, self._doing = runner, failed, progress, doing
-
-    def __enter__(self) -> None:
-        self._progress(self._runner.contestant.id, self._doing)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if not isinstance(error, AccelError):
-            return False
-        c = self._runner.contestant
-        self._failed[c.id] = Failed("measure", error.message, log=str(c.log))
-        self._runner.close()
-        return True
+        id, points = runner.name, runner.contestant.points
+        if id in errors:
+            results[id] = Failed("measure", errors[id].message, log=str(runner.contestant.log))
+            continue
+        name = f"{plan.scenario}-{id}.npz"
+        keyed = {f"{p}/{i:03d}": r for p, seen in runner.seen.items() for i, r in enumerate(seen.rounds)}
+        np.savez_compressed(raw_dir / name, **keyed)  # type: ignore[arg-type]
+        results[id] = tuple(_summary(runner, p, plan, threads, session, f"{raw_prefix}/{name}") for p in points)
+    return results
 
 
 def _summary(runner: _Runner, point: Point, plan: Plan, threads: int, session: str, raw: str) -> Measurement:
@@ -248,7 +225,9 @@ def _summary(runner: _Runner, point: Point, plan: Plan, threads: int, session: s
         peak_rss_mib=runner.peak_rss_mib,
         load_ms=runner.opened["load_ms"],
         first_ms=runner.opened["first_ms"],
-        effective_precision=runner.opened["precision"],
+        effective_precision=runner.contestant.precision,
         rounds_ms=tuple(seen.item_ms),
         session=session,
+        split=from_json(CallSplit, split) if (split := runner.splits.get(point.key)) else None,
+        gpu=runner.watch.use(runner.contestant.id, point.key, len(pooled) * point.batch) if runner.watch else None,
     )

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -92,6 +93,21 @@ class Mark:
     gauges: dict[str, float]
 
 
+Span = tuple[Mark, Mark]
+"""What was read before a window and after it. Windows in a row share a mark; others have time between them."""
+
+
+class Sent(Protocol):
+    """What became of the requests of a load, as a ``Generator`` has it; see there."""
+
+    @property
+    def failures(self) -> int: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def first_ms(self) -> float: ...
+
+
 def sweep(
     endpoint: Endpoint,
     model: str,
@@ -144,9 +160,9 @@ def sweep(
         )
         try:
             for number, load in enumerate(loads):
-                windows, marks = observe(generator, endpoint, served.model, load, method)
+                windows, spans = observe(generator, endpoint, served.model, load, method)
                 point = summarise(
-                    load, windows, marks, fitted, served, generator, labels=labels, raw=raw_name, session=session
+                    load, windows, spans, fitted, served, generator, labels=labels, raw=raw_name, session=session
                 )
                 if _busy(windows, method.processes) > BUSY:
                     notice(f"{load}: the load generator itself was busy all the time; more --processes may send more")
@@ -165,24 +181,27 @@ def sweep(
 
 def observe(
     generator: Generator, endpoint: Endpoint, model: str, load: Load, method: Method
-) -> tuple[list[Window], list[Mark]]:
+) -> tuple[list[Window], list[Span]]:
     """Put one load on the server and watch it until three windows agree, or ten have passed.
 
     Returns:
-        The windows that count, and the marks before the first, between them and after the last.
+        The windows that count, and the span of each.
     """
     generator.start(load)
     try:
         _warm(generator, method.seconds)
         windows: list[Window] = []
-        marks = [mark(generator, endpoint, model)]
+        spans: list[Span] = []
+        before = mark(generator, endpoint, model)
         generator.window(0.0, least=0)  # what ended while the mark was read belongs to no window
         while len(windows) < MOST_WINDOWS:
             windows.append(generator.window(method.seconds))
-            marks.append(mark(generator, endpoint, model))
+            after = mark(generator, endpoint, model)
+            spans.append((before, after))
+            before = after
             if agree(windows[-AGREEING:]):
-                return windows[-AGREEING:], marks[-AGREEING - 1 :]
-        return windows, marks
+                return windows[-AGREEING:], spans[-AGREEING:]
+        return windows, spans
     finally:
         with contextlib.suppress(StageError):
             generator.stop()
@@ -210,10 +229,10 @@ def agree(windows: Sequence[Window]) -> bool:
 def summarise(
     load: Load,
     windows: Sequence[Window],
-    marks: Sequence[Mark],
+    spans: Sequence[Span],
     feeds: Sequence[Feed],
     served: Served,
-    generator: Generator,
+    sent: Sent,
     *,
     labels: Labels,
     raw: str,
@@ -228,7 +247,7 @@ def summarise(
     pooled = np.concatenate([w.latency_ms for w in windows])
     if not len(pooled):
         raise StageError(
-            f"{load}: none of {generator.failures} requests was answered; the first error: {generator.error}",
+            f"{load}: none of {sent.failures} requests was answered; the first error: {sent.error}",
             fix="look at the server's log",
         )
     slices = [part for window in windows for part in _slices(window)]
@@ -258,27 +277,29 @@ def summarise(
         stable=agree(windows[-AGREEING:]),
         samples=len(pooled),
         raw=raw,
-        peak_rss_mib=max(m.rss_mib for m in marks),
+        peak_rss_mib=max(m.rss_mib for span in spans for m in span),
         load_ms=0.0,
-        first_ms=generator.first_ms,
+        first_ms=sent.first_ms,
         effective_precision=labels.precision,
         rounds_ms=tuple(float(w.latency_ms.mean()) for w in windows if len(w.answered)),
         session=session,
         rate_per_s=load.rate_per_s,
-        failures=generator.failures,
-        error=generator.error,
-        server=split(marks),
+        failures=sent.failures,
+        error=sent.error,
+        server=split(spans),
         repository=labels.repository,
     )
 
 
-def split(marks: Sequence[Mark]) -> ServerSplit:
-    """Return where the server's time went between the first mark and the last, and what it used meanwhile."""
-    first, last = marks[0], marks[-1]
-    spent = {key: last.counters[key] - first.counters[key] for key in first.counters}
+def split(spans: Sequence[Span]) -> ServerSplit:
+    """Return where the server's time went during the spans, and what it used meanwhile."""
+    spent = {key: sum(b.counters[key] - a.counters[key] for a, b in spans) for key in spans[0][0].counters}
     each = 1e6 * max(1, spent["requests"])
-    seconds = (last.at_ns - first.at_ns) / 1e9
-    gauges = {name: [m.gauges[name] for m in marks if name in m.gauges] for name in last.gauges}
+    seconds = sum(b.at_ns - a.at_ns for a, b in spans) / 1e9
+    used = [None if a.cpu_s is None or b.cpu_s is None else b.cpu_s - a.cpu_s for a, b in spans]
+    known = [cpu_s for cpu_s in used if cpu_s is not None]
+    marks = [m for span in spans for m in span]
+    gauges = {name: [m.gauges[name] for m in marks if name in m.gauges] for name in marks[-1].gauges}
 
     def mean(name: str, scale: float = 1.0) -> float | None:
         return float(np.mean(gauges[name])) * scale if name in gauges else None
@@ -293,7 +314,7 @@ def split(marks: Sequence[Mark]) -> ServerSplit:
         executions=spent["executions"],
         cache_hits=spent["cache_hits"],
         cache_misses=spent["cache_misses"],
-        cpus=(last.cpu_s - first.cpu_s) / seconds if first.cpu_s is not None and last.cpu_s is not None else None,
+        cpus=sum(known) / seconds if len(known) == len(spans) else None,
         gpu_utilization=mean("nv_gpu_utilization"),
         gpu_memory_mib=mean("nv_gpu_memory_used_bytes", 1 / 2**20),
         gpu_power_w=mean("nv_gpu_power_usage"),

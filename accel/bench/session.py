@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.artifacts import CallSplit
 from accel.builders import Feed, Session, fit_inputs
 
 WARM_WINDOW = 5
@@ -68,6 +69,19 @@ class TimedSession:
                 if abs(last - before) <= WARM_TOLERANCE * before:
                     break
         return times[-1]
+
+    def split(self, point: str, calls: int) -> CallSplit | None:
+        """Take a call apart on a device, over some calls; None where nothing is copied."""
+        found = [split for _ in range(calls) if (split := self.session.split(self._feeds[point])) is not None]
+        if not found:
+            return None
+        return CallSplit(
+            copy_in_ms=float(np.median([s.copy_in_ms for s in found])),
+            compute_ms=float(np.median([s.compute_ms for s in found])),
+            copy_out_ms=float(np.median([s.copy_out_ms for s in found])),
+            bytes_in=found[-1].bytes_in,
+            bytes_out=found[-1].bytes_out,
+        )
 
     def latency(self, point: str, seconds: float, least: int, limit_ms: float | None = None) -> list[int]:
         """Call one at a time for ``seconds`` and at least ``least`` times; returns each call's ns.

@@ -16,6 +16,8 @@ CONFIDENCE = 0.95
 BEYOND = 5
 """A percentile needs this many samples beyond it; with fewer it is the accident of single calls and reported null."""
 
+P99_CALLS = 600
+"""Calls of a point on which a p99 is demanded: six beyond the percentile, one more than it needs."""
 STABLE_SPREAD = 0.10
 """A point is stable while the middle half of its rounds lies within 10 % of their median (perf_analyzer's figure)."""
 
@@ -26,6 +28,11 @@ def percentile(samples: Sequence[float] | np.ndarray, q: float) -> float | None:
     Formula: linear interpolation between order statistics, as ``numpy.percentile`` does by default.
     """
     return float(np.percentile(samples, q)) if len(samples) * (100 - q) / 100 >= BEYOND else None
+
+
+def p99_calls(rounds: int) -> int:
+    """Return how many calls a round must hold for a p99 over all rounds."""
+    return -(-P99_CALLS // rounds)
 
 
 def interval(rounds: Sequence[np.ndarray], statistic: Callable[[np.ndarray], float]) -> tuple[float, float]:

@@ -11,11 +11,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.artifacts import (
+    Artifact,
+    BuildRequest,
+    Built,
+    CallSplit,
+    ModelSource,
+    Precision,
+    Skipped,
+    Target,
+    TensorSpec,
+    TritonModel,
+    Typed,
+)
 from accel.errors import SampleError
 
 Feed = Mapping[str, np.ndarray]
@@ -34,7 +46,9 @@ class TargetInfo:
         calibration: whether it must have calibration samples.
         int64_as_int32: whether the runtime computes int64 as int32 and wraps: the interior must be proved to fit.
         static: whether it can be built for one fixed shape (``variant.static``) and may gain by it.
+        server_only: only a Triton server runs it: it is built and packaged, and neither proved nor measured in process.
         ungrouped: devices on which the groups ``cpu``, ``gpu`` and ``all`` leave it out; it is built when named.
+        operators: operators that it works on; a model whose ONNX has none of them is skipped.
         about: one line for ``accel targets``.
     """
 
@@ -45,7 +59,9 @@ class TargetInfo:
     calibration: bool = False
     int64_as_int32: bool = False
     static: bool = False
+    server_only: bool = False
     ungrouped: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 class Builder(Protocol):
@@ -78,6 +94,24 @@ class Builder(Protocol):
 
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
         """Say how that Triton release serves the artifact."""
+
+
+@runtime_checkable
+class TypedBuilder(Builder, Protocol):
+    """A builder whose precision is made in the ONNX file, before the build and on any machine.
+
+    Where such a target cannot be built, the typed file is proved all the same, and a kit finishes it elsewhere.
+    """
+
+    def prepare(self, request: BuildRequest, options: Any, out_dir: Path) -> Typed:
+        """Write the typed ONNX file into the empty folder ``out_dir`` and describe it; a CPU does.
+
+        Raises:
+            AccelError: the file cannot be typed, with the remedy.
+        """
+
+    def open_typed(self, typed: Typed, folder: Path, *, source: ModelSource, threads: int) -> Session:
+        """Load the typed file on the CPU, every value rounded as its type says, to hold it against the gate."""
 
 
 class Session(ABC):
@@ -119,6 +153,10 @@ class Session(ABC):
     @abstractmethod
     def precision(self) -> str:
         """Name the precision the runtime really computes in, as the runtime itself reports it (``fp32``, ``bf16``…)."""
+
+    def split(self, inputs: Feed) -> CallSplit | None:
+        """Run one request (native dtypes) part by part, synchronised between; None where nothing is copied."""
+        return None
 
     def close(self) -> None:
         """Give back what the garbage collector would not."""

@@ -1,22 +1,25 @@
-"""An ONNX Runtime session on one provider; the runtime's own profile tells what it computes in.
+"""An ONNX Runtime session on one provider; the runtime's own profile tells what it computes in, and where.
 
-Imports only what the OpenVINO environment holds: NumPy and one build of ONNX Runtime.
+Imports only what the environments of ONNX Runtime hold: NumPy and one build of ONNX Runtime.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from accel.artifacts import Artifact, TensorSpec
+from accel import gpu
+from accel.artifacts import Artifact, CallSplit, TensorSpec
 from accel.builders import Feed, Mode, Session
+from accel.builders.ort_providers import CUDA, GPU_SLOTS, OPENVINO, TENSORRT, Provider, fallen, load_libraries
 from accel.errors import StageError, UnavailableError
 
 _DTYPES = {
@@ -31,9 +34,15 @@ _DTYPES = {
 }
 _INT8 = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinear", "QGemm", "QAttention", "ConvInteger")
 _FLOAT = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "Attention")
+_SHORT = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_FIX = {
+    OPENVINO: "accel env install ort-openvino",
+    CUDA: "accel env install ort-gpu; the log of the variant names a library that is missing",
+    TENSORRT: "accel env install ort-gpu; the log of the variant names a library that is missing",
+}
 
 
-def open_session(path: Path, provider: str, *, threads: int, mode: Mode, profile: Path | None = None) -> Any:
+def open_session(path: Path, provider: Provider, *, threads: int, mode: Mode, profile: Path | None = None) -> Any:
     """Open a file on one provider.
 
     In latency mode one request uses all threads; in throughput mode each of ``threads`` requests runs on one.
@@ -42,37 +51,44 @@ def open_session(path: Path, provider: str, *, threads: int, mode: Mode, profile
         profile: folder for the runtime's profile; None for no profile.
 
     Raises:
-        UnavailableError: this build of ONNX Runtime lacks the provider.
-        StageError: the file cannot be loaded, or the session fell back to another provider.
+        UnavailableError: this build of ONNX Runtime lacks the provider, or cannot load its libraries.
+        StageError: the file cannot be loaded, device memory ran out, or a TensorRT engine was built elsewhere.
     """
     import onnxruntime as ort
 
-    if provider not in ort.get_available_providers():
+    if provider.name not in ort.get_available_providers():
         raise UnavailableError(
-            f"onnxruntime {ort.__version__} has no {provider} (found {ort.get_available_providers()})",
-            fix="accel env install ort-openvino" if "OpenVINO" in provider else "pip install onnxruntime",
+            f"onnxruntime {ort.__version__} has no {provider.name} (found {ort.get_available_providers()})",
+            fix=_FIX.get(provider.name, "pip install onnxruntime").partition(";")[0],
         )
-    each = threads if mode == "latency" else 1
+    load_libraries(provider, ort)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = each
+    options.intra_op_num_threads = threads if mode == "latency" else 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile / "ort")
-    settings: dict[str, str] = {}
-    if provider == "OpenVINOExecutionProvider":
+    if provider.name == OPENVINO:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        settings = {"device_type": "CPU", "num_of_threads": str(threads)}
-        if mode == "throughput":
-            settings["num_streams"] = str(threads)
+    chain = [(provider.name, dict(provider.options)), *((name, dict(given)) for name, given in provider.behind)]
     try:
-        session = ort.InferenceSession(str(path), options, providers=[(provider, settings)])
+        session = ort.InferenceSession(str(path), options, providers=chain, enable_fallback=0)
     except Exception as error:
-        raise StageError(f"ONNX Runtime could not load {path.name} on {provider}: {error}") from error
-    if session.get_providers()[0] != provider:
-        raise StageError(f"asked ONNX Runtime for {provider}, and the session runs on {session.get_providers()}")
+        raise failure(f"ONNX Runtime could not load {path.name} on {provider.name}", error) from error
+    if session.get_providers()[0] != provider.name:
+        raise UnavailableError(
+            f"asked ONNX Runtime for {provider.name}, and the session runs on {session.get_providers()}",
+            fix=_FIX.get(provider.name),
+        )
     return session
+
+
+def failure(what: str, error: Exception) -> StageError:
+    """Turn an error of the runtime into accel's, with a remedy of its own where memory ran out."""
+    if gpu.ran_out_of_memory(error):
+        return StageError(f"{what}: memory ran out: {error}", fix="free memory, or use smaller shapes (--max-shape)")
+    return StageError(f"{what}: {error}")
 
 
 def declared_specs(session: Any) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -92,13 +108,15 @@ def declared_specs(session: Any) -> tuple[list[TensorSpec], list[TensorSpec]]:
 
 
 class OrtSession(Session):
-    """One loaded file; in throughput mode one slot for each thread."""
+    """One loaded file; in throughput mode one slot for each thread, and two on a GPU."""
 
-    def __init__(self, artifact: Artifact, folder: Path, provider: str, *, threads: int, mode: Mode) -> None:
+    def __init__(self, artifact: Artifact, folder: Path, provider: Provider, *, threads: int, mode: Mode) -> None:
         built = artifact.built
         super().__init__(built.inputs, built.outputs)
-        self.slots = threads if mode == "throughput" else 1
+        many = GPU_SLOTS if provider.device == "cuda" else threads
+        self.slots = many if mode == "throughput" else 1
         self._provider = provider
+        self._products: Mapping[str, int] = built.facts.get("products", {})
         self._file = folder / built.entry
         self._shapes = {name: shape.opt for name, shape in artifact.variant.profile.items()}
         self._names = [s.name for s in built.outputs]
@@ -134,32 +152,35 @@ class OrtSession(Session):
 
         The runtime's own profile tells, of a session that is opened for it and closed again: one that has ever been
         profiled keeps some 600 bytes of every later call (ONNX Runtime 1.31). The OpenVINO provider runs a whole graph
-        as one node; it computes in FP32 unless its options ask for less.
-        Source: https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html (``precision``).
+        as one node; it computes in FP32 unless its options ask for less. The TensorRT provider does so too: a strongly
+        typed network computes in the types of the file, whose matrix products were counted when it was built.
+        Source: https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html (``precision``);
+        TensorRT documentation, "Strongly Typed Networks".
 
         Raises:
-            StageError: a node ran on another provider than the one asked for.
+            StageError: a node ran on another provider than the one asked for, and none may.
         """
         nodes = self._profiled()
-        others = {n["provider"] for n in nodes if n.get("provider") not in (None, "", self._provider)}
-        if others:
-            raise StageError(f"asked ONNX Runtime for {self._provider}, and nodes ran on {sorted(others)}")
-        if self._provider == "OpenVINOExecutionProvider":
+        if self._provider.strict and (elsewhere := fallen(nodes, self._provider.name)):
+            raise fallback(self._provider.name, elsewhere)
+        if self._provider.name == OPENVINO:
             return "fp32"
-        found: Counter[str] = Counter()
-        for node in nodes:
-            operator = str(node.get("op_name", ""))
-            if operator.startswith(_INT8):
-                found["int8"] += 1
-            elif operator in _FLOAT:
-                found["fp32"] += 1
-        return found.most_common(1)[0][0] if found else "fp32"
+        found = Counter(self._products) if self._provider.name == TENSORRT else _products(nodes)
+        precision = found.most_common(1)[0][0] if found else "fp32"
+        return "tf32" if precision == "fp32" and self._uses_tf32() else precision
 
     def close(self) -> None:
         """End the threads and drop the session."""
         if self._pool is not None:
             self._pool.shutdown()
         self._session = None
+
+    def _uses_tf32(self) -> bool:
+        """Read the setting back; TensorRT's own default allows TF32, and its provider has no option for it."""
+        if self._provider.name == TENSORRT:
+            return True
+        given = self._session.get_provider_options() if self._session is not None else {}
+        return str(given.get(CUDA, {}).get("use_tf32", "0")) == "1"
 
     def _run(self, slot: int) -> Sequence[np.ndarray]:
         if self._session is None:
@@ -168,14 +189,127 @@ class OrtSession(Session):
             results: Sequence[np.ndarray] = self._session.run(self._names, self._feeds[slot])
         except Exception as error:
             shapes = {name: value.shape for name, value in self._feeds[slot].items()}
-            raise StageError(f"ONNX Runtime failed on inputs of shapes {shapes}: {error}") from error
+            raise failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error) from error
         return results
 
     def _profiled(self) -> list[dict[str, Any]]:
-        """Run the last request of slot 0, or zeros at the opt shape, in a profiled session; return what its nodes did."""
+        """Run the last request of slot 0, or zeros at the opt shape, in a profiled session; see ``profiled``."""
         zeros = {s.name: np.zeros(self._shapes[s.name], s.dtype) for s in self.inputs}
-        with tempfile.TemporaryDirectory(prefix="accel-ort-") as scratch:
-            session = open_session(self._file, self._provider, threads=1, mode="latency", profile=Path(scratch))
-            session.run(self._names, self._feeds[0] or zeros)
-            events = json.loads(Path(session.end_profiling()).read_text())
-        return [e["args"] for e in events if e.get("cat") == "Node"]
+        return profiled(self._file, self._provider, self._feeds[0] or zeros)
+
+
+class OrtDeviceSession(OrtSession):
+    """A session whose inputs and outputs are bound to device memory, so that copies are apart from the run.
+
+    Inputs are copied into buffers that stay as long as their shape does; outputs lie where the runtime puts them until
+    they are read.
+
+    Source: https://onnxruntime.ai/docs/performance/device-tensor.html.
+    """
+
+    def __init__(self, artifact: Artifact, folder: Path, provider: Provider, *, threads: int, mode: Mode) -> None:
+        super().__init__(artifact, folder, provider, threads=threads, mode=mode)
+        self._bindings = [self._session.io_binding() for _ in range(self.slots)]
+        self._buffers: list[dict[str, tuple[tuple[int, ...], Any]]] = [{} for _ in range(self.slots)]
+
+    def bind(self, inputs: Feed, *, slot: int = 0) -> None:
+        """Copy the arrays to the device.
+
+        Raises:
+            StageError: the session is closed, or device memory ran out.
+        """
+        import onnxruntime as ort
+
+        self._feeds[slot] = inputs
+        binding, buffers = self._binding(slot), self._buffers[slot]
+        try:
+            for name, array in inputs.items():
+                shape, buffer = buffers.get(name, ((), None))
+                if buffer is None or shape != array.shape:
+                    device = self._provider.device
+                    buffer = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, device, 0)
+                    buffers[name] = array.shape, buffer
+                    binding.bind_ortvalue_input(name, buffer)
+                buffer.update_inplace(array)
+            for name in self._names:  # a run leaves its own outputs bound, in its own shapes
+                binding.bind_output(name, self._provider.device, 0)
+        except Exception as error:
+            raise failure("the inputs could not be copied to the device", error) from error
+
+    def read(self, *, slot: int = 0) -> dict[str, np.ndarray]:
+        """Copy the outputs from the device."""
+        return dict(zip(self._names, self._binding(slot).copy_outputs_to_cpu(), strict=True))
+
+    def split(self, inputs: Feed) -> CallSplit | None:
+        """Copy in, run and copy out, with the host waiting for the device after each."""
+        begin = time.perf_counter_ns()
+        self.bind(inputs)
+        self._binding(0).synchronize_inputs()
+        copied = time.perf_counter_ns()
+        self._run(0)
+        self._binding(0).synchronize_outputs()
+        computed = time.perf_counter_ns()
+        outputs = self.read()
+        done = time.perf_counter_ns()
+        return CallSplit(
+            (copied - begin) / 1e6,
+            (computed - copied) / 1e6,
+            (done - computed) / 1e6,
+            sum(a.nbytes for a in inputs.values()),
+            sum(a.nbytes for a in outputs.values()),
+        )
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self._bindings, self._buffers = [], []
+        super().close()
+
+    def _binding(self, slot: int) -> Any:
+        if not self._bindings:
+            raise StageError("the session is closed")
+        return self._bindings[slot]
+
+    def _run(self, slot: int) -> Sequence[np.ndarray]:
+        binding = self._binding(slot)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            shapes = {name: value.shape for name, value in self._feeds[slot].items()}
+            raise failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error) from error
+        return ()
+
+
+def profiled(file: Path, provider: Provider, feed: Feed) -> list[dict[str, Any]]:
+    """Run one request in a profiled session of its own; return its nodes' events: ``args``, with the event's name."""
+    with tempfile.TemporaryDirectory(prefix="accel-ort-") as scratch:
+        session = open_session(file, provider, threads=1, mode="latency", profile=Path(scratch))
+        try:
+            session.run(None, dict(feed))
+        except Exception as error:
+            shapes = {name: value.shape for name, value in feed.items()}
+            raise failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error) from error
+        events = json.loads(Path(session.end_profiling()).read_text())
+    return [{**e["args"], "name": e.get("name", "")} for e in events if e.get("cat") == "Node"]
+
+
+def fallback(provider: str, elsewhere: Sequence[str]) -> StageError:
+    """Return the error for nodes that ran elsewhere: it names them."""
+    more = f" and {len(elsewhere) - 10} more" if len(elsewhere) > 10 else ""
+    return StageError(
+        f"asked ONNX Runtime for {provider}, and {len(elsewhere)} nodes ran elsewhere: "
+        f"{', '.join(elsewhere[:10])}{more}",
+        fix="choose another target, or accept it with the option allow_fallback of the target",
+    )
+
+
+def _products(nodes: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """Count matrix products and convolutions by what they compute in."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        operator = str(node.get("op_name", ""))
+        if operator.startswith(_INT8):
+            found["int8"] += 1
+        elif operator in _FLOAT:
+            first = next(iter(node.get("input_type_shape", ())), {"float": ()})
+            found[_SHORT.get(next(iter(first), "float"), "fp32")] += 1
+    return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-from accel import environments, hardware
+from accel import environments, gpu, hardware
 from accel.artifacts import Skipped, Target
 from accel.errors import UnavailableError
 
@@ -28,15 +30,38 @@ def missing_environment(name: str) -> Skipped | None:
 
 
 def missing_gpu(target: Target) -> Skipped | None:
-    """Say why a ``cuda`` target cannot be built here; None for every other device."""
-    if target.device != "cuda":
+    """Say why a ``cuda`` target cannot run here; None where there is a GPU, and for every other device."""
+    if target.device != "cuda" or (trouble := hardware.gpu_trouble()) is None:
         return None
-    if not hardware.detect().gpus:
+    return Skipped(trouble, "run the same command on a machine where `nvidia-smi` lists a GPU")
+
+
+def old_driver(what: str, cuda: str) -> Skipped | None:
+    """Say that the driver is too old for ``what``, which is built with that CUDA version; None where it is not."""
+    driver = next((found.driver for found in hardware.detect().gpus), None)
+    if driver is None or (reason := gpu.too_old(driver, cuda)) is None:
+        return None
+    return Skipped(f"{reason}, with which {what} is built", "update the NVIDIA driver")
+
+
+def missing_cuda_torch() -> Skipped | None:
+    """Say that the installed torch cannot use the GPU: it is built without CUDA, or for a newer driver; None if it can.
+
+    Read from torch's own ``version.py``: importing torch takes seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return missing("torch")
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    cuda = re.search(r"^cuda\b[^=]*= '([\d.]+)'", text, re.MULTILINE)
+    installed = version("torch")
+    if cuda is None:
+        plain = installed.partition("+")[0]
         return Skipped(
-            "there is no NVIDIA GPU on this machine",
-            "run the same command on a machine where `nvidia-smi` lists a GPU",
+            f"torch {installed} is built without CUDA",
+            f"pip install --force-reinstall torch=={plain} from an index whose build has CUDA (PyPI's has)",
         )
-    return Skipped(f"this version of accel does not build {target}", "choose a target of the group `cpu`")
+    return old_driver(f"torch {installed}", cuda[1])
 
 
 def demand(skipped: Skipped | None) -> None:

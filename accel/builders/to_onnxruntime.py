@@ -1,46 +1,92 @@
-"""ONNX Runtime on CPU: fused FP32, static and dynamic INT8, and its OpenVINO provider.
+"""ONNX Runtime on CPU (fused FP32, static and dynamic INT8, its OpenVINO provider) and on CUDA and TensorRT.
 
-The CPU provider gets a graph in its own fused operators where fusion applies and leaves the answers alone; the OpenVINO
-provider gets the plain graph. What really ran is read from the runtime's own profile of the first request.
+The CPU and CUDA providers get a graph in the runtime's own fused operators where fusion applies and leaves the answers
+alone; the OpenVINO and TensorRT providers get the plain graph. On a GPU precision is a property of the ONNX file: FP16
+and INT8 are typed into it. What really ran, and where, is read from the runtime's own profile of a request.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TritonModel
-from accel.builders import Mode, TargetInfo
+from accel import environments
+from accel.artifacts import (
+    VERSION_FOLDER,
+    Artifact,
+    BuildRequest,
+    Built,
+    Precision,
+    Skipped,
+    Target,
+    TritonModel,
+    to_json,
+)
+from accel.builders import Mode, TargetInfo, fit_inputs
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile
-from accel.builders.ort_session import OrtSession, declared_specs, open_session
-from accel.builders.requirements import demand, missing, missing_environment, missing_gpu, versions
+from accel.builders.ort_providers import (
+    CUDA,
+    ENGINES,
+    GPU_ENVIRONMENT,
+    OPENVINO_ENVIRONMENT,
+    TENSORRT,
+    TENSORRT_LIBRARIES,
+    Provider,
+    fallen,
+    provider_for,
+    tensorrt_folder,
+    tensorrt_options,
+)
+from accel.builders.ort_session import (
+    OrtDeviceSession,
+    OrtSession,
+    declared_specs,
+    fallback,
+    open_session,
+    profiled,
+)
+from accel.builders.requirements import demand, missing, missing_environment, missing_gpu, old_driver, versions
+from accel.builders.tensorrt_options import TensorRtOptions
 from accel.errors import InputError, StageError
 
 ENTRY = "model.onnx"
-OPENVINO_ENVIRONMENT = "ort-openvino"
-FUSED_DB = 80.0
-"""Fusion must leave this much SQNR against the plain graph, the gate of FP32, or the plain graph ships."""
+FUSED_DB: Mapping[Precision, float] = {"fp32": 80.0, "tf32": 50.0, "fp16": 45.0}
+"""Fusion must leave this much SQNR against the unfused graph, the gate of the precision, or the unfused graph ships."""
+TYPING_ENVIRONMENT = "modelopt"
+_TYPED_BY_AUTOCAST = ("ort-cuda-fp16", "ort-trt-fp16", "ort-trt-int8")
+_PACKAGES = {OPENVINO_ENVIRONMENT: "onnxruntime-openvino", GPU_ENVIRONMENT: "onnxruntime-gpu"}
+GPU_CUDA = "13.0"
+"""CUDA of the GPU environment's onnxruntime-gpu. Source: the libraries that its CUDA provider links."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrtOptions:
-    """How INT8 is made.
+    """How INT8 and FP16 are made, and what may run elsewhere.
 
     Attributes:
-        fuse: whether ``ort`` tries to fuse.
+        fuse: whether ``ort`` and ``ort-cuda`` try to fuse.
         target_db: SQNR that ``ort-int8`` keeps on held-back calibration samples; products that cost more stay float.
         trials: how many measurements of single products there may be.
+        method: how ``ort-trt-int8`` finds its scales: ``minmax``, ``percentile`` or ``entropy``.
+        keep: matrix products and convolutions that ``ort-trt-int8`` leaves in float, by node name.
+        margin: how far below FP16's largest value a measured range must stay, as a factor.
+        allow_fallback: whether nodes may run on another provider than the target's; they are listed either way.
     """
 
     fuse: bool = True
     target_db: float = 23.0
     trials: int = 64
+    method: Literal["minmax", "percentile", "entropy"] = "percentile"
+    keep: tuple[str, ...] = ()
+    margin: float = 2.0
+    allow_fallback: bool = False
 
 
 def _cuda(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
@@ -53,7 +99,9 @@ class OrtBuilder:
     targets: Mapping[str, TargetInfo] = {
         "ort": TargetInfo(("cpu",), "fp32", "ONNX for ONNX Runtime, fused for it"),
         "ort-int8": TargetInfo(("cpu",), "int8", "static INT8 (Q/DQ), calibrated", calibration=True),
-        "ort-int8-dynamic": TargetInfo(("cpu",), "int8", "dynamic INT8: scales found at run time"),
+        "ort-int8-dynamic": TargetInfo(
+            ("cpu",), "int8", "dynamic INT8: scales found at run time", operators=("MatMul", "Gemm")
+        ),
         "ort-openvino": TargetInfo(("cpu",), "fp32", "plain ONNX, OpenVINO execution provider", int64_as_int32=True),
         "ort-cuda": _cuda("fp32", "CUDA execution provider, TF32 off"),
         "ort-cuda-tf32": _cuda("tf32", "CUDA execution provider, TF32 on"),
@@ -65,25 +113,36 @@ class OrtBuilder:
     options: type[Any] = OrtOptions
 
     def environment(self, target: Target) -> str:
-        """Return ``ort-openvino`` for that target: its package and onnxruntime are one Python module."""
-        return OPENVINO_ENVIRONMENT if target.name == "ort-openvino" else "main"
+        """Return an environment of its own for OpenVINO and for GPUs: its package and onnxruntime are one module."""
+        if target.name == "ort-openvino":
+            return OPENVINO_ENVIRONMENT
+        return GPU_ENVIRONMENT if target.device == "cuda" else "main"
 
     def available(self, target: Target) -> Skipped | None:
-        """Ask for the packages of the target, or for its environment."""
+        """Ask for the packages of the target or its environment; on a GPU for its driver, and TensorRT's libraries."""
+        if target.device == "cuda":
+            return (
+                missing_gpu(target)
+                or old_driver(f"environment {GPU_ENVIRONMENT!r}", GPU_CUDA)
+                or missing_environment(GPU_ENVIRONMENT)
+                or (missing_environment(TYPING_ENVIRONMENT) if target.name in _TYPED_BY_AUTOCAST else None)
+                or (_missing_tensorrt() if target.name.startswith("ort-trt") else None)
+            )
         if target.name == "ort-openvino":
             return missing_environment(OPENVINO_ENVIRONMENT)
-        return missing_gpu(target) or missing("onnxruntime", "onnx", *(["onnxscript"] if target.name == "ort" else []))
+        return missing("onnxruntime", "onnx", *(["onnxscript"] if target.name == "ort" else []))
 
     def build(self, request: BuildRequest, options: OrtOptions, out_dir: Path) -> Built:
-        """Turn the exported ONNX file into the target's.
+        """Turn the exported ONNX file into the target's; for TensorRT build its engines, too.
 
         Raises:
             UnavailableError: what ``available`` says.
             InputError: no ONNX file, or no calibration samples for static INT8.
-            StageError: a library failed, or the built file lost a name or a size.
+            StageError: a library failed, the built file lost a name or a size, or nodes ran on another provider.
         """
         target = request.variant.target
-        demand(missing_gpu(target))
+        if target.device == "cuda":
+            demand(self.available(target))
         if request.onnx is None or request.onnx_folder is None:
             raise InputError(f"{target} starts from ONNX and the source was not exported")
         plain = Path(request.onnx_folder) / request.onnx.file.path
@@ -92,9 +151,24 @@ class OrtBuilder:
             "ort-int8": _static_int8,
             "ort-int8-dynamic": _dynamic_int8,
             "ort-openvino": _plain,
+            "ort-cuda": _fused,
+            "ort-cuda-tf32": _fused,
+            "ort-cuda-fp16": _fused_half,
+            "ort-trt": _typed,
+            "ort-trt-fp16": _typed,
+            "ort-trt-int8": _typed,
         }
         facts = makers[target.name](request, options, plain, out_dir)
-        provider = "OpenVINOExecutionProvider" if target.name == "ort-openvino" else "CPUExecutionProvider"
+        provider = provider_for(
+            request.variant,
+            threads=request.threads,
+            mode="latency",
+            engines=out_dir / ENGINES,
+            keep_timings=True,
+            allow_fallback=options.allow_fallback,
+        )
+        if target.device == "cuda":
+            facts |= _placed(request, provider, out_dir)
         session = open_session(out_dir / ENTRY, provider, threads=request.threads, mode="latency")
         found_inputs, found_outputs = declared_specs(session)
         return Built(
@@ -103,27 +177,103 @@ class OrtBuilder:
             reconcile(found_outputs, request.source.outputs, what="output"),
             self.targets[target.name].precision,
             facts,
-            versions(["onnxruntime", "onnxruntime-openvino", "onnx", "onnxscript"]),
+            versions([_PACKAGES.get(self.environment(target), "onnxruntime"), "onnx", "onnxscript"])
+            | (_tensorrt_version() if target.name.startswith("ort-trt") else {}),
         )
 
     def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> OrtSession:
         """Open the file on the provider of the target; falling back to another provider is an error.
 
         Raises:
-            UnavailableError: the provider is not in this installation.
-            StageError: the file cannot be loaded, or another provider took it.
+            UnavailableError: the provider is not in this installation, or its libraries cannot be loaded.
+            StageError: the file cannot be loaded, or TensorRT built its engines anew.
         """
-        target = artifact.variant.target
-        demand(missing_gpu(target))
-        provider = "OpenVINOExecutionProvider" if target.name == "ort-openvino" else "CPUExecutionProvider"
-        return OrtSession(artifact, folder, provider, threads=threads, mode=mode)
+        variant = artifact.variant
+        demand(missing_gpu(variant.target))
+        provider = provider_for(
+            variant,
+            threads=threads,
+            mode=mode,
+            engines=folder / ENGINES,
+            allow_fallback=bool(variant.options.get("allow_fallback", False)),
+        )
+        if provider.name == TENSORRT:
+            before = _contents(folder / ENGINES)
+            session = OrtDeviceSession(artifact, folder, provider, threads=threads, mode=mode)
+            if _contents(folder / ENGINES) != before:
+                session.close()
+                raise StageError(
+                    f"the TensorRT engine of {variant.id} fits another GPU, TensorRT or ONNX Runtime: it was rebuilt",
+                    fix="build the variant on this machine",
+                )
+            return session
+        kind = OrtDeviceSession if provider.device == "cuda" else OrtSession
+        return kind(artifact, folder, provider, threads=threads, mode=mode)
 
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
-        """Serve it through the onnxruntime backend, with the ``openvino`` accelerator where that was measured."""
+        """Serve it through the onnxruntime backend, with the accelerator of the provider that was measured.
+
+        The engine cache is named relative to the repository's root, where ``launch.sh`` starts the server.
+        Source: onnxruntime_backend README, "Model Config Options" and "TensorRT"; its ``cuda`` accelerator.
+        """
+        variant = artifact.variant
         accelerators: tuple[tuple[str, str, Mapping[str, str]], ...] = ()
-        if artifact.variant.target.name == "ort-openvino":
+        if variant.target.name == "ort-openvino":
             accelerators = (("cpu", "openvino", {}),)
+        elif variant.target.device == "cuda":
+            provider = provider_for(variant, threads=1, mode="latency")
+            name, settings = provider.behind[0] if provider.behind else (provider.name, provider.options)
+            assert name == CUDA
+            accelerators = (("gpu", "cuda", {"use_tf32": settings["use_tf32"]}),)
+            if provider.name == TENSORRT:
+                cache = f"{VERSION_FOLDER}/{ENGINES}"
+                given = tensorrt_options(variant.profile, engines=cache, keep_timings=False)
+                accelerators = (("gpu", "tensorrt", given), *accelerators)
         return TritonModel("onnxruntime", artifact.built.entry, dynamic_batching=True, accelerators=accelerators)
+
+
+def _missing_tensorrt() -> Skipped | None:
+    """Say that TensorRT 10, which onnxruntime-gpu links, is not here; its libraries come from NVIDIA's own index."""
+    if tensorrt_folder() is not None:
+        return None
+    interpreter = environments.python(GPU_ENVIRONMENT)
+    return Skipped(
+        f"{TENSORRT_LIBRARIES[0]} was not found: ONNX Runtime's TensorRT provider needs TensorRT 10",
+        f"{interpreter} -m pip install --extra-index-url https://pypi.nvidia.com 'tensorrt-cu13>=10.13,<11'",
+    )
+
+
+def _tensorrt_version() -> dict[str, str]:
+    found = versions(["tensorrt-cu13", "tensorrt-cu13-libs", "tensorrt"])
+    return {"tensorrt": next(iter(found.values()))} if found else {}
+
+
+def _contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return file → size and time of the last change."""
+    stats = {p.name: p.stat() for p in folder.iterdir()} if folder.is_dir() else {}
+    return {name: (s.st_size, s.st_mtime_ns) for name, s in stats.items()}
+
+
+def _placed(request: BuildRequest, provider: Provider, out_dir: Path) -> dict[str, Any]:
+    """Run one request on the device; say what it computes in and which nodes ran elsewhere.
+
+    Raises:
+        StageError: nodes ran elsewhere, and they may not.
+    """
+    if provider.name == TENSORRT:
+        (out_dir / ENGINES).mkdir()
+    feed = {s.name: np.zeros(request.variant.profile[s.name].opt, s.dtype) for s in request.source.inputs}
+    nodes = profiled(out_dir / ENTRY, provider, feed)
+    elsewhere = fallen(nodes, provider.name)
+    if elsewhere and provider.strict:
+        raise fallback(provider.name, elsewhere)
+    shapes = sum(n.get("provider") not in (None, "", provider.name) for n in nodes) - len(elsewhere)
+    facts: dict[str, Any] = {"fell_back": elsewhere, "shape_nodes_elsewhere": shapes}
+    if provider.name == TENSORRT:
+        from accel.graph.products import products_by_type
+
+        facts["products"] = products_by_type(out_dir / ENTRY)
+    return facts
 
 
 def _plain(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
@@ -139,8 +289,59 @@ def _plain(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Pat
 
 def _fused(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
     """Fuse; keep the plain graph where nothing fused, the fuser failed or the answers changed."""
+    facts = _fuse(request, options, plain, out_dir)
+    return _plain(request, options, plain, out_dir) | facts if facts["graph"] == "plain" else facts
+
+
+def _fused_half(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
+    """Type the graph in FP16, then fuse; keep the typed graph where fusion fails."""
+    from accel.graph.fuse import lend_shapes
+
+    with tempfile.TemporaryDirectory(prefix="accel-half-", dir=out_dir.parent) as scratch:
+        typed = Path(scratch) / ENTRY
+        facts = _to_half(request, options, plain, typed)
+        lend_shapes(plain, typed)
+        facts |= _fuse(request, options, typed, out_dir)
+        if facts["graph"] == "plain":
+            for file in Path(scratch).iterdir():
+                shutil.copyfile(file, out_dir / file.name)
+        return facts
+
+
+def _to_half(request: BuildRequest, options: OrtOptions, plain: Path, out: Path) -> dict[str, Any]:
+    """Write the graph typed in FP16, except what leaves its range on real samples."""
+    from accel.graph import fp16
+
+    feeds = _range_feeds(request)
+    report = fp16.convert(plain, out, to="fp16", feeds=feeds, margin=options.margin, threads=request.threads)
+    return {"half": to_json(report)}
+
+
+def _typed(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
+    """Type the graph as a TensorRT plan of the same precision is typed, and hold it against the same rules."""
+    from accel.builders.tensorrt_typing import type_onnx
+
+    precision = OrtBuilder.targets[request.variant.target.name].precision
+    given = TensorRtOptions(margin=options.margin, calibration=options.method, keep=options.keep)
+    return {"graph": "plain", "typing": to_json(type_onnx(request, precision, given, out_dir).facts)}
+
+
+def _range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
+    """Return the samples on which ranges are measured: the calibration set, or the gate's own where there is none."""
+    from accel.samples import read_feeds
+
+    if request.samples.calibration is not None:
+        return calibration_feeds(request)
+    stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
+    return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]
+
+
+def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
+    """Write the fused graph; where it cannot ship leave nothing, and say ``plain`` and why."""
     from accel.graph.fuse import attention_layers, fuse
 
+    precision = OrtBuilder.targets[request.variant.target.name].precision
+    least = FUSED_DB[precision]
     counts: dict[str, int] = {}
     reason = "fusion was turned off" if not options.fuse else None
     sqnr_db = None
@@ -150,15 +351,13 @@ def _fused(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Pat
             reason = None if counts else "no fusion applied"
             if counts:
                 sqnr_db = _agreement_db(plain, out_dir / ENTRY, request)
-                reason = (
-                    None if sqnr_db >= FUSED_DB else f"the fused graph keeps {sqnr_db:.0f} dB, expected {FUSED_DB:.0f}"
-                )
+                reason = None if sqnr_db >= least else f"the fused graph keeps {sqnr_db:.0f} dB, expected {least:.0f}"
         except StageError as error:
             reason = error.message
     if reason is not None:
         for partial in out_dir.iterdir():
             partial.unlink()
-        return _plain(request, options, plain, out_dir) | {"fusions": {}, "attention_layers": 0, "unfused": reason}
+        return {"graph": "plain", "fusions": {}, "attention_layers": 0, "unfused": reason}
     layers = attention_layers(counts)
     facts: dict[str, Any] = {"graph": "fused", "fusions": counts, "attention_layers": layers, "fused_sqnr_db": sqnr_db}
     if request.source.family == "transformer" and layers == 0:
@@ -167,11 +366,18 @@ def _fused(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Pat
 
 
 def _agreement_db(one: Path, other: Path, request: BuildRequest) -> float:
-    """Run both files on the opt and odd shapes and return the worst SQNR; 200 where every value is equal."""
+    """Run both files on the opt and odd shapes and return the worst SQNR; 200 where every value is equal.
+
+    Raises:
+        StageError: one of them cannot be opened or run, or a node of the fused graph has no kernel on the GPU.
+    """
     from accel.samples import read_feeds
 
     stored = read_feeds(Path(request.samples_folder) / request.samples.shapes.path)
-    sessions = [open_session(p, "CPUExecutionProvider", threads=request.threads, mode="latency") for p in (one, other)]
+    provider = provider_for(request.variant, threads=request.threads, mode="latency")
+    if provider.name == CUDA and (elsewhere := fallen(profiled(other, provider, stored["opt"]), CUDA)):
+        raise fallback(CUDA, elsewhere)
+    sessions = [open_session(p, provider, threads=request.threads, mode="latency") for p in (one, other)]
     worst = 200.0
     for point in ("odd", "opt"):
         try:

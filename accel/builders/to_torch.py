@@ -1,8 +1,8 @@
-"""PyTorch: the source itself run eagerly (the baseline), and AOTInductor packages.
+"""PyTorch: the source itself run eagerly (the baseline), and AOTInductor packages, on a CPU and on CUDA.
 
 The eager artifact is a ``torch.export`` program, so that a server needs torch and nothing of the user's code; it runs
-the same operators as the live module. In the bf16 variants the whole program computes in bfloat16 and casts at its
-door: clients give and get float32. A package is native code for the CPU it was compiled on.
+the same operators as the live module. In the bf16 and fp16 variants the whole program computes in that type and casts
+at its door: clients give and get float32. A package is native code for the CPU or GPU it was compiled on; TF32 is off.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel import gpu
 from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
 from accel.builders import Feed, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
-from accel.builders.requirements import demand, missing, missing_gpu, versions
+from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, versions
+from accel.builders.torch_device import SLOTS, Call, TorchDeviceSession, failure, first_line, use_cuda
 from accel.errors import AccelError, InputError, StageError
 
 if TYPE_CHECKING:
@@ -58,8 +60,10 @@ class TorchBuilder:
         return "main"
 
     def available(self, target: Target) -> Skipped | None:
-        """Ask for torch, a GPU for ``cuda``, and for a C++ compiler where AOTInductor is to compile."""
+        """Ask for torch, a GPU and a build that can use it for ``cuda``, and for what AOTInductor compiles with."""
         skipped = missing_gpu(target) or missing("torch")
+        if skipped is None and target.device == "cuda":
+            skipped = missing_cuda_torch() or (missing("triton") if target.name.startswith("aoti") else None)
         if skipped is None and target.name.startswith("aoti") and shutil.which("g++") is None:
             return Skipped("AOTInductor compiles with g++, which is not on the PATH", "apt-get install g++")
         return skipped
@@ -79,7 +83,8 @@ class TorchBuilder:
         torch.set_num_threads(request.threads)
         precision = self.targets[target.name].precision
         inputs, outputs = static_specs(request)
-        program = _export(request, precision)
+        device = use_cuda() if target.device == "cuda" else torch.device("cpu")
+        program = _export(request, precision, device)
         path = out_dir / ENTRY
         facts: dict[str, Any] = {"parameters": _parameter_dtypes(program)}
         try:
@@ -87,43 +92,55 @@ class TorchBuilder:
                 # The thread count is read when the package runs: it must suit the server, not this machine.
                 configs = {"cpp.dynamic_threads": True, "max_autotune": options.max_autotune}
                 torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
-                facts |= {"compiled_for": "this machine's CPU (-march=native)", "max_autotune": options.max_autotune}
+                facts |= {"compiled_for": _compiled_for(device), "max_autotune": options.max_autotune}
             else:
                 torch.export.save(program, str(path))
         except AccelError:
             raise
         except Exception as error:
+            if gpu.ran_out_of_memory(error):
+                raise StageError(
+                    f"memory ran out while {target} was built: {first_line(error)}",
+                    fix="free the GPU, or use smaller shapes (--max-shape)",
+                ) from error
             raise StageError(
-                f"torch could not write {target}: {_first_line(error)}", fix="the log has the operator that failed"
+                f"torch could not write {target}: {first_line(error)}", fix="the log has the operator that failed"
             ) from error
         return Built(ENTRY, inputs, outputs, precision, facts, versions(["torch"]))
 
-    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> TorchSession:
-        """Load the program or the package.
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> Session:
+        """Load the program or the package; on CUDA in throughput mode two requests may be in flight.
 
         Raises:
             UnavailableError: what ``available`` says.
             InputError: the program's file holds pickled objects, or is none.
         """
-        demand(missing_gpu(artifact.variant.target) or missing("torch"))
+        target = artifact.variant.target
+        demand(missing_gpu(target) or missing("torch"))
         import torch
 
         torch.set_num_threads(threads)
         path = folder / artifact.built.entry
-        if artifact.variant.target.name.startswith("aoti"):
-            call = torch._inductor.aoti_load_package(str(path))
+        slots = SLOTS if target.device == "cuda" and mode == "throughput" else 1
+        device = use_cuda() if target.device == "cuda" else torch.device("cpu")
+        if target.name.startswith("aoti"):
+            call = _load_package(path, runners=slots) if slots > 1 else torch._inductor.aoti_load_package(str(path))
             dtypes = artifact.built.facts["parameters"]
         else:
             from accel.exporters.exported import read_program
 
             program = read_program(path)
             call, dtypes = program.module(), _parameter_dtypes(program)
-        return TorchSession(artifact.built.inputs, artifact.built.outputs, call, _narrowest(dtypes))
+        built, precision = artifact.built, _narrowest(dtypes)
+        if target.device == "cuda":
+            return TorchDeviceSession(built.inputs, built.outputs, call, precision, device=device, slots=slots)
+        return TorchSession(built.inputs, built.outputs, call, precision)
 
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
         """Serve a program through the Python backend, and a package through the pytorch backend.
 
-        Source: pytorch_backend README, "AOT Inductor Support (Beta)": tensors are addressed by the call specification.
+        Source: pytorch_backend README, "AOT Inductor Support (Beta)": tensors are addressed by the call specification,
+        and there is no batching yet (the warning there, at r26.05).
         """
         built = artifact.built
         if not artifact.variant.target.name.startswith("aoti"):
@@ -131,7 +148,7 @@ class TorchBuilder:
         return TritonModel(
             "pytorch",
             built.entry,
-            dynamic_batching=True,
+            dynamic_batching=False,
             input_names={s.name: f"ARGS[{i}]" for i, s in enumerate(built.inputs)},
             output_names={s.name: f"RESULT[{i}]" for i, s in enumerate(built.outputs)},
             platform="torch_aoti",
@@ -176,9 +193,7 @@ class TorchSession(Session):
                 self._results = self._call(*self._bound)
         except (AssertionError, RuntimeError) as error:
             shapes = {s.name: tuple(t.shape) for s, t in zip(self.inputs, self._bound, strict=True)}
-            raise StageError(
-                f"torch refused inputs of shapes {shapes}: {_first_line(error)}", fix="stay within the profile's shapes"
-            ) from error
+            raise failure(error, shapes) from error
 
     def read(self, *, slot: int = 0) -> dict[str, np.ndarray]:
         """Return the outputs as arrays over torch's memory."""
@@ -193,7 +208,24 @@ class TorchSession(Session):
         self._call, self._bound, self._results = None, [], ()
 
 
-def _export(request: BuildRequest, precision: Precision) -> torch.export.ExportedProgram:
+def _load_package(path: Path, *, runners: int) -> Call:
+    """Load a package of which several requests may run at once."""
+    from torch._inductor.package import load_package
+
+    call: Call = load_package(str(path), num_runners=runners)
+    return call
+
+
+def _compiled_for(device: torch.device) -> str:
+    import torch
+
+    if device.type != "cuda":
+        return "this machine's CPU (-march=native)"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+
+
+def _export(request: BuildRequest, precision: Precision, device: torch.device) -> torch.export.ExportedProgram:
     import torch
 
     from accel import exporters
@@ -207,19 +239,20 @@ def _export(request: BuildRequest, precision: Precision) -> torch.export.Exporte
             fix="choose targets that start from ONNX: ort, openvino",
         )
     inner = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    traced: torch.nn.Module = module if inner is None else _narrowed(module, inner)
+    traced: torch.nn.Module = (module if inner is None else _narrowed(module, inner)).to(device)
+    shapes = from_torch.trace_shapes(source, request.variant.profile)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), from_torch.whole_recurrent_layers():
             return torch.export.export(
                 traced,
-                from_torch.example_inputs(source, from_torch.trace_shapes(source, request.variant.profile)),
+                tuple(t.to(device) for t in from_torch.example_inputs(source, shapes)),
                 dynamic_shapes=from_torch.dynamic_shapes(source, request.variant.profile),
             )
     except AccelError:
         raise
     except Exception as error:
         raise StageError(
-            f"torch.export could not trace {source.name}: {_first_line(error)}",
+            f"torch.export could not trace {source.name}: {first_line(error)}",
             fix="the log names the line of the forward; data-dependent control flow cannot be exported",
         ) from error
 
@@ -252,11 +285,6 @@ def _parameter_dtypes(program: torch.export.ExportedProgram) -> dict[str, int]:
 def _narrowest(dtypes: dict[str, int]) -> str:
     """Name the precision that most parameters have; a model without parameters computes in float32."""
     return _SHORT.get(max(dtypes, key=lambda d: dtypes[d], default="float32"), "fp32")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 BUILDER = TorchBuilder()

@@ -1,68 +1,91 @@
 """Load a source in a worker process: describe it, run it as the reference, write it as ONNX.
 
-``from_torch`` (factories, exported programs, and the way from any torch module to ONNX), ``from_huggingface`` and
-``from_onnx`` each know one kind of source; ``from_zoo`` knows the zoo. Frameworks are imported inside functions.
+``from_torch`` (factories, exported programs, and the way from any torch module to ONNX), ``from_huggingface``,
+``from_tensorflow`` and ``from_onnx`` each know one kind of source; ``from_zoo`` knows the zoo. Frameworks are imported
+inside functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.artifacts import ModelSource, OnnxModel
 from accel.builders import Feed, fit_inputs
-from accel.sources import SourceRequest
+from accel.sources import TENSORFLOW_FILES, SourceRequest
 
 if TYPE_CHECKING:
-    import torch
-
     from accel.exporters.check import Point
     from accel.exporters.positional import Positional, Recast
+    from accel.exporters.tensorflow_graph import Graph
 
 
 @dataclass(frozen=True, eq=False)
 class SourceModel:
-    """A loaded source: the truth that every variant is compared with, and what torch builders start from.
+    """A loaded source: the truth that every variant is compared with, and what its framework's builders start from.
 
     Attributes:
         source: what it is.
-        module: takes tensors by position in the order of ``source.inputs`` and returns a tuple in the order of
-            ``source.outputs``; FP32 on CPU, eval mode, the framework's default attention. None for an ONNX source.
-        session: an ``onnxruntime.InferenceSession`` with every optimisation off, for an ONNX source.
+        answer: takes inputs that fit ``source.inputs`` and gives at least ``source.outputs``, in the clients' dtypes.
+        module: of a torch source: takes tensors by position in the order of ``source.inputs`` and returns a tuple in
+            the order of ``source.outputs``; FP32 on CPU, eval mode, the framework's default attention.
+        graph: of a TensorFlow source: its function under the client's contract.
     """
 
     source: ModelSource
-    module: Positional | Recast | None
-    session: Any = None
+    answer: Callable[[Feed], Mapping[str, np.ndarray]]
+    module: Positional | Recast | None = None
+    graph: Graph | None = None
 
     def run(self, feed: Feed) -> dict[str, np.ndarray]:
         """Run the source on arrays under the client's names.
 
         Raises:
             SampleError: the feed does not fit the inputs.
-            StageError: the model's forward raised.
+            StageError: the model raised.
         """
-        fitted = fit_inputs(feed, self.source.inputs)
-        names = [o.name for o in self.source.outputs]
-        if self.module is None:
-            from accel.exporters.from_onnx import run_session
-
-            native = {n: v.astype(self.source.native.get(n, v.dtype)) for n, v in fitted.items()}
-            found = run_session(self.session, native, names)
-            return {s.name: found[s.name].astype(s.dtype, copy=False) for s in self.source.outputs}
-        from accel.exporters.positional import call
-
-        results = call(self.module, self.module.inputs, fitted)
-        return {n: _client_array(r) for n, r in zip(names, results, strict=True)}
+        found = self.answer(fit_inputs(feed, self.source.inputs))
+        return {s.name: found[s.name] for s in self.source.outputs}
 
 
-def _client_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return what a client gets; narrow floats, which NumPy or clients lack, as float32."""
-    return (tensor.float() if str(tensor.dtype) in ("torch.bfloat16", "torch.float16") else tensor).numpy()
+def of_torch(source: ModelSource, module: Positional) -> SourceModel:
+    """Make the source model of a torch module, with a cast at its door where clients see a narrowed dtype."""
+    from accel.exporters.positional import Recast, call, client_array
+
+    door: Positional | Recast = module
+    if source.native:
+        takes = [source.native.get(s.name) for s in source.inputs]
+        gives = [s.dtype if s.name in source.native else None for s in source.outputs]
+        door = Recast(module, takes, gives)
+
+    def answer(feed: Feed) -> dict[str, np.ndarray]:
+        results = call(door, door.inputs, feed)
+        return {s.name: client_array(r) for s, r in zip(source.outputs, results, strict=True)}
+
+    return SourceModel(source, answer, module=door)
+
+
+def of_graph(source: ModelSource, graph: Graph) -> SourceModel:
+    """Make the source model of a TensorFlow function, which holds the casts itself."""
+    return SourceModel(source, graph.run, graph=graph)
+
+
+def of_onnx(source: ModelSource) -> SourceModel:
+    """Make the source model of an ONNX file, run with every optimisation off."""
+    from accel.exporters.from_onnx import open_session, run_session
+
+    session = open_session(Path(source.reference))
+
+    def answer(feed: Feed) -> dict[str, np.ndarray]:
+        native = {n: v.astype(source.native.get(n, v.dtype)) for n, v in feed.items()}
+        found = run_session(session, native, [o.name for o in source.outputs])
+        return {s.name: found[s.name].astype(s.dtype, copy=False) for s in source.outputs}
+
+    return SourceModel(source, answer)
 
 
 def describe(request: SourceRequest) -> ModelSource:
@@ -85,40 +108,49 @@ def describe(request: SourceRequest) -> ModelSource:
         from accel.exporters import from_onnx
 
         return from_onnx.describe(request)
+    if request.kind in TENSORFLOW_FILES:
+        from accel.exporters import from_tensorflow
+
+        return from_tensorflow.describe(request)
+    made = None
+    if request.kind == "factory":
+        from accel.exporters import factory
+
+        made = factory.make(request.reference)
+        if made.framework == "tensorflow":
+            from accel.exporters import from_tensorflow
+
+            return from_tensorflow.describe(request, made)
     from accel.exporters import from_torch
 
-    return from_torch.describe(request)
+    return from_torch.describe(request, made)
 
 
 def load(source: ModelSource) -> SourceModel:
-    """Load the source for running and building, with a cast at its door where clients see a narrowed dtype.
+    """Load the source for running and building.
 
     Raises:
         AccelError: the source is gone, or is no longer what ``describe`` saw.
     """
     if source.kind == "onnx":
-        from accel.exporters import from_onnx
-
-        return SourceModel(source, None, from_onnx.open_session(Path(source.reference)))
+        return of_onnx(source)
     if source.kind == "zoo":
         from accel.exporters import from_zoo
 
-        module = from_zoo.load(source)
-    elif source.kind == "huggingface":
+        if source.framework == "tensorflow":
+            return of_graph(source, from_zoo.load_graph(source))
+        return of_torch(source, from_zoo.load(source))
+    if source.framework == "tensorflow":
+        from accel.exporters import from_tensorflow
+
+        return of_graph(source, from_tensorflow.load(source))
+    if source.kind == "huggingface":
         from accel.exporters import from_huggingface
 
-        module = from_huggingface.load(source)
-    else:
-        from accel.exporters import from_torch
+        return of_torch(source, from_huggingface.load(source))
+    from accel.exporters import from_torch
 
-        module = from_torch.load(source)
-    if not source.native:
-        return SourceModel(source, module)
-    from accel.exporters.positional import Recast
-
-    takes = [source.native.get(s.name) for s in source.inputs]
-    gives = [s.dtype if s.name in source.native else None for s in source.outputs]
-    return SourceModel(source, Recast(module, takes, gives))
+    return of_torch(source, from_torch.load(source))
 
 
 def export_onnx(
@@ -151,6 +183,10 @@ def export_onnx(
     path = Path(out_dir) / "model.onnx"
     if source.kind == "onnx":
         from_onnx.copy(source, path)
+    elif model.graph is not None:
+        from accel.exporters import from_tensorflow
+
+        from_tensorflow.write_onnx(model.graph, source, path, opset=opset)
     else:
         from_torch.write_onnx(model, path, opset=opset)
     return check.check_onnx(source, path, points)

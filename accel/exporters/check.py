@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import ModelSource, OnnxModel, TensorSpec, file_ref
+from accel.artifacts import Detections, ModelSource, OnnxModel, TensorSpec, file_ref
+from accel.detections import match
 from accel.errors import StageError
 from accel.exporters.axes import extents, odd_sizes, shapes_at
+from accel.parity import GATES_MATCHED
 
 if TYPE_CHECKING:
     from accel.exporters import SourceModel
@@ -34,7 +36,7 @@ class Point:
 
 def reference_points(model: SourceModel) -> list[Point]:
     """Run the source at its min, opt, max and one odd shape on seeded values."""
-    from accel.exporters.from_torch import example_arrays
+    from accel.exporters.probe import example_arrays
 
     inputs = model.source.inputs
     axes = extents(inputs, model.source.profile)
@@ -73,9 +75,12 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
     _same_contract("output", source.outputs, model.outputs)
     session = open_session(path)
     for point in points:
-        found = run_session(session, point.feed, [o.name for o in source.outputs])
-        for name, expected in point.answer.items():
-            _same_values(point, name, expected, found[name])
+        expected: Mapping[str, np.ndarray] = point.answer
+        found: Mapping[str, np.ndarray] = run_session(session, point.feed, [o.name for o in source.outputs])
+        if source.detections is not None:
+            expected, found = _in_one_order(point, found, source.detections)
+        for name, value in expected.items():
+            _same_values(point, name, value, found[name])
     return model
 
 
@@ -119,6 +124,30 @@ def _same_contract(what: str, wanted: tuple[TensorSpec, ...], found: tuple[Tenso
                 raise StageError(
                     f"axis {axis} of input {want.name!r} is called {other!r} in the ONNX, expected {dim!r}"
                 )
+
+
+def _in_one_order(
+    point: Point, found: Mapping[str, np.ndarray], declared: Detections
+) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+    """Return both answers with rows of sets in one order, and without classes and counts, which matching compares.
+
+    Raises:
+        StageError: another shape, or too many rows without a partner.
+    """
+    for name in declared.names:
+        if found[name].shape != point.answer[name].shape:
+            _same_values(point, name, point.answer[name], found[name])
+    done = match(point.answer, found, declared)
+    if done.share < GATES_MATCHED["fp32"]:
+        raise StageError(
+            f"the ONNX model finds other things than the source at the {point.name} shape: {done.share:.4g} of the "
+            f"rows of both have a partner, expected {GATES_MATCHED['fp32']:g}"
+        )
+    rest = [n for n in point.answer if n not in declared.names]
+    return (
+        {n: point.answer[n] for n in rest} | dict(done.truth),
+        {n: found[n] for n in rest} | dict(done.found),
+    )
 
 
 def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarray) -> None:

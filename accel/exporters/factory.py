@@ -1,15 +1,17 @@
-"""Factories: ``file.py:function`` that returns an ``nn.Module``, or the module and samples for it."""
+"""Factories: ``file.py:function`` that returns an ``nn.Module``, a Keras model or a tf.function, or it and samples."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import inspect
+import os
+import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,14 +28,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """What a factory returned: the module in eval mode, and its samples by input name, each with its batch axis."""
+    """What a factory returned.
 
-    module: torch.nn.Module
+    Attributes:
+        framework: whose model it is.
+        module: a torch module in eval mode, or whatever of TensorFlow's takes and gives tensors.
+        samples: by input name, each with its batch axis.
+    """
+
+    framework: Literal["torch", "tensorflow"]
+    module: Any
     samples: tuple[Mapping[str, np.ndarray], ...]
 
 
-def call(reference: str, what: str) -> Any:
+def call(reference: str, what: str, before: Callable[[], None] | None = None) -> Any:
     """Import ``/path/file.py`` and call the function after the colon.
+
+    Args:
+        before: called in between, when it is known what the file imports.
 
     Raises:
         InputError: no such file or function, or its code raised.
@@ -55,6 +67,8 @@ def call(reference: str, what: str) -> Any:
         if not callable(found):
             names = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == spec.name)
             raise InputError(f"{path.name} has no function {function!r}", fix=f"it defines {names}")
+        if before is not None:
+            before()
         return found()
     except AccelError:
         raise
@@ -63,24 +77,57 @@ def call(reference: str, what: str) -> Any:
 
 
 def make(reference: str) -> Made:
-    """Call a factory with torch's generator seeded, so that unseeded weights are the same each time.
+    """Call a factory with the generators of its framework seeded, so that unseeded weights are the same each time.
 
     Raises:
-        InputError: it raised, or returned something else than a module, or a module and samples.
+        InputError: it raised, or returned something else than a model, or a model and samples.
     """
-    import torch
-
-    torch.manual_seed(0)
-    result = call(reference, "factory")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    result = call(reference, "factory", _seed)
     module, samples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    if not isinstance(module, torch.nn.Module):
+    if _is_tensorflow(module):
+        from accel.exporters.tensorflow_files import input_names
+
+        names = input_names(module)
+        return Made("tensorflow", module, () if samples is None else read_samples(samples, names))
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
         raise InputError(
-            f"factory {reference} returned {type(module).__name__}: expected an nn.Module, or (module, samples)"
+            f"factory {reference} returned {type(module).__name__}: expected an nn.Module, a Keras model or a "
+            "tf.function, or (that, samples)"
         )
     module = module.cpu().eval()
     if any(t.dtype in (torch.float16, torch.bfloat16) for t in module.state_dict().values()):
         module = module.float()
-    return Made(module, () if samples is None else read_samples(samples, parameters(module)))
+    names = [p.name for p in parameters(module)]
+    return Made("torch", module, () if samples is None else read_samples(samples, names))
+
+
+def _seed() -> None:
+    """Seed what a factory may draw weights from, and let Keras count the names that it makes up from the start.
+
+    Keras takes its seeds from Python's generator.
+    """
+    random.seed(0)
+    np.random.seed(0)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(0)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.clear_session()
+    if "torch" in sys.modules or "tensorflow" not in sys.modules:
+        import torch
+
+        torch.manual_seed(0)
+
+
+def _is_tensorflow(value: Any) -> bool:
+    """Say whether a value is TensorFlow's or Keras's, without importing them where the factory did not."""
+    tf, keras = sys.modules.get("tensorflow"), sys.modules.get("keras")
+    if tf is not None:
+        kinds = (tf.Module, tf.types.experimental.PolymorphicFunction, tf.types.experimental.ConcreteFunction)
+        if isinstance(value, kinds):
+            return True
+    return keras is not None and isinstance(value, keras.layers.Layer)
 
 
 def parameters(module: torch.nn.Module) -> list[inspect.Parameter]:
@@ -89,20 +136,19 @@ def parameters(module: torch.nn.Module) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
 
 
-def read_samples(samples: Any, params: Sequence[inspect.Parameter]) -> tuple[Mapping[str, np.ndarray], ...]:
-    """Turn a factory's or generator's samples into feeds.
+def read_samples(samples: Any, names: Sequence[str]) -> tuple[Mapping[str, np.ndarray], ...]:
+    """Turn a factory's or generator's samples into feeds of the inputs ``names``.
 
     Raises:
-        SampleError: neither a dict, a tuple of arrays, nor a list of such; or a name that forward does not take.
+        SampleError: neither a dict, a tuple of arrays, nor a list of such; or a name that the model does not take.
     """
-    names = [p.name for p in params]
     feeds = []
     for index, sample in enumerate(samples if isinstance(samples, list) else [samples]):
         if isinstance(sample, Mapping):
             feed = dict(sample)
         elif isinstance(sample, tuple):
             if len(sample) > len(names):
-                raise SampleError(f"sample {index} has {len(sample)} arrays, and forward takes {names}")
+                raise SampleError(f"sample {index} has {len(sample)} arrays, and the model takes {names}")
             feed = dict(zip(names, sample, strict=False))
         elif hasattr(sample, "shape"):
             feed = {names[0]: sample}
@@ -147,13 +193,13 @@ def positional(made: Made, request: SourceRequest) -> tuple[Positional, tuple[Te
     shapes, dtypes = {}, {}
     for name in names:
         seen = [feed[name] for feed in made.samples]
-        shapes[name] = _shape_range(name, [s.shape for s in seen], request)
+        shapes[name] = shape_range(name, [s.shape for s in seen], request)
         # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32.
         found = str(seen[0].dtype) if seen else "int64" if name in request.ranges else "float32"
         dtypes[name] = "float32" if found in ("float64", "float16") and not _is_double(made.module) else found
     specs, profile = name_axes(shapes, dtypes)
     ranges = checked_ranges(specs, request)
-    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, _seen_range(s, made.samples))) for s in specs)
+    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, made.samples))) for s in specs)
     return Positional(made.module, names, outputs=None, by_name=True), specs, profile
 
 
@@ -163,14 +209,14 @@ def _is_double(module: torch.nn.Module) -> bool:
     return any(p.dtype == torch.float64 for p in module.parameters())
 
 
-def _seen_range(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[int, int] | None:
+def seen_range(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[int, int] | None:
     """Take an integer input's range from the samples, where they are all that is known."""
     if "int" not in spec.dtype or not samples:
         return None
     return min(int(s[spec.name].min()) for s in samples), max(int(s[spec.name].max()) for s in samples)
 
 
-def _shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:
+def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:
     known = [request.opt_shapes.get(name), request.max_shapes.get(name), request.min_shapes.get(name)]
     opt = next((s for s in [known[0], *seen[:1], known[1], known[2]] if s is not None), None)
     if opt is None:

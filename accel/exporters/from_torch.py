@@ -18,20 +18,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.artifacts import ModelSource, ShapeRange, TensorSpec, sha256_json
+from accel.builders import Feed
 from accel.errors import AccelError, InputError, StageError
-from accel.exporters.axes import extents, output_dims, profile_of, shapes_at, trace_sizes
+from accel.exporters import probe
+from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
+from accel.exporters.probe import example_arrays
 from accel.sources import SourceRequest
 
 if TYPE_CHECKING:
     import torch
 
     from accel.exporters import SourceModel
+    from accel.exporters.factory import Made
     from accel.exporters.positional import Positional
 
 
-def describe(request: SourceRequest) -> ModelSource:
-    """Describe a factory or an exported program: inputs from its signature, outputs from running it."""
-    if request.kind == "exported":
+def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
+    """Describe a factory or an exported program: inputs from its signature, outputs from running it.
+
+    Args:
+        made: what the factory returned; None for an exported program.
+    """
+    if made is None:
         from accel.exporters import exported
 
         module, inputs, profile, key = exported.open_program(request)
@@ -39,7 +47,6 @@ def describe(request: SourceRequest) -> ModelSource:
     else:
         from accel.exporters import factory
 
-        made = factory.make(request.reference)
         module, inputs, profile = factory.positional(made, request)
         key = factory.content_key(request.reference, made.module)
         weights = "local"
@@ -94,50 +101,13 @@ def probe_outputs(
     module: Positional, inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange]
 ) -> tuple[TensorSpec, ...]:
     """Run the module to read its outputs' names and dtypes, and which of their axes follow which input axes."""
-    from accel.exporters.positional import call, named_tensors
+    from accel.exporters.positional import call, client_array, named_tensors
 
-    axes = extents(inputs, profile)
-    base = {n: e.min for n, e in axes.items()}
-    points: dict[str | None, dict[str, int]] = {None: base}
-    for name, e in axes.items():
-        other = e.opt if e.opt != e.min else e.max
-        points[name] = base | {name: other}
-    seen: dict[str | None, list[tuple[int, ...]]] = {}
-    names: list[str] = []
-    dtypes: list[str] = []
-    for axis, sizes in points.items():
-        results = call(module.result, module.inputs, example_arrays(inputs, shapes_at(inputs, sizes)))
-        found = named_tensors(results)
-        shapes = [tuple(t.shape) for t in found.values()]
-        if seen and (list(found) != names or [len(s) for s in shapes] != [len(s) for s in seen[None]]):
-            raise StageError(f"the model returns other outputs at {sizes} than at {base}: {list(found)} and {names}")
-        names, dtypes = list(found), [client_dtype(t.dtype) for t in found.values()]
-        seen[axis] = shapes
-    return tuple(TensorSpec(n, t, d) for n, t, d in zip(names, dtypes, output_dims(axes, base, seen), strict=True))
+    def run(feed: Feed) -> dict[str, np.ndarray]:
+        found = named_tensors(call(module.result, module.inputs, feed))
+        return {name: client_array(tensor) for name, tensor in found.items()}
 
-
-def client_dtype(dtype: torch.dtype) -> str:
-    """Return NumPy's name for a torch dtype, float32 for the narrow floats NumPy or clients lack."""
-    name = str(dtype).removeprefix("torch.")
-    return "float32" if name in ("bfloat16", "float16") else name
-
-
-def example_arrays(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Make seeded values that every range allows; a mask is all ones."""
-    rng = np.random.default_rng(0)
-    feed = {}
-    for spec in inputs:
-        shape = shapes[spec.name]
-        if "mask" in spec.name and spec.range in (None, (0, 1)) and "float" not in spec.dtype:
-            feed[spec.name] = np.ones(shape, spec.dtype)
-        elif spec.dtype == "bool":
-            feed[spec.name] = rng.integers(0, 2, shape).astype(bool)
-        elif "int" in spec.dtype:
-            low, high = spec.range or (0, 1)
-            feed[spec.name] = rng.integers(low, high, shape, endpoint=True).astype(spec.dtype)
-        else:
-            feed[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
-    return feed
+    return probe.probe_outputs(run, inputs, profile)
 
 
 def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
@@ -198,6 +168,18 @@ def eager_attention(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             part.set_attn_implementation(before)
 
 
+@contextlib.contextmanager
+def whole_recurrent_layers() -> Iterator[None]:
+    """Keep LSTM and GRU layers whole while torch.export traces: as it comes, it unrolls them for one length.
+
+    Source: torch/export/_patches.py (2.11 and later), which torch.onnx.export uses too, but after its own tracing.
+    """
+    from torch.export import _patches
+
+    with _patches.register_lstm_while_loop_decomposition(), _patches.register_gru_while_loop_decomposition():
+        yield
+
+
 def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
     """Export the loaded module with torch.onnx (dynamo), weights in ``model.onnx.data`` beside the file.
 
@@ -214,7 +196,7 @@ def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
     # Four warnings that torchvision's operators are missing: no model that loads here uses one.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     try:
-        with eager_attention(model.module) as module, warnings.catch_warnings():
+        with eager_attention(model.module) as module, whole_recurrent_layers(), warnings.catch_warnings():
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
             warnings.simplefilter("ignore")
             program = torch.onnx.export(

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import model_zoo
-from accel.artifacts import ModelSource
-from accel.errors import InputError, UnavailableError
-from accel.exporters.axes import fix_dims, resolve
+from accel.artifacts import GraphChoice, ModelSource, ShapeRange, TensorSpec
+from accel.builders.tensorflow_runtime import import_tensorflow
+from accel.errors import InputError, UnavailableError, UsageError
+from accel.exporters.axes import fix_dims, known_input, resolve
 from accel.exporters.hub import download
+from accel.exporters.layout import channels_first, shapes_first
 from accel.sources import SourceRequest, content_key
 
 if TYPE_CHECKING:
     from accel.exporters.positional import Positional
+    from accel.exporters.tensorflow_graph import Graph
 
 RANDOM = "random(seed=0)"
+PARTLY = "random(seed=0) in part"
 
 
 def describe(request: SourceRequest) -> ModelSource:
@@ -34,7 +38,9 @@ def describe(request: SourceRequest) -> ModelSource:
         mend = f"--weights pretrained downloads {entry.hub}" if entry.hub else "no package carries them here"
         notice = f"{entry.name} runs with {RANDOM} weights: speed is real, accuracy is unproved"
         notice += f" ({mend})" if request.weights == "auto" else ""
-    inputs, profile, fixed = resolve(entry.inputs, entry.profile, request)
+    elif entry.drawn:
+        notice = f"the pretrained weights of {entry.name} lack {entry.drawn}, drawn with seed 0: accuracy is unproved"
+    inputs, profile, fixed = resolve(*_layout(entry, request.graph), request)
     key = content_key(request)
     if key is None:
         raise InputError(f"the weights of {entry.name} vanished while they were read", fix="run the command again")
@@ -43,8 +49,8 @@ def describe(request: SourceRequest) -> ModelSource:
         name=request.name,
         kind="zoo",
         reference=entry.name,
-        framework="torch",
-        weights="pretrained" if folder else RANDOM,
+        framework=entry.framework,
+        weights=RANDOM if folder is None else PARTLY if entry.drawn else "pretrained",
         revision=folder.name if folder and folder.parent.name == "snapshots" else None,
         key=key,
         inputs=inputs,
@@ -55,15 +61,17 @@ def describe(request: SourceRequest) -> ModelSource:
         # A task metric judges meaning: it needs real weights and the samples it was made for.
         gate=entry.gate if folder and samples != "random" else None,
         static=entry.static,
+        detections=entry.detections,
         samples=samples,
         notice=notice,
+        graph=request.graph,
     )
 
 
 def _fetch(entry: model_zoo.Entry) -> Path:
     if entry.hub is None:
         raise UnavailableError(f"the weights of {entry.name} are not installed", fix="reinstall accel's requirements")
-    return download(entry.hub)
+    return download(entry.hub, entry.revision)
 
 
 def load(source: ModelSource) -> Positional:
@@ -74,13 +82,47 @@ def load(source: ModelSource) -> Positional:
     """
     from accel.exporters.positional import Positional
 
-    entry = model_zoo.entry(source.reference)
-    folder = None if source.weights.startswith("random") else entry.find()
-    if folder is None and not source.weights.startswith("random"):
-        raise InputError(f"the weights of {entry.name} are gone from this machine", fix="run accel convert again")
     return Positional(
-        entry.load(folder).eval(),
+        _build(source).eval(),
         [s.name for s in source.inputs],
         outputs=[o.name for o in source.outputs],
         by_name=True,
     )
+
+
+def load_graph(source: ModelSource) -> Graph:
+    """Build a Keras model with the weights that ``describe`` found.
+
+    Raises:
+        InputError: they are not there any more, or the model's inputs are not those that the entry declares.
+    """
+    from accel.exporters import from_tensorflow, tensorflow_files
+
+    import_tensorflow()
+    opened = tensorflow_files.of_keras(_build(source))
+    if (found := sorted(p.name for p in opened.ports)) != sorted(s.name for s in source.inputs):
+        raise InputError(f"the zoo's {source.reference} builds a model with the inputs {found}, and declares others")
+    return from_tensorflow.of(opened, source)
+
+
+def _build(source: ModelSource) -> Any:
+    entry = model_zoo.entry(source.reference)
+    folder = None if source.weights == RANDOM else entry.find()
+    if folder is None and source.weights != RANDOM:
+        raise InputError(f"the weights of {entry.name} are gone from this machine", fix="run accel convert again")
+    return entry.load(folder)
+
+
+def _layout(entry: model_zoo.Entry, choice: GraphChoice) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
+    """Return the entry's inputs and profile, channels first where the user wants them so.
+
+    Raises:
+        UsageError: the entry is not TensorFlow's, or an input is unknown or no picture.
+    """
+    if choice.nchw and entry.framework != "tensorflow":
+        raise UsageError(f"--inputs-as-nchw is for TensorFlow sources, and {entry.name} is {entry.framework}'s")
+    for name in choice.nchw:
+        known_input(name, entry.profile, "--inputs-as-nchw")
+    inputs = tuple(channels_first(s) if s.name in choice.nchw else s for s in entry.inputs)
+    profile = {n: shapes_first(r, n) if n in choice.nchw else r for n, r in entry.profile.items()}
+    return inputs, profile

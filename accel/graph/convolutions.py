@@ -1,7 +1,8 @@
 """Static INT8 for networks of convolutions, by ONNX Runtime's own quantiser.
 
 A convolution runs in INT8 only where its input and output are both quantised, so the whole network is quantised at
-once; the first and last layers, which carry most of the error, return to float where accuracy asks for it.
+once; the first and last layers, which carry most of the error, return to float where accuracy asks for it. What comes
+after the last product (boxes decoded, scores ranked) stays in float: there a place in the picture would get 8 bits.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def quantize(path: Path, out: Path, feeds: Feeds, *, target_db: float, levels: i
         raise StageError(f"{path.name} has products without a name of their own: the quantiser cannot leave one out")
     truth = _answers(path, held)
     ends: tuple[list[str], ...] = ([], products[-1:], [products[0], *products[-1:]], [*products[:4], *products[-2:]])
+    tail = _tail(model.graph)
     found, excluded = 0.0, products
     for excluded in ends:
         model = onnx.load(str(path))
@@ -65,7 +67,7 @@ def quantize(path: Path, out: Path, feeds: Feeds, *, target_db: float, levels: i
                 weight_type=q.QuantType.QInt8,
                 per_channel=True,
                 reduce_range=levels < 127,
-                nodes_to_exclude=list(excluded),
+                nodes_to_exclude=[*excluded, *tail],
                 use_external_data_format=True,
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
             )
@@ -81,6 +83,18 @@ def quantize(path: Path, out: Path, feeds: Feeds, *, target_db: float, levels: i
         "held_back_sqnr_db": found,
         "float_nodes": sorted(set(excluded)),
     }
+
+
+def _tail(graph: Any) -> list[str]:
+    """List the nodes from which no product can be reached any more."""
+    wanted: set[str] = set()
+    names = []
+    for node in reversed(graph.node):
+        if node.op_type in _PRODUCTS or wanted.intersection(node.output):
+            wanted.update(node.input)
+        elif node.name:
+            names.append(node.name)
+    return names
 
 
 class _Reader:
@@ -99,9 +113,14 @@ class _Reader:
 
 
 def _answers(path: Path, feeds: Feeds) -> list[np.ndarray]:
+    """Return each output of all feeds as float64 (items, …); as (positions, last axis) where feeds differ in size."""
     session = open_cpu(path, 0)
-    parts = [session.run(None, dict(feed)) for feed in feeds]
-    return [np.concatenate([p[i] for p in parts]).astype(np.float64) for i in range(len(parts[0]))]
+    runs = [session.run(None, dict(feed)) for feed in feeds]
+    joined = []
+    for parts in zip(*runs, strict=True):
+        alike = len({p.shape[1:] for p in parts}) == 1
+        joined.append(np.concatenate([p if alike else p.reshape(-1, p.shape[-1]) for p in parts]).astype(np.float64))
+    return joined
 
 
 def _worst_db(truth: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:

@@ -42,6 +42,31 @@ def fuse(path: Path, out: Path) -> dict[str, int]:
     return applied
 
 
+def lend_shapes(source: Path, typed: Path) -> None:
+    """Declare in the typed form of a model the shapes that its source declares, in its own types, and write it back.
+
+    The fuser recognises attention by shapes, which typing drops.
+
+    Raises:
+        InputError: the types of the typed graph cannot be inferred.
+    """
+    import onnx
+
+    from accel.graph import measured
+
+    model = onnx.load(str(typed), load_external_data=False)
+    types = measured.float_tensors(model)
+    inner = {o for node in model.graph.node for o in node.output} - {o.name for o in model.graph.output}
+    model.graph.ClearField("value_info")
+    for declared in onnx.load(str(source), load_external_data=False).graph.value_info:
+        if declared.name in inner:
+            value = model.graph.value_info.add()
+            value.CopyFrom(declared)
+            if declared.name in types:
+                value.type.tensor_type.elem_type = types[declared.name]
+    typed.write_bytes(model.SerializeToString())
+
+
 def attention_layers(counts: Mapping[str, int]) -> int:
     """Return how many attention layers were fused."""
     return max((counts.get(name, 0) for name in ATTENTION), default=0)

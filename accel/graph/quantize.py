@@ -8,20 +8,24 @@ the SQNR asked for.
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.errors import StageError
+from accel.errors import StageError, UsageError
 from accel.graph import qdq
 from accel.graph.qdq import SWITCH, Recipe, Scale, Unit
 
 if TYPE_CHECKING:
     import onnx
+
+    from accel.graph.prepared import Base, QuantReport
+    from accel.graph.symmetric import Method, Quantised
 
 Feeds = Sequence[Mapping[str, np.ndarray]]
 
@@ -278,3 +282,47 @@ def open_cpu(path: Path, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def for_tensorrt(
+    source: Path,
+    out: Path,
+    *,
+    to: Quantised,
+    feeds: Feeds,
+    method: Method = "percentile",
+    keep: Collection[str] = (),
+    base: Base = "fp32",
+    margin: float = 2.0,
+    threads: int = 0,
+) -> QuantReport:
+    """Write the FP32 model at ``source`` to ``out`` with Q/DQ pairs as TensorRT takes them.
+
+    Every matrix product and convolution with a constant weight is quantised: int8 or E4M3, symmetric, zero-point 0, one
+    scale per activation and one per output channel of a weight. Which of them to keep out is what
+    ``sensitivity.search`` finds.
+
+    Args:
+        out: the ``.onnx`` to write, weights in ``<out>.data`` beside it.
+        feeds: the calibration set, real samples by input name.
+        method: how an activation's range is cut; see ``symmetric.calibrate``.
+        keep: names of the products that stay in ``base``.
+        base: precision of everything else; ``fp16`` and ``bf16`` as ``fp16.convert`` makes them, with ``margin``.
+        threads: CPU threads for measuring; 0 for all.
+
+    Raises:
+        UsageError: an unknown precision or method, an unknown name in ``keep``, or ``out`` is the source.
+        InputError, SampleError, StageError, UnavailableError: as ``prepared.prepare``.
+    """
+    from accel.graph import fp16, prepared
+
+    start = time.monotonic()
+    if out.resolve() == source.resolve():
+        raise UsageError(f"{out} is the source itself", fix="choose another file to write")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
+        ready = prepared.prepare(
+            source, Path(name), to=to, feeds=feeds, method=method, base=base, margin=margin, threads=threads
+        )
+        fp16.move(ready.write(keep, "chosen.onnx"), out, data=ready.path)
+    return ready.report(keep, start=start)

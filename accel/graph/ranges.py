@@ -220,7 +220,7 @@ class _Walk:
             tensors = [a.t for a in node.attribute if a.name == "value"]
             return [constant_fact(tensors[0], self.folder)] if tensors else [_listed(node, outputs[0])]
         call = Call(node.op_type, self.opset, inputs, _attributes(node), outputs)
-        for i in range(len(outputs) if node.op_type == "Split" else min(len(outputs), 1)):
+        for i in range(len(outputs) if node.op_type in ("Split", "TopK") else min(len(outputs), 1)):
             out = outputs[i]
             outputs[i] = Fact(out.dtype, out.bounds, sizes(call, out.dims))
         if node.op_type in self.watched_ops and record:

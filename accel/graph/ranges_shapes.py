@@ -73,7 +73,7 @@ _FIRST_ONLY = frozenset(["Clip", "CumSum", "Dropout", "LayerNormalization", "Tri
 
 
 def sizes(call: Call, inferred: Dims | None) -> Dims | None:
-    """Bound the axes of the first output (of Split: of any), cut with what shape inference found."""
+    """Bound the axes of the first output (of Split and TopK: of any), cut with what shape inference found."""
     own = None
     if call.op in ELEMENTWISE:
         own = _elementwise(call)
@@ -187,13 +187,13 @@ def _gather(call: Call) -> Dims | None:
 
 def _concat(call: Call) -> Dims | None:
     shapes = [f.dims for f in call.present()]
-    if not shapes or any(not s for s in shapes):
-        return None
     certain = [s for s in shapes if s]
     if len({len(s) for s in certain}) != 1:
         return None
     axis = call.attributes.get("axis", 0) % len(certain[0])
     total = (sum(s[axis][0] for s in certain), sum(s[axis][1] for s in certain))
+    if len(certain) < len(call.inputs):  # all others have the sizes of these, except along the axis
+        total = (total[0], ANY_SIZE[1])
     return tuple(total if i == axis else dim for i, dim in enumerate(certain[0]))
 
 
@@ -297,7 +297,75 @@ def _like_indices(call: Call) -> Dims | None:
     return _dims(call, 1)
 
 
+def _conv(call: Call) -> Dims | None:
+    """Bound a convolution by its kernel's shape: channels are the kernel's, places follow from its size."""
+    kernel = _dims(call, 1)
+    if kernel is None or any(lo != hi for lo, hi in kernel):
+        return None
+    return _windowed(call, kernel[0], [hi for _, hi in kernel[2:]])
+
+
+def _pool(call: Call) -> Dims | None:
+    x, kernel = _dims(call, 0), call.attributes.get("kernel_shape")
+    return _windowed(call, x[1], kernel) if x is not None and len(x) > 2 and kernel else None
+
+
+def _windowed(call: Call, channels: Interval, kernel: Sequence[int]) -> Dims | None:
+    """Formula: (size + pads - dilation · (kernel - 1) - 1) // stride + 1, one more where sizes round up.
+
+    Source: the ONNX operators Conv and MaxPool. None where padding is chosen by rule.
+    """
+    x, given = _dims(call, 0), call.attributes
+    if x is None or len(x) != len(kernel) + 2 or given.get("auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET"):
+        return None
+    spatial = len(kernel)
+    pads = given.get("pads") or [0] * 2 * spatial
+    strides, dilations = (given.get(n) or [1] * spatial for n in ("strides", "dilations"))
+    places = []
+    for axis, ((lo, hi), size) in enumerate(zip(x[2:], kernel, strict=True)):
+        over = pads[axis] + pads[axis + spatial] - dilations[axis] * (size - 1) - 1
+        up = 1 if given.get("ceil_mode") else 0
+        places.append((max((lo + over) // strides[axis] + 1, 0), max((hi + over) // strides[axis] + 1 + up, 0)))
+    return (x[0], channels, *places)
+
+
+def _topk(call: Call) -> Dims | None:
+    """Bound both outputs: along its axis TopK gives K items."""
+    x, k = _dims(call, 0), call.input(1)
+    if not x or k is None or not k.items:
+        return None
+    axis = call.attributes.get("axis", -1) % len(x)
+    return tuple(as_size(k.items[0]) if i == axis else d for i, d in enumerate(x))
+
+
+def _arg(call: Call) -> Dims | None:
+    x = _dims(call, 0)
+    if not x:
+        return None
+    axis = call.attributes.get("axis", 0) % len(x)
+    kept = ((1, 1),) if call.attributes.get("keepdims", 1) else ()
+    return (*x[:axis], *kept, *x[axis + 1 :])
+
+
+def _recurrent(call: Call) -> Dims | None:
+    """Bound the first output of LSTM and its like, (steps, directions, batch, hidden), by its recurrent weights."""
+    x, weights = _dims(call, 0), _dims(call, 2)
+    if x is None or weights is None or len(x) != 3 or len(weights) != 3 or call.attributes.get("layout"):
+        return None
+    return x[0], weights[0], x[1], weights[2]
+
+
+def _like_first(call: Call) -> Dims | None:
+    return _dims(call, 0)
+
+
 _RULES: dict[str, ShapeRule] = {
+    "Conv": _conv,
+    **dict.fromkeys(("MaxPool", "AveragePool"), _pool),
+    "ScatterND": _like_first,
+    "TopK": _topk,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
     "Gemm": _gemm,
     "Flatten": _flatten,
     "Split": _split,

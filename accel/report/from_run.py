@@ -8,11 +8,11 @@ are the run's own.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from accel.report.formats import size
+from accel.report.formats import mebibytes, size
 from accel.report.reading import Node, check_schema, clean
 from accel.report.view import DecisionView, GateView, OutputView, Point, RunView, VariantView
 
@@ -165,7 +165,7 @@ def _variant(node: Node) -> VariantView:
         bytes=listed if total is None else total,
         build_s=artifact.amount("build_s"),
         cached=node.flag("cached"),
-        facts=artifact.node("facts").pairs(),
+        facts=(*artifact.node("facts").pairs(), *_on_the_gpu(node)),
         versions=artifact.node("versions").pairs(),
         repository=node.text("repository"),
         passed=passed,
@@ -174,6 +174,25 @@ def _variant(node: Node) -> VariantView:
         points=tuple(_point(m) for m in node.nodes("measurements")),
         unverified=node.words("unverified_for_release"),
     )
+
+
+def _on_the_gpu(variant: Node) -> Iterator[tuple[str, str]]:
+    """Yield what the latency point, or the first there is, says of the GPU: parts of a call, memory, power, clocks."""
+    points = sorted(variant.nodes("measurements"), key=lambda m: m.text("scenario") != "latency")
+    split = next((s for m in points if (s := m.node("split"))), Node({}))
+    gpu = next((g for m in points if (g := m.node("gpu"))), Node({}))
+    parts = [p for name in ("copy_in", "compute", "copy_out") if (p := split.amount(f"{name}_ms")) is not None]
+    if len(parts) == 3:
+        yield "copy in, model, copy out", f"{', '.join(f'{p:.3f}' for p in parts)} ms, apart"
+    if (memory := gpu.amount("memory_peak_mib")) is not None:
+        yield "GPU memory peak", mebibytes(memory)
+    if (power := gpu.amount("power_w")) is not None:
+        joules = gpu.amount("energy_j")
+        yield "GPU power", f"{power:.0f} W" + (f", {joules * 1e3:.3g} mJ per item" if joules is not None else "")
+    if (clock := gpu.amount("sm_mhz")) is not None:
+        yield "GPU clock", f"{clock:.0f} MHz, at least {gpu.amount('sm_mhz_min') or clock:.0f} MHz"
+    if warnings := gpu.words("warnings"):
+        yield "the GPU was not quiet", "; ".join(warnings)
 
 
 def _output(node: Node) -> OutputView:

@@ -87,6 +87,7 @@ class TritonConfig:
         versions: the versions served, each by its number.
         kind / instances: the instance group; unused by an ensemble.
         accelerators: (``cpu`` or ``gpu``, name, parameters), in the order the backend tries them.
+        graph_level: ``optimization.graph.level``, where the backend reads it.
         steps: makes it an ensemble; then backend, instances, batching and warmup stay out, as the server demands.
     """
 
@@ -104,6 +105,7 @@ class TritonConfig:
     warmup: tuple[WarmupSample, ...] = ()
     accelerators: tuple[tuple[str, str, Mapping[str, str]], ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
+    graph_level: int | None = None
     steps: tuple[Step, ...] = ()
 
 
@@ -199,6 +201,8 @@ def to_protobuf(config: TritonConfig) -> Any:
         group = model.optimization.execution_accelerators
         target = group.gpu_execution_accelerator if place == "gpu" else group.cpu_execution_accelerator
         target.add(name=name, parameters=parameters)
+    if config.graph_level is not None:
+        model.optimization.graph.level = config.graph_level
     for key, value in config.parameters.items():
         model.parameters[key].string_value = value
     check(model)
@@ -272,7 +276,7 @@ def measured_parameters(backend: str, *, threads: int, instances: int) -> dict[s
 
     Source: onnxruntime_backend README, "Model Config Options", and src/onnxruntime.cc, LoadModel; openvino_backend
     README, "Parameters", and src/openvino.cc, ModelInstanceState; pytorch_backend src/pt2/model_state.cc,
-    ParseParameters; accel/triton/backend_py/model.py (``threads``).
+    ParseParameters; tensorflow_backend README, "Parameters"; accel/triton/backend_py/model.py (``threads``).
     """
     each = str(max(1, threads // instances))
     if backend == "openvino":
@@ -280,6 +284,8 @@ def measured_parameters(backend: str, *, threads: int, instances: int) -> dict[s
             return {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads)}
         streams = {"NUM_STREAMS": str(instances), "INFERENCE_NUM_THREADS": str(threads)}
         return {"PERFORMANCE_HINT": "THROUGHPUT", **streams}
+    if backend == "tensorflow":
+        return {"TF_NUM_INTRA_THREADS": each, "TF_NUM_INTER_THREADS": each}
     key = {"onnxruntime": "intra_op_thread_count", "python": "threads"}.get(backend)
     return {key: each} if key else {}
 

@@ -28,6 +28,15 @@ class Contract:
         return tuple(TensorSpec(s.name, s.dtype, s.dims[1:], s.range) for s in specs)
 
 
+def merges(served: TritonModel) -> bool:
+    """Say whether the backend can merge requests, whatever the builder promises.
+
+    Source: openvino reshapes the model to max_batch_size and refuses or pads smaller batches (openvino_backend#115);
+    torch_aoti has no batching yet (pytorch_backend README at r26.05, warning below "AOT Inductor Support").
+    """
+    return served.dynamic_batching and served.backend != "openvino" and served.platform != "torch_aoti"
+
+
 def agree(
     artifact: Artifact, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], *, served: TritonModel
 ) -> Contract:
@@ -83,8 +92,5 @@ def agree(
     # Source: core, src/model_config_utils.cc, ValidateIOShape.
     deep = all(len(s.dims) > 1 for s in (*inputs, *outputs))
     shared = deep and len(leading) == 1 and isinstance(next(iter(leading)), str)
-    # openvino reshapes the model to max_batch_size and refuses or pads smaller batches (openvino_backend#115);
-    # torch_aoti has no batching yet (pytorch_backend README at r26.05, warning below "AOT Inductor Support").
-    batches = served.dynamic_batching and served.backend != "openvino" and served.platform != "torch_aoti"
-    batch = min(profile[s.name].max[0] for s in inputs) if shared and batches else 0
+    batch = min(profile[s.name].max[0] for s in inputs) if shared and merges(served) else 0
     return Contract(inputs, outputs, batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from accel.artifacts import FileRef, file_ref
 from accel.errors import InputError
+from accel.store import link_or_copy
 
 
 def link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) -> dict[str, FileRef]:
@@ -30,13 +30,20 @@ def link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) 
                 fix="build the variant again",
             )
         copy.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(origin, copy)
-        except OSError:
-            shutil.copy2(origin, copy)
+        link_or_copy(origin, copy)
         path = copy.relative_to(root).as_posix()
         known[path] = FileRef(path, file.sha256, file.bytes)
     return known
+
+
+def link_tree(origin: Path, target: Path) -> None:
+    """Copy a folder by hard links, or by content to another file system; caches of Python stay behind."""
+    shutil.copytree(
+        origin,
+        target,
+        copy_function=lambda source, copy: link_or_copy(Path(source), Path(copy)),
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
 
 
 def describe(root: Path, known: Mapping[str, FileRef]) -> tuple[FileRef, ...]:

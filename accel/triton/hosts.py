@@ -103,8 +103,7 @@ def _joined(*folders: Path | str | None) -> str:
 
 def _check_libraries(stub: Path, environment: Mapping[str, str]) -> None:
     """Refuse a stub that the loader could not load: the server would only say that it is not healthy."""
-    found = subprocess.run(["ldd", stub], env=os.environ | environment, capture_output=True, text=True, check=False)
-    if missing := re.findall(r"(\S+) => not found", found.stdout):
+    if missing := environments.missing_libraries(stub, environment):
         package = re.sub(r"^(libpython[0-9.]+)\.so.*", r"\1", missing[0])
         raise UnavailableError(
             f"the embedded server needs {', '.join(missing)}, which is not on this machine",

@@ -113,6 +113,8 @@ def script(
         lines.append(f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{openmp}}}"')
     if requires is not None:
         lines.append(PYTHON_ENV)
+    if _caches(models):
+        lines.append('cd -- "$here"  # the TensorRT engine cache is named relative to this folder')
     command = [
         'exec "${TRITONSERVER:-tritonserver}"',
         '--model-repository="$here"',
@@ -148,6 +150,13 @@ def _flags(artifact: Artifact, models: Sequence[Any]) -> list[str]:
             else []
         ),
     ]
+
+
+def _caches(models: Sequence[Any]) -> bool:
+    """Say whether a model has a TensorRT engine cache in the repository itself."""
+    accelerators = [a for m in models for a in m.optimization.execution_accelerators.gpu_execution_accelerator]
+    paths = [a.parameters.get("trt_engine_cache_path", "") for a in accelerators]
+    return any(path and not path.startswith("/") for path in paths)
 
 
 def _policies(models: Sequence[Any]) -> list[str]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from accel.artifacts import SCHEMA, Artifact, FileRef, Parity, TensorSpec, from_json, to_json
+from accel.artifacts import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, from_json, to_json
 from accel.errors import InputError
 
 FILENAME = "manifest.json"
 REFERENCE = "reference.npz"
+MASK = "attention_mask"
+"""Input that hides padded positions, by the name it had in every manifest that does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Manifest:
         overrides: what the user changed in the config, as the text of a partial ``config.pbtxt``.
         hardware: name of the config below ``configs/`` that the emitting machine measured, if any.
         pipeline: the ensemble that takes text or pictures and gives answers, where one was added.
+        mask: input that is 0 at padded positions, which no check of the outputs looks at; None where there is none.
+        detections: the outputs that are compared as sets of rows, when there are any.
     """
 
     variant: str
@@ -60,6 +64,8 @@ class Manifest:
     overrides: str = ""
     hardware: str | None = None
     pipeline: str | None = None
+    mask: str | None = MASK
+    detections: Detections | None = None
     schema: int = field(default=SCHEMA)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +292,14 @@ def take_files(overrides: str) -> tuple[str, dict[str, Path]]:
             raise InputError(f"{places[place]} and {source} would both be {place}", fix="rename one of them")
         setattr(holder, field, source.name)
     return to_text(given), places
+
+
+def moved(overrides: str, move: Callable[[Path], Path]) -> str:
+    """Return overrides in which every file has the path that ``move`` gives for its own."""
+    given = parse(overrides)
+    for holder, field, _ in _files(given):
+        setattr(holder, field, str(move(Path(getattr(holder, field)))))
+    return to_text(given)
 
 
 def _files(model: Any) -> Iterator[tuple[Any, str, str]]:

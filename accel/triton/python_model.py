@@ -13,6 +13,7 @@ import shutil
 import sys
 import types
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,11 +101,21 @@ def modules_of(module: str) -> dict[str, Path]:
 
 
 def _source_of(name: str) -> Path | None:
+    spec = _spec(name)
+    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Find a module without importing the packages above it, as ``find_spec`` would: that costs a whole framework."""
+    package, dot, _ = name.rpartition(".")
     try:
-        spec = importlib.util.find_spec(name)
+        if not dot:
+            return importlib.util.find_spec(name)
+        above = _spec(package)
+        folders = above.submodule_search_locations if above is not None else None
+        return PathFinder.find_spec(name, folders) if folders is not None else None
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
 def _imports(name: str, path: Path) -> Iterator[str]:

@@ -140,6 +140,7 @@ def runtimes(backend: str, accelerators: tuple[str, ...] = ()) -> tuple[str, ...
         "openvino": ("openvino",),
         "pytorch": ("torch",),
         "tensorrt": ("tensorrt",),
+        "tensorflow": ("tensorflow",),
     }
     return native.get(backend, ()) + tuple(a for a in accelerators if a in ("tensorrt", "openvino"))
 
@@ -148,8 +149,8 @@ def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]
     """Compare an artifact's toolchain with what the release carries; one sentence for each difference.
 
     Args:
-        versions: package → version. Only ``onnxruntime`` (any of its distributions), ``openvino``, ``torch`` and
-            ``tensorrt`` are compared; leave out what took part in the build but does not serve.
+        versions: package → version. Only ``onnxruntime`` and ``tensorflow`` (any of their distributions), ``openvino``,
+            ``torch`` and ``tensorrt`` are compared; leave out what took part in the build but does not serve.
         release: a row of the table.
     """
     carried = {
@@ -157,11 +158,12 @@ def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]
         "openvino": release.openvino,
         "torch": release.torch,
         "tensorrt": release.tensorrt,
+        "tensorflow": None,  # no source that could be read says which one the last images with that backend have
     }
     found: list[str] = []
     for package, version in sorted(versions.items()):
         name = package.lower().replace("_", "-")
-        name = "onnxruntime" if name.startswith("onnxruntime") else name
+        name = next((n for n in ("onnxruntime", "tensorflow") if name.startswith(n)), name)
         if name not in carried:
             continue
         theirs = carried[name]

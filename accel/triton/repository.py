@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.artifacts import (
+    VERSION_FOLDER,
     Artifact,
+    Detections,
     FileRef,
     Parity,
     Repository,
@@ -37,7 +39,7 @@ from accel.triton.config import (
     to_protobuf,
     to_text,
 )
-from accel.triton.contract import Contract, agree
+from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import clear_leftovers, describe, link, put_in_place
 from accel.triton.launch import kubernetes, script
 from accel.triton.python_model import write_model
@@ -76,6 +78,8 @@ def emit(
     reference: Path,
     parity: Parity | None = None,
     unproved: tuple[str, ...] = (),
+    mask: str | None = manifests.MASK,
+    detections: Detections | None = None,
     python: bool = False,
     overrides: str = "",
     threads: int | None = None,
@@ -92,6 +96,8 @@ def emit(
             points ``min``, ``odd``, ``opt`` and ``max``; used for warmup and stored for ``accel verify``.
         parity: what the gate found in process; a served answer is held against it.
         unproved: 64-bit values inside the model that are not proved to fit int32.
+        mask: name of the input that is 0 at padded positions.
+        detections: the outputs that are compared as sets of rows.
         python: serve it through the Python backend, whatever backend the builder would choose.
         overrides: what the user changes in the config, as the text of a partial ``config.pbtxt`` (``overrides``).
         threads: CPU threads it was measured with; None leaves them to the backend.
@@ -130,6 +136,8 @@ def emit(
             contract=_batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id),
             parity=parity,
             unproved=unproved,
+            mask=mask,
+            detections=detections,
             builder=builder,
             row=row,
             name=model_name,
@@ -152,6 +160,7 @@ def emit(
         release=release,
         backend=served.backend,
         unverified=_differences(artifact, served, row=row),
+        batches=merges(served),
     )
 
 
@@ -185,6 +194,8 @@ class _Plan:
     contract: Contract
     parity: Parity | None
     unproved: tuple[str, ...]
+    mask: str | None
+    detections: Detections | None
     builder: Builder
     row: Release
     name: str
@@ -258,8 +269,9 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
         kind="KIND_GPU" if artifact.variant.target.device == "cuda" and served.backend != "openvino" else "KIND_CPU",
         batching=DynamicBatching() if contract.batch > 1 else None,
         warmup=warm.renamed(served.input_names if renamed else {}),
-        accelerators=served.accelerators,
+        accelerators=_placed(served.accelerators, f"{inner}/{version}"),
         parameters=served.parameters,
+        graph_level=served.graph_level,
     )
     overrides, given_files = changes.take_files(plan.overrides)
     worker = _overridden(inside, plan, overrides, pinned=not is_python)
@@ -301,10 +313,22 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
             reference_points=tuple(points),
             overrides=overrides,
             hardware=plan.hardware,
+            mask=plan.mask,
+            detections=plan.detections,
         ),
         root,
     )
     return models
+
+
+def _placed(
+    accelerators: tuple[tuple[str, str, Mapping[str, str]], ...], folder: str
+) -> tuple[tuple[str, str, Mapping[str, str]], ...]:
+    """Put the version folder, relative to the root, where an accelerator's parameter asks for it."""
+    return tuple(
+        (place, name, {key: value.replace(VERSION_FOLDER, folder) for key, value in parameters.items()})
+        for place, name, parameters in accelerators
+    )
 
 
 def _overridden(inside: TritonConfig, plan: _Plan, overrides: str, *, pinned: bool) -> Any:

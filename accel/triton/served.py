@@ -21,6 +21,7 @@ import numpy as np
 from accel import parity
 from accel.artifacts import OutputParity, TensorSpec
 from accel.builders import Feed
+from accel.detections import match
 from accel.errors import InputError, StageError
 from accel.samples import write_feeds
 from accel.triton import manifest as manifests
@@ -34,8 +35,6 @@ ROOM_DB = 1.0
 """How far a served answer may fall below the same build in process: room for another number of threads."""
 ENOUGH_DB = parity.GATES_DB["fp32"]
 """Above this no step was computed in less than float32; what differs is the order of summation."""
-MASK = "attention_mask"
-"""The input that hides padded positions, as every exporter of accel names it."""
 TIMEOUT_S = 120.0
 
 
@@ -225,19 +224,36 @@ def _misfits(point: str, found: Feed, expected: Feed, outputs: tuple[TensorSpec,
 
 
 def _compare(manifest: Manifest, points: Mapping[str, Point], found: Mapping[str, Feed]) -> tuple[Answer, ...]:
-    masks = {name: points[name].inputs[MASK] for name in found if MASK in points[name].inputs}
-    mask_dims = next((tuple(str(d) for d in s.dims) for s in manifest.inputs if s.name == MASK), ())
+    masks: dict[str, np.ndarray] = {}
+    mask_dims: tuple[str, ...] = ()
+    if (mask := next((s for s in manifest.inputs if s.name == manifest.mask), None)) is not None:
+        masks = {name: points[name].inputs[mask.name] for name in found}
+        mask_dims = tuple(str(d) for d in mask.dims)
     with tempfile.TemporaryDirectory(prefix="accel-served-") as scratch:
         truth, answers = Path(scratch) / "reference.npz", Path(scratch) / "answers.npz"
         write_feeds(truth, {name: points[name].outputs for name in found})
         write_feeds(answers, found)
-        compared = parity.compare(truth, answers, outputs=manifest.outputs, masks=masks, mask_dims=mask_dims, gate={})
+        compared = parity.compare(
+            truth,
+            answers,
+            outputs=manifest.outputs,
+            masks=masks,
+            mask_dims=mask_dims,
+            gate={},
+            detections=manifest.detections,
+        )
     before = {row.name: row for row in manifest.parity.outputs} if manifest.parity else {}
     rows = []
     for spec, row in zip(manifest.outputs, compared.outputs, strict=True):
         for name in found:
             power = float(np.square(points[name].outputs[spec.name].astype(np.float64)).mean())
             rows.append(_answer(manifest, spec, name, row, before.get(spec.name), power))
+    if (declared := manifest.detections) is not None:
+        rows += [
+            Answer(name, declared.count, None, None, None, f"{share:.4g} of the rows have a partner")
+            for name in found
+            if (share := match(points[name].outputs, found[name], declared).share) < parity.FEED_MATCHED
+        ]
     return tuple(rows)
 
 

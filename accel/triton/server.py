@@ -12,7 +12,6 @@ that. What runs is the repository's own ``launch.sh``, so the flags are the ones
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -20,12 +19,12 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from accel.errors import InputError, StageError, UnavailableError, UsageError, nearest
-from accel.triton import hosts
+from accel.triton import hosts, plans
 from accel.triton import manifest as manifests
 from accel.triton.asking import http_name, metadata, ready, twins_at
 from accel.triton.hosts import Host
@@ -118,30 +117,6 @@ class Server:
         if self._running is not None:
             self._running.stop()
 
-    def rss_mib(self) -> float | None:
-        """Return the memory that the server and its stub processes hold now (resident, MiB); None where unseen."""
-        return self._memory_mib("VmRSS")
-
-    def peak_rss_mib(self) -> float | None:
-        """Return the sum of the most memory that the server and its stub processes ever held; None where unseen."""
-        return self._memory_mib("VmHWM")
-
-    def _memory_mib(self, field: str) -> float | None:
-        """Add a field of ``/proc/<pid>/status`` over the server and all it started; those of a container are unseen."""
-        import psutil
-
-        if self.endpoint.pid is None or self.endpoint.via == "docker":
-            return None
-        found = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            server = psutil.Process(self.endpoint.pid)
-            for process in (server, *server.children(recursive=True)):
-                with contextlib.suppress(OSError):
-                    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-                    if match := re.search(rf"{field}:\s+(\d+) kB", status):
-                        found.append(int(match[1]))
-        return sum(found) / 1024 if found else None
-
 
 def start(
     root: Path,
@@ -180,14 +155,12 @@ def start(
         UsageError: an unknown ``via``, or a port that cannot be had.
         InputError: the repository cannot be read or leads outside itself, or lacks what a twin is made of.
         UnavailableError: the server, its environment, docker or the artifact's runtime is not here.
-        StageError: the server did not become ready; the message has the lines of its log that say why.
+        StageError: the server did not become ready; the message has the lines of its log that say why. Or a TensorRT
+            plan that this machine's GPU or the server's TensorRT does not run.
     """
-    kind = via or ("local" if hosts.local_program() else "embedded")
-    if ":" in kind:
-        return connect(kind, root)
-    if kind not in hosts.HOSTS:
-        known = ", ".join(hosts.HOSTS)
-        raise UsageError(f"no server is called {kind!r}{nearest(kind, hosts.HOSTS)}", fix=f"{known}, grpc://HOST:PORT")
+    if via is not None and ":" in via:
+        return connect(via, root)
+    way = _way(via)
     root = root.resolve()
     _check_root(root)
     fixed = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
@@ -195,7 +168,8 @@ def start(
     name = f"accel-{uuid.uuid4().hex[:12]}"
     scratch = _scratch(root, name)
     try:
-        host = hosts.HOSTS[kind](root, release, scratch)
+        host = way(root, release, scratch)
+        plans.check(root, None if plans.BACKEND in _lacking(root, host) else host.release)
         served, twins = _served(root, host, scratch, python_backend=python_backend)
         deadline = time.monotonic() + timeout_s
         for attempt in range(1, ATTEMPTS + 1):
@@ -222,6 +196,20 @@ def start(
     )
     notices = _notices(served, endpoint, cache_bytes=cache_bytes)
     return Server(endpoint, log=log, root=served, twins=twins, notices=notices, running=running)
+
+
+def lacking(root: Path, *, via: str | None = None, release: str | None = None) -> tuple[str, ...]:
+    """Return the backends that a repository wants and the server that ``start`` would choose does not have.
+
+    Nothing is started. Empty where it cannot be told.
+
+    Raises:
+        UsageError: an unknown ``via``.
+        InputError: the repository cannot be read.
+        UnavailableError: as ``start``.
+    """
+    with tempfile.TemporaryDirectory(prefix="accel-host-") as scratch:
+        return _lacking(root, _way(via)(root, release, Path(scratch)))
 
 
 def connect(url: str, root: Path | None = None) -> Server:
@@ -282,6 +270,26 @@ def wait(server: Server) -> None:
 # What is served
 
 
+def _way(via: str | None) -> Callable[[Path, str | None, Path], Host]:
+    """Return the way to run a server that ``via`` names, or the default one.
+
+    Raises:
+        UsageError: it names none.
+    """
+    kind = via or ("local" if hosts.local_program() else "embedded")
+    if kind not in hosts.HOSTS:
+        known = ", ".join(hosts.HOSTS)
+        raise UsageError(f"no server is called {kind!r}{nearest(kind, hosts.HOSTS)}", fix=f"{known}, grpc://HOST:PORT")
+    return hosts.HOSTS[kind]
+
+
+def _lacking(root: Path, host: Host) -> tuple[str, ...]:
+    if host.backends is None:
+        return ()
+    wanted = {config.backend for config in read_configs(root).values()} - {""}
+    return tuple(sorted(wanted - host.backends))
+
+
 def _check_root(root: Path) -> None:
     """Refuse a folder that holds no model, or whose links lead out of it.
 
@@ -311,17 +319,16 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
     """
     from accel.triton import twin
 
-    wanted = {config.backend for config in read_configs(root).values()} - {""}
-    lacking = sorted(wanted - host.backends) if host.backends is not None else []
+    missing = _lacking(root, host)
     if not (root / manifests.FILENAME).exists():
-        if lacking or python_backend:
-            why = f", and the {host.via} server has no backend {lacking[0]!r}" if lacking else ""
+        if missing or python_backend:
+            why = f", and the {host.via} server has no backend {missing[0]!r}" if missing else ""
             raise InputError(f"{root} is not of accel's making, so it has no Python-backend twin{why}")
         return root, frozenset()
     manifest = manifests.read(root)
     native = manifest.backend != "python"
     foreign = host.release not in (None, manifest.release)
-    if not (lacking or (python_backend and native) or (foreign and not native)):
+    if not (missing or (python_backend and native) or (foreign and not native)):
         return root, frozenset()
     made = twin.write_twin(root, scratch / "repository", release=host.release or manifest.release)
     return scratch / "repository", frozenset(made.models[:1] if native else ())

@@ -9,11 +9,9 @@ from typing import Any
 
 from accel.artifacts import TensorSpec, to_json
 from accel.errors import InputError
-from accel.processing import File, Labels, Own, Picture, Pipeline, Pool, Tokenize
+from accel.processing import TOKENS, File, Labels, Own, Picture, Pipeline, Pool, Tokenize
 from accel.triton.manifest import Manifest
 
-TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-"""What a tokenizer gives."""
 MASK = TOKENS[1]
 LABEL_FILE = "labels.txt"
 

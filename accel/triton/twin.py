@@ -9,7 +9,6 @@ ensemble is made anew around the twin, which may batch where the native model ca
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from accel import targets
-from accel.artifacts import Repository, Skipped, file_ref
+from accel.artifacts import Repository, Skipped
 from accel.errors import InputError, OutputError, UnavailableError
 from accel.samples import write_feeds
 from accel.triton import ensemble, overrides
 from accel.triton import manifest as manifests
 from accel.triton.config import check, check_model_name, parse, to_text
+from accel.triton.folders import describe, link_tree
 from accel.triton.launch import script
 from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
@@ -80,6 +80,8 @@ def write_twin(root: Path, out: Path, *, release: str) -> Repository:
                 reference=reference,
                 parity=manifest.parity,
                 unproved=manifest.unproved_int64,
+                mask=manifest.mask,
+                detections=manifest.detections,
                 python=True,
                 overrides=_batch_asked(manifest),
             )
@@ -89,7 +91,7 @@ def write_twin(root: Path, out: Path, *, release: str) -> Repository:
         around = ensemble.parts(manifest, configs)
         carried = [model for model in manifest.models if model not in (name, holder, *around)]
         for model in carried:
-            _link_tree(root / model, out / model)
+            link_tree(root / model, out / model)
         _describe(out, manifest, row, name=name, carried=carried)
         pipeline = ensemble.read(root)
         added = ensemble.add(out, pipeline) if pipeline is not None else ()
@@ -171,25 +173,12 @@ def _keep(native: Any, origin: Path, folder: Path) -> None:
     else:
         shutil.rmtree(folder / "warmup", ignore_errors=True)
         if (origin / "warmup").is_dir():
-            _link_tree(origin / "warmup", folder / "warmup")
+            link_tree(origin / "warmup", folder / "warmup")
     for extra in origin.iterdir():
         if extra.is_file() and extra.name != CONFIG:  # labels
             shutil.copyfile(extra, folder / extra.name)
     check(twin)
     file.write_text(to_text(twin), encoding="utf-8")
-
-
-def _link_tree(origin: Path, target: Path) -> None:
-    """Copy a folder by hard links, or by content to another file system; caches of Python stay behind."""
-
-    def link(source: str, copy: str) -> str:
-        try:
-            os.link(source, copy)
-        except OSError:
-            shutil.copy2(source, copy)
-        return copy
-
-    shutil.copytree(origin, target, copy_function=link, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: Sequence[str]) -> None:
@@ -206,12 +195,11 @@ def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: 
     known = {f.path: f for f in native.files if f.path.startswith(unchanged)}
     artifact = f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/"
     known |= {f.path: f for f in emitted.files if f.path.startswith(artifact)}
-    paths = sorted(p for p in out.rglob("*") if p.is_file())
     manifests.write(
         dataclasses.replace(
             emitted,
             models=(name, *carried),
-            files=tuple(known.get(p.relative_to(out).as_posix()) or file_ref(p, out) for p in paths),
+            files=describe(out, known),
             max_batch_size=configs[name].max_batch_size,
             overrides=native.overrides,
         ),

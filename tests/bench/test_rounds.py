@@ -8,7 +8,7 @@ import pytest
 
 from accel import worker
 from accel.artifacts import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
-from accel.bench import rounds
+from accel.bench import interleave
 from accel.bench.rounds import Contestant, Plan, Point, measure
 
 SPEC = TensorSpec("x", "int64", ("batch", 4))
@@ -38,6 +38,7 @@ def contest(tmp_path):
                     python=Path(sys.executable),
                     log=tmp_path / f"{id}.log",
                     points=wanted,
+                    precision="fp32",
                 )
             )
         return measure(
@@ -63,13 +64,14 @@ def test_a_failing_contestant_leaves_whatever_class_its_error_has(contest):
     (point,) = found["good"]
     assert point.p50_ms is None or point.p50_ms >= 2
     assert point.mean_ms >= 2
+    assert point.effective_precision == "fp32"
     assert len(point.rounds_ms) == 3
     assert not worker._running
 
 
 @pytest.mark.parametrize("reserve", [0.0, 2.0])
 def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(contest, monkeypatch, reserve):
-    monkeypatch.setattr(rounds, "MEMORY_RESERVE", reserve)
+    monkeypatch.setattr(interleave, "MEMORY_RESERVE", reserve)
     plan = Plan("throughput", rounds=2, round_s=0.05, warm_s=0.01, least=1)
     found = contest(plan=plan, a='{"latency_ms": 2}', b='{"latency_ms": 8}')
     (a,), (b,) = found["a"], found["b"]

@@ -74,14 +74,23 @@ class Sent:
 def test_a_point_is_reduced_to_its_figures():
     windows = [window([4.0, 6.0] * 300, begin_ns=i * 10**10, every_ms=2.0, feed=i % 2) for i in range(3)]
     windows[0].rows[0, 4] = 0
-    marks = [
-        Mark(0, dict.fromkeys(COUNTERS, 10), 1.0, 100.0, {"nv_gpu_utilization": 0.5}),
-        Mark(2 * 10**9, {**dict.fromkeys(COUNTERS, 10), **SPENT}, 4.0, 120.0, {"nv_gpu_utilization": 0.7}),
+    # Between the two spans the server was busy with another load, which counts nowhere.
+    counted = dict.fromkeys(COUNTERS, 10)
+    later = {key: value + 7 for key, value in counted.items()}
+    spans = [
+        (
+            Mark(0, counted, 1.0, 100.0, {"nv_gpu_utilization": 0.5}),
+            Mark(10**9, counted, 2.0, 110.0, {"nv_gpu_utilization": 0.7}),
+        ),
+        (
+            Mark(5 * 10**9, later, 7.0, 120.0, {"nv_gpu_utilization": 0.5}),
+            Mark(6 * 10**9, later | {k: v + 7 for k, v in SPENT.items()}, 9.0, 90.0, {"nv_gpu_utilization": 0.7}),
+        ),
     ]
     found = summarise(
         Load(concurrency=3),
         windows,
-        marks,
+        spans,
         feeds((2, 4), (6, 4)),
         Served("m", "onnxruntime", 8, null_repository.INPUTS, null_repository.OUTPUTS),
         Sent(),
@@ -115,7 +124,7 @@ def test_a_point_without_an_answer_is_an_error():
         summarise(
             Load(concurrency=1),
             [window([1.0], ok=0)],
-            [Mark(0, dict.fromkeys(COUNTERS, 0), None, 0.0, {})],
+            [(Mark(0, dict.fromkeys(COUNTERS, 0), None, 0.0, {}),) * 2],
             feeds((1, 4)),
             Served("m", "python", 8, null_repository.INPUTS, null_repository.OUTPUTS),
             Sent(),

@@ -1,5 +1,7 @@
 """One tiny BERT for all targets: two layers, seeded weights, a real tokenizer, real sentences.
 
+Targets that start from TensorFlow get a Keras encoder with the same inputs and outputs.
+
 Builds and answers come from worker processes, as in a run; each target is built once for the whole session.
 """
 
@@ -34,7 +36,7 @@ from accel.artifacts import (
 )
 from accel.parity import gate_for
 from accel.samples import read_feeds
-from accel.sources import recognise
+from accel.sources import SourceRequest, recognise
 from accel.worker import run_task
 
 THREADS = 2
@@ -117,6 +119,13 @@ class Bench:
         )
         return out, said["precision"]
 
+    def typed_answers(self, target: Target, typed: Any, folder: Path) -> Path:
+        """Run a typed ONNX file over all samples on the CPU; returns the answers' file."""
+        out = folder / "answers.npz"
+        place = {"typed": typed, "folder": str(folder), "out": str(out)}
+        self.task("typed_answers", None, of=target.name, **place, **self._samples(), threads=THREADS)
+        return out
+
     def parity(self, precision: str, answers: Path) -> Parity:
         """Hold the answers against a precision's gate."""
         gate = gate_for(precision, outputs=self.source.outputs, task=None, overrides={})
@@ -139,8 +148,46 @@ class Bench:
         }
 
 
+KERAS = """
+import keras
+
+def build():
+    ids = keras.Input((None,), dtype="int64", name="input_ids")
+    mask = keras.Input((None,), dtype="int64", name="attention_mask")
+    seen = keras.ops.expand_dims(keras.ops.cast(mask, "float32"), -1)
+    hidden = keras.layers.Embedding(1000, 32)(ids) * seen
+    query, key, value = (keras.layers.Dense(32)(hidden) for _ in range(3))
+    scores = keras.ops.matmul(query, keras.ops.transpose(key, (0, 2, 1))) / 32**0.5
+    scores += (1 - keras.ops.transpose(seen, (0, 2, 1))) * -1e4
+    hidden = keras.layers.LayerNormalization()(hidden + keras.ops.matmul(keras.ops.softmax(scores), value))
+    start, end = (keras.layers.Dense(1)(hidden)[..., 0] for _ in range(2))
+    return keras.Model([ids, mask], {"start_logits": start, "end_logits": end})
+"""
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, target: Target) -> Bench:
+    needs = targets.info(target).needs
+    found: Bench = request.getfixturevalue("keras_bench" if needs == "tensorflow" else "torch_bench")
+    return found
+
+
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("contract-keras")
+    (folder / "encoder.py").write_text(KERAS)
+    asked = recognise(
+        f"{folder / 'encoder.py'}:build",
+        ranges={"input_ids": (0, 999), "attention_mask": (0, 1)},
+        min_shapes={"input_ids": (1, 4)},
+        opt_shapes={"input_ids": (1, 32)},
+        max_shapes={"input_ids": (8, 64)},
+    )
+    return make_bench(folder, asked)
+
+
+@pytest.fixture(scope="session")
+def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("contract")
     model = folder / "tiny-bert"
     model.mkdir()
@@ -150,11 +197,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     assert package.submodule_search_locations
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(Path(package.submodule_search_locations[0]) / "model" / name, model / name)
-    log = folder / "source.log"
-
-    def task(name: str, **params: Any) -> Any:
-        return run_task(name, params, log=log, threads=THREADS, timeout_s=240)
-
     asked = recognise(
         str(model),
         weights="random",
@@ -162,6 +204,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         opt_shapes={"input_ids": (1, 32)},
         max_shapes={"input_ids": (8, 64)},
     )
+    return make_bench(folder, asked)
+
+
+def make_bench(folder: Path, asked: SourceRequest) -> Bench:
+    """Describe, run and export a source, each in a process of its own."""
+
+    def task(name: str, **params: Any) -> Any:
+        return run_task(name, params, log=folder / "source.log", threads=THREADS, timeout_s=240)
+
     described = task("describe", request=to_json(asked), out_dir=str(folder / "samples"))
     truth = str(folder / "reference.npz")
     shared = {**described, "samples_folder": str(folder / "samples")}

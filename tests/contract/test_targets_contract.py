@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from accel import targets
-from accel.artifacts import Skipped, Target, TritonModel
+from accel.artifacts import Skipped, Target, TritonModel, Typed, from_json, to_json
+from accel.builders import TypedBuilder
 from accel.errors import AccelError, SampleError, StageError, UnavailableError
 from accel.triton.releases import NEWEST
 
@@ -30,11 +31,19 @@ def artifact(bench, target):
 
 
 @pytest.fixture
-def session(bench, target, artifact):
+def opened(target, artifact):
+    """The target built, where a process of accel can run it."""
+    if targets.info(target).server_only:
+        pytest.skip(f"{target}: only a Triton server runs it; test_only_a_server_runs_it")
+    return artifact
+
+
+@pytest.fixture
+def session(bench, target, opened):
     if targets.discover()[target.name].environment(target) != "main":
         pytest.skip(f"{target}: its runtime lives in another interpreter; test_agrees_with_the_source runs it there")
-    with contextlib.closing(bench.open(artifact)) as opened:
-        yield opened
+    with contextlib.closing(bench.open(opened)) as session:
+        yield session
 
 
 def test_availability_is_none_or_a_reason_with_a_mend(bench, target):
@@ -58,6 +67,22 @@ def test_unavailable_targets_refuse_to_build(bench, target, tmp_path):
     assert error.value.fix == skipped.fix
 
 
+TYPED = [t for t in ALL if isinstance(targets.discover()[t.name], TypedBuilder)]
+
+
+@pytest.mark.parametrize("target", TYPED, ids=str)
+def test_a_typed_file_agrees_with_the_source_on_the_cpu(bench, target, tmp_path):
+    """What is built where a GPU is has been proved before, on any machine."""
+    asked = targets.info(target).precision
+    made = bench.task("prepare", target, request=to_json(bench.request(target)), out_dir=str(tmp_path))
+    found = from_json(Typed, made)
+    for have, promised in ((found.onnx.inputs, bench.source.inputs), (found.onnx.outputs, bench.source.outputs)):
+        assert {(s.name, s.dtype) for s in have} == {(s.name, s.dtype) for s in promised}
+    answers = bench.typed_answers(target, made, tmp_path)
+    verdict = bench.parity(asked, answers)
+    assert verdict.passed, verdict.reasons
+
+
 def test_declares_the_client_contract(bench, artifact):
     for found, promised in (
         (artifact.built.inputs, bench.source.inputs),
@@ -71,7 +96,15 @@ def test_declares_the_client_contract(bench, artifact):
         assert artifact.built.versions
 
 
-def test_agrees_with_the_source(bench, target, artifact):
+def test_only_a_server_runs_it(bench, target, artifact):
+    if not targets.info(target).server_only:
+        pytest.skip(f"{target} runs in process")
+    with pytest.raises(UnavailableError, match="only Triton"):
+        bench.open(artifact)
+
+
+def test_agrees_with_the_source(bench, target, opened):
+    artifact = opened
     answers, precision = bench.answers(artifact)
     if target.name == "null":
         assert precision == "none"
@@ -153,10 +186,10 @@ def test_refuses_bad_feeds(bench, session):
     session.run(good)
 
 
-def test_close_ends_it(bench, artifact, target):
+def test_close_ends_it(bench, opened, target):
     if targets.discover()[target.name].environment(target) != "main" or target.name == "null":
         pytest.skip(f"{target} holds nothing in this process")
-    session = bench.open(artifact)
+    session = bench.open(opened)
     session.run(bench.feed("min"))
     session.close()
     with pytest.raises((StageError, IndexError)):
@@ -164,7 +197,13 @@ def test_close_ends_it(bench, artifact, target):
 
 
 def test_says_how_triton_serves_it(artifact):
-    served = targets.discover()[artifact.variant.target.name].triton(artifact, NEWEST)
+    builder = targets.discover()[artifact.variant.target.name]
+    served = builder.triton(artifact, NEWEST)
+    if targets.info(artifact.variant.target).needs == "tensorflow":
+        assert isinstance(served, Skipped)
+        assert "serve the model as ONNX" in served.reason
+        assert served.fix
+        served = builder.triton(artifact, "25.02")
     assert isinstance(served, TritonModel)
     assert served.filename == artifact.built.entry
     assert set(served.input_names) <= {s.name for s in artifact.built.inputs}
@@ -174,7 +213,7 @@ def test_says_how_triton_serves_it(artifact):
 def test_options_have_defaults_and_unknown_files_are_refused(bench, target, artifact, tmp_path):
     builder = targets.discover()[target.name]
     builder.options()
-    if builder.environment(target) != "main" or target.name in ("null", "aoti", "aoti-bf16"):
+    if builder.environment(target) != "main" or target.name == "null" or target.name.startswith("aoti"):
         pytest.skip(f"{target}: no file format of its own to break here")
     (tmp_path / artifact.built.entry).write_bytes(b"not a model")
     with pytest.raises(AccelError):

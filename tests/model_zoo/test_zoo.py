@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import model_zoo
 from accel.artifacts import TensorSpec
-from accel.errors import UnavailableError
+from accel.errors import InputError, UnavailableError
 from accel.exporters import describe, load
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.from_torch import example_arrays
@@ -19,12 +21,111 @@ from accel.sources import recognise
 from model_zoo import _text
 from model_zoo._pictures import dead_leaves, pictures
 
+NAMES = {
+    *("bert", "bert-large", "distilbert", "minilm", "roberta", "t5-encoder", "gpt2"),
+    *("resnet50", "densenet121", "inception-v3", "vit", "mobilenet-v2", "east", "text-recognition", "yolo"),
+    *("whisper-encoder", "dlrm", "autoencoder"),
+}
+FILE = """
+from accel.artifacts import ShapeRange, TensorSpec
+from model_zoo import Entry
+
+ENTRY = Entry(
+    name="mine",
+    title="A model of one's own",
+    licence="MIT",
+    parameters=2,
+    inputs=(TensorSpec("ids", "int64", ("batch", 3), (0, 9)),),
+    outputs=(TensorSpec("score", "float32", ("batch", 1)),),
+    profile={"ids": ShapeRange((1, 3), (1, 3), (4, 3))},
+    find=lambda: None,
+    load=lambda folder: None,
+    samples=lambda count: [],
+    origin="nothing",
+)
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Write a zoo file that is found beside the others, under a name of its own each time."""
+    monkeypatch.setattr(model_zoo, "__path__", [*model_zoo.__path__, str(tmp_path)])
+
+    def write(text: str) -> Path:
+        path = tmp_path / f"mine_{uuid.uuid4().hex}.py"
+        path.write_text(text)
+        return path
+
+    yield write
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(f"model_zoo.{path.stem}", None)
+
+
+def test_a_file_of_ones_own_is_found(written: Callable[[str], Path]) -> None:
+    written(FILE)
+    assert model_zoo.entry("mine").parameters == 2
+
+
+@pytest.mark.parametrize(
+    ("instead", "of", "message", "fix"),
+    [
+        ("", '    licence="MIT",\n', "Entry lacks licence", "pretrained weights"),
+        ("", '    profile={"ids": ShapeRange((1, 3), (1, 3), (4, 3))},\n', "Entry lacks profile", "name → ShapeRange"),
+        ("licens=", "licence=", r"no field 'licens' \(did you mean licence\?\)", "its fields are name, title"),
+        ('"My Model"', '"mine"', "name: expected lower-case", "accel zoo"),
+        ('parameters="two"', "parameters=2", "parameters: expected a whole number, found 'two'", "number of weights"),
+        (
+            "[]",
+            '(TensorSpec("score", "float32", ("batch", 1)),)',
+            "outputs: expected a tuple of TensorSpec",
+            "TensorSpec",
+        ),
+        ('("batch", 3))', '("batch", 3), (0, 9))', r"inputs\[ids\]: expected a range", "range of values"),
+        ('"int65"', '"int64"', r"inputs\[ids\]: expected NumPy's name", "TensorSpec"),
+        ('{"idz"', '{"ids"', "profile: expected a ShapeRange for each of", "ShapeRange"),
+        ("(4, 4)", "(4, 3)", r"profile\[ids\]: expected the fixed size 3", "largest shape"),
+        ("(5, 3), (4, 3)", "(1, 3), (4, 3)", r"profile\[ids\]: expected min <= opt <= max", "largest shape"),
+        ("(4,)", "(4, 3)", r"profile\[ids\]: expected 2 sizes each", "largest shape"),
+        ('"none"', "lambda: None", "find: expected a function, found 'none'", "local folder"),
+        ('"x", mask="m"', '"nothing"', "mask: expected one of the inputs", "padded positions"),
+        ('"x", hub="bert"', '"nothing"', "hub: expected org/name", "hub id"),
+        ('"x", gate=("f1", 0.9)', '"nothing"', "metric: expected a value: gate and metric go together", "gate's feeds"),
+        ('"x", family="audio"', '"nothing"', "family: expected one of transformer, vision, other", "network"),
+        ('"x", small=3', '"nothing"', "small: expected a function or None", "reduced model"),
+        ('"x", extra_files=("no.py",)', '"nothing"', "extra_files: expected files of model_zoo/", "samples"),
+        (
+            "MINE = Entry(",
+            "ENTRY = Entry(",
+            "expected ENTRY, a model_zoo.Entry; there is none",
+            "begin its name with _",
+        ),
+        ("import nowhere\nfrom model_zoo", "from model_zoo", "cannot be imported: ModuleNotFoundError", None),
+        ('"bert"', '"mine"', "name: 'bert' is another file's", "rename"),
+    ],
+)
+def test_a_wrong_file_is_told_by_file_and_field(
+    written: Callable[[str], Path], instead: str, of: str, message: str, fix: str | None
+) -> None:
+    assert of in FILE
+    path = written(FILE.replace(of, instead))
+    with pytest.raises(InputError, match=message) as raised:
+        model_zoo.entries()
+    assert path.name in raised.value.message
+    assert raised.value.fix is None if fix is None else fix in (raised.value.fix or "")
+
+
+def test_a_wrong_reduced_entry_is_told(written: Callable[[str], Path]) -> None:
+    tail = 'small=lambda: __import__("dataclasses").replace(ENTRY, parameters=-1)'
+    written(FILE.replace('origin="nothing",', f'origin="nothing", {tail}'))
+    with pytest.raises(InputError, match="the reduced entry of mine: parameters"):
+        model_zoo.entry("mine@small")
+
 
 def test_the_zoo_is_found_by_listing_and_costs_nothing() -> None:
-    assert list(model_zoo.entries()) == ["bert", "minilm", "resnet50"]
+    assert set(model_zoo.entries()) == NAMES
     code = (
         "import sys, model_zoo; model_zoo.entries();"
-        "print([m for m in ('torch', 'transformers', 'PIL') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'tensorflow', 'PIL', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -28,6 +28,7 @@ def points(document, name):
 
 def test_every_repository_is_measured_behind_a_server(served):
     document, out = served
+    assert document["served"] == {"via": "embedded", "release": "24.10"}
     for name in ("torch@cpu", "openvino@cpu.python"):
         found = points(document, name)
         assert sorted(found) == [1, 4, 16]

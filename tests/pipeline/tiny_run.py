@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accel import jobs, pipeline
+from accel.progress import Progress
 
 FACTORY = '''
 import numpy as np
@@ -65,7 +66,9 @@ SHAPES = {
 }
 
 
-def convert(factory: Path, out: Path, targets: str, function: str = "build", **given: Any) -> dict[str, Any]:
+def convert(
+    factory: Path, out: Path, targets: str, function: str = "build", progress: Progress | None = None, **given: Any
+) -> dict[str, Any]:
     """Convert the tiny model with short rounds."""
     asked = {
         "source": f"{factory}:{function}",
@@ -78,4 +81,4 @@ def convert(factory: Path, out: Path, targets: str, function: str = "build", **g
         **given,
     }
     command = f"accel convert {asked['source']} --targets {targets} -o {out}"
-    return pipeline.convert(jobs.assemble(asked, None, command=command))
+    return pipeline.convert(jobs.assemble(asked, None, command=command), progress)

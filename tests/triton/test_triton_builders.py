@@ -28,7 +28,7 @@ TARGETS = [
     name
     for name, builder in discover().items()
     if "cpu" in builder.targets[name].devices
-    and builder.targets[name].needs != "torch"
+    and builder.targets[name].needs in ("onnx", "nothing")
     and not builder.targets[name].calibration
     and builder.environment(Target(name, "cpu")) == "main"
 ]

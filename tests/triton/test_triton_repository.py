@@ -57,10 +57,22 @@ def test_only_the_backends_that_can_batch_get_a_batch_size(bench):
     sizes = {}
     for backend in BACKENDS:
         artifact = bench.artifact(backend)
-        bench.emit(artifact)
+        batches = bench.emit(artifact).batches
         config = config_of(bench.root(artifact))
         sizes[backend] = (config.max_batch_size, config.HasField("dynamic_batching"))
+        assert batches == sizes[backend][1]
     assert sizes == {"onnxruntime": (8, True), "openvino": (0, False), "aoti": (0, False), "python": (8, True)}
+
+
+def test_the_manifest_names_the_mask_and_an_old_one_means_the_usual(bench):
+    artifact = bench.artifact("onnxruntime")
+    root = bench.root(artifact)
+    bench.emit(artifact, mask="input_ids")
+    assert manifests.read(root).mask == "input_ids"
+    stated = json.loads((root / manifests.FILENAME).read_text())
+    del stated["mask"]
+    (root / manifests.FILENAME).write_text(json.dumps(stated))
+    assert manifests.read(root).mask == "attention_mask"
 
 
 def test_an_output_without_the_batch_axis_switches_batching_off(bench):

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from accel import hardware
 from accel.errors import InputError
+from accel.triton import plans
 from accel.triton.lint import backends, config, ensembles, files, tensors
 from accel.triton.lint.model import Model, folders, load
 from accel.triton.manifest import FILENAME, Finding, read
@@ -81,6 +83,7 @@ def _toolchain(root: Path, row: Release, models: list[Model]) -> Iterator[Findin
         wanted = runtimes(manifest.backend, tuple(accelerators))
         versions = manifest.artifact.built.versions
         differences = unverified({n: v for n, v in versions.items() if _normal(n).startswith(wanted)}, row)
+    yield from plans.findings(manifest, row, hardware.detect().gpus)
     for text in differences:
         yield Finding("warning", FILENAME, "unverified", text, "build with the release's versions, or test on it")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import InputError
+from accel.triton.config import byte_size
 from accel.triton.lint.model import (
     NO_VERSIONS,
     Model,
@@ -19,7 +20,6 @@ from accel.triton.lint.model import (
     leads_inside,
     read_bytes,
     read_text,
-    type_bytes,
     type_name,
     unsafe,
 )
@@ -204,14 +204,15 @@ def _warmup_input(model: Model, field: str, tensor: Any, data: Any) -> Iterator[
     if source is None:
         yield model.error(field, "has no data", "set zero_data, random_data or input_data_file")
     elif source == "input_data_file":
-        yield from _warmup_file(model, field, data.input_data_file, kind, dims)
+        yield from _warmup_file(model, field, data)
 
 
 def _fits(dims: list[int], declared: list[int]) -> bool:
     return len(dims) == len(declared) and all(d in (-1, s) for s, d in zip(dims, declared, strict=True))
 
 
-def _warmup_file(model: Model, field: str, name: str, kind: str, dims: list[int]) -> Iterator[Finding]:
+def _warmup_file(model: Model, field: str, data: Any) -> Iterator[Finding]:
+    name, elements = data.input_data_file, math.prod(data.dims)
     file = f"{model.folder}/warmup/{name}"
     path = model.root / file
     if reason := unsafe(name) or ("" if name else "it is empty"):
@@ -222,8 +223,7 @@ def _warmup_file(model: Model, field: str, name: str, kind: str, dims: list[int]
     if not path.is_file():
         yield model.error(field, "the file is not there", "add it, or use zero_data", file=file)
         return
-    elements = math.prod(dims)
-    if kind == "TYPE_STRING":
+    if type_name(data.data_type) == "TYPE_STRING":
         try:
             found = _strings(read_bytes(model.root, path, limit=LARGEST_WARMUP_BYTES))
         except InputError as error:
@@ -235,7 +235,7 @@ def _warmup_file(model: Model, field: str, name: str, kind: str, dims: list[int]
                 field, f"has {has}, expected {elements}", "write each as 4 bytes of length and its bytes", file=file
             )
         return
-    size, expected = path.stat().st_size, elements * type_bytes(kind)
+    size, expected = path.stat().st_size, byte_size(data) or 0
     if size < expected:
         yield model.error(field, f"has {size} bytes, expected {expected}", "write the whole tensor", file=file)
     elif size > expected:

@@ -16,9 +16,9 @@ from accel.errors import InputError
 from accel.triton.config import parse
 from accel.triton.lint.rules import AUTO_COMPLETE, FILENAMES, PLATFORMS
 from accel.triton.manifest import Finding
+from accel.triton.reading import CONFIG
 from accel.triton.releases import Release
 
-CONFIG = "config.pbtxt"
 CONFIGS = "configs"
 NO_VERSIONS = frozenset({"warmup", "initial_state", CONFIGS})
 """Folders of a model that the server does not take for versions. Source: core model_lifecycle.cc, VersionsToLoad."""
@@ -100,13 +100,6 @@ def type_name(value: int) -> str:
     from tritonclient.grpc import model_config_pb2 as pb
 
     return str(pb.DataType.Name(value))
-
-
-def type_bytes(name: str) -> int:
-    """Return the bytes of one element; 0 for strings, whose elements have none in common."""
-    sizes = {"BOOL": 1, "STRING": 0, "INVALID": 0, "BF16": 2}
-    name = name.removeprefix("TYPE_")
-    return sizes[name] if name in sizes else int(name.lstrip("UINTFP")) // 8
 
 
 def read_bytes(root: Path, path: Path, *, limit: int) -> bytes:

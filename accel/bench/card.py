@@ -1,0 +1,140 @@
+"""The GPU during a measuring session: what each variant takes of it, and whether it was quiet.
+
+The parent looks, through NVML, while a variant's process works: nothing of it is in a timed call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from accel.artifacts import GpuUse
+from accel.gpu import Card, Look, Watched, open_card
+
+BUSY = 0.05
+"""Utilisation before the session from which on the card counts as used by somebody else."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """Memory of one variant, in MiB: what it took to load it, and the most it ever had."""
+
+    now: float = 0.0
+    peak: float | None = None
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """What was seen during all rounds of one point."""
+
+    looks: list[Look] = field(default_factory=list)
+    energies_j: list[float | None] = field(default_factory=list)
+
+
+class CardWatch:
+    """One card over one session.
+
+    Args:
+        card: as it is before the session's first process is started.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._busy = card.look().utilization or 0.0
+        self._others = card.processes()
+        self._loaded: set[str] = set()
+        self._held: dict[str, _Held] = {}
+        self._rounds: dict[tuple[str, str], _Rounds] = {}
+
+    @contextmanager
+    def loading(self, id: str) -> Iterator[None]:
+        """Look on while a variant's process loads it and warms up."""
+        held = self._held.setdefault(id, _Held())
+        before = self._card.look().used_mib
+        with self._card.watching() as watched:
+            yield
+        self._loaded.add(id)
+        if before is not None and (used := watched.values("used_mib")):
+            held.now = used[-1] - before
+            held.peak = max(held.peak or 0.0, max(used) - before)
+
+    def closed(self, id: str) -> None:
+        """Take note that the variant's process ended."""
+        self._loaded.discard(id)
+
+    @contextmanager
+    def timing(self, id: str, point: str) -> Iterator[None]:
+        """Look on while one round of a point runs; nothing else of the session runs meanwhile."""
+        held = self._held.setdefault(id, _Held())
+        before = self._card.look().used_mib
+        with self._card.watching() as watched:
+            yield
+        self._add(id, point, watched)
+        if before is not None and (used := watched.values("used_mib")):
+            grown = held.now + max(used) - before
+            held.peak = grown if held.peak is None else max(held.peak, grown)
+
+    def room_mib(self) -> float:
+        """Return the card's free memory, or infinity where it does not tell."""
+        free = self._card.free_mib()
+        return math.inf if free is None else free
+
+    def use(self, id: str, point: str, items: int) -> GpuUse:
+        """Sum up what was seen of a point.
+
+        Args:
+            items: batch items that were answered in all its rounds.
+        """
+        seen = self._rounds.get((id, point), _Rounds())
+        joules = [e for e in seen.energies_j if e is not None]
+        reasons = tuple(dict.fromkeys(reason for look in seen.looks for reason in look.held_down))
+        held = self._held.get(id, _Held())
+        warnings = [f"{self._others} other processes held the GPU"] if self._others else []
+        if self._busy > BUSY and not self._others:
+            warnings.append(f"the GPU was {self._busy:.0%} busy before anything was started")
+        warnings += [f"its clocks were held down: {', '.join(reasons)}"] if reasons else []
+        sm = _values(seen.looks, "sm_mhz")
+        return GpuUse(
+            name=self._card.name,
+            memory_peak_mib=held.peak,
+            power_w=_mean(_values(seen.looks, "power_w")),
+            energy_j=sum(joules) / items if items and len(joules) == len(seen.energies_j) > 0 else None,
+            sm_mhz=_median(sm),
+            sm_mhz_min=min(sm, default=None),
+            memory_mhz=_median(_values(seen.looks, "memory_mhz")),
+            temperature_c=max(_values(seen.looks, "temperature_c"), default=None),
+            held_down=reasons,
+            others=self._others,
+            warnings=tuple(warnings),
+        )
+
+    def _add(self, id: str, point: str, watched: Watched) -> None:
+        rounds = self._rounds.setdefault((id, point), _Rounds())
+        rounds.looks += watched.looks
+        rounds.energies_j.append(watched.energy_j)
+        if self._others is not None and (now := self._card.processes()) is not None:
+            self._others = max(self._others, now - len(self._loaded))
+
+
+def watch_card(devices: Iterable[str]) -> CardWatch | None:
+    """Begin to watch the GPU; None where no variant runs on it, or NVML cannot be asked."""
+    if "cuda" not in devices:
+        return None
+    card = open_card()
+    return CardWatch(card) if card is not None else None
+
+
+def _values(looks: Iterable[Look], name: str) -> list[float]:
+    return [value for look in looks if (value := getattr(look, name)) is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _median(values: list[float]) -> float | None:
+    return float(np.median(values)) if values else None

@@ -1,0 +1,128 @@
+"""The CUDA calls of a TensorRT session, through PyTorch: one stream, pinned and device memory, graphs.
+
+The session knows only the five methods of ``Device``, so that it can be driven without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from accel.errors import StageError
+
+
+class Block(Protocol):
+    """A piece of memory: its address, and its size in bytes."""
+
+    address: int
+    nbytes: int
+
+
+class Device(Protocol):
+    """What a session needs of a device. All work goes to one stream, in order."""
+
+    stream: int
+    """Handle of the stream, as TensorRT takes it."""
+
+    def host(self, nbytes: int) -> tuple[Block, np.ndarray]:
+        """Take host memory that the device can copy from and to, and the same bytes as a ``uint8`` array."""
+
+    def block(self, nbytes: int) -> Block:
+        """Take device memory.
+
+        Raises:
+            StageError: there is not enough.
+        """
+
+    def copy(self, target: Block, source: Block, nbytes: int) -> None:
+        """Queue a copy of the first ``nbytes`` bytes, in either direction."""
+
+    def wait(self) -> None:
+        """Return once everything queued is done.
+
+        Raises:
+            StageError: something queued failed.
+        """
+
+    def capture(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Record what ``act`` queues, without doing it; what is returned queues it again as one graph."""
+
+
+class _Tensor:
+    """Memory held by a tensor of bytes."""
+
+    __slots__ = ("address", "nbytes", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.address = int(tensor.data_ptr())
+        self.nbytes = int(tensor.numel())
+
+
+class TorchDevice:
+    """The first CUDA device, by PyTorch's own bindings of the CUDA runtime.
+
+    Raises:
+        StageError: PyTorch finds no device.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise StageError(
+                f"PyTorch {torch.__version__} finds no CUDA device",
+                fix="install the CUDA build of torch; `accel doctor` shows what is here",
+            )
+        self._torch = torch
+        self._stream = torch.cuda.Stream()
+        self.stream = int(self._stream.cuda_stream)
+
+    def host(self, nbytes: int) -> tuple[Block, np.ndarray]:
+        """Take pinned host memory."""
+        tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+        return _Tensor(tensor), tensor.numpy()
+
+    def block(self, nbytes: int) -> Block:
+        """Take device memory.
+
+        Raises:
+            StageError: there is not enough.
+        """
+        try:
+            return _Tensor(self._torch.empty(nbytes, dtype=self._torch.uint8, device="cuda"))
+        except self._torch.OutOfMemoryError as error:
+            raise StageError(
+                f"the GPU's memory ran out while {nbytes} bytes were taken for tensors: {error}",
+                fix="lower --max-shape, or free the GPU",
+            ) from error
+
+    def copy(self, target: Any, source: Any, nbytes: int) -> None:
+        """Queue a copy; asynchronous, since the host's side is pinned."""
+        with self._torch.cuda.stream(self._stream):
+            target.tensor[:nbytes].copy_(source.tensor[:nbytes], non_blocking=True)
+
+    def wait(self) -> None:
+        """Synchronise the stream.
+
+        Raises:
+            StageError: a kernel or a copy failed.
+        """
+        try:
+            self._stream.synchronize()
+        except RuntimeError as error:
+            raise StageError(f"the GPU failed on the request: {error}") from error
+
+    def capture(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Record a CUDA graph on the session's stream."""
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph, stream=self._stream):
+            act()
+
+        def replay() -> None:
+            with self._torch.cuda.stream(self._stream):
+                graph.replay()
+
+        return replay

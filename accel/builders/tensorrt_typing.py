@@ -1,0 +1,200 @@
+"""The ONNX file that a strongly typed TensorRT network is made from: all of it needs a CPU only.
+
+Precision is a property of this file. It is typed here (FP16, BF16, INT8, FP8), held against the published rules of
+strongly typed networks, and described in ``typing.json`` beside it, which a kit carries to the GPU machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from accel.artifacts import BuildRequest, ModelSource, Typed, to_json
+from accel.builders import Feed, Session, fit_inputs
+from accel.builders.calibration import calibration_feeds
+from accel.builders.tensorrt_options import TensorRtOptions
+from accel.builders.tensorrt_score import HeldBack
+from accel.errors import InputError, StageError
+
+REPORT = "typing.json"
+ENTRY = "model.onnx"
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
+
+
+def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, out_dir: Path) -> Typed:
+    """Write the typed ONNX file and ``typing.json`` into ``out_dir``.
+
+    Args:
+        precision: ``fp32`` and ``tf32`` leave the file as it was exported.
+
+    Raises:
+        InputError: the source was not exported, or INT8 and FP8 have no calibration samples.
+        StageError: a library failed, or the file breaks a rule of strongly typed networks.
+    """
+    from accel.exporters.check import read_onnx
+    from accel.graph import typed
+
+    if request.onnx is None or request.onnx_folder is None:
+        raise InputError(f"{request.variant.id} starts from ONNX and the source was not exported")
+    source = Path(request.onnx_folder) / request.onnx.file.path
+    out = out_dir / ENTRY
+    facts = _MAKERS[precision](request, precision, options, source, out)
+    findings = typed.check(out)
+    errors = [f for f in findings if f.severity == "error"]
+    if errors:
+        first = errors[0]
+        more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+        raise StageError(f"the {precision} ONNX file breaks a rule of TensorRT: {first.message}{more}", fix=first.fix)
+    report = {"precision": precision, **facts, "findings": to_json(findings), "products": _products(out)}
+    (out_dir / REPORT).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    return Typed(read_onnx(out), report)
+
+
+class TypedSession(Session):
+    """A typed file on the CPU: every half value rounded as its type says, Q/DQ pairs computed as written."""
+
+    def __init__(self, onnx: Path, source: ModelSource, *, threads: int) -> None:
+        from accel.graph import fp16, measured
+
+        super().__init__(source.inputs, source.outputs)
+        with tempfile.TemporaryDirectory(prefix="accel-emulated-") as scratch:
+            emulated = Path(scratch) / onnx.name
+            fp16.emulate(onnx, emulated)
+            self._session = measured.open_exact(emulated, threads)
+        self._names = [spec.name for spec in source.outputs]
+        self._feed: Feed = {}
+        self._results: list[np.ndarray] = []
+
+    def bind(self, inputs: Feed, *, slot: int = 0) -> None:
+        """Keep the arrays."""
+        self._feed = inputs
+
+    def submit(self, *, slot: int = 0) -> None:
+        """Run here.
+
+        Raises:
+            StageError: ONNX Runtime failed.
+        """
+        try:
+            self._results = self._session.run(self._names, self._feed)
+        except Exception as error:
+            shapes = {name: value.shape for name, value in self._feed.items()}
+            raise StageError(f"the typed file does not run on inputs of shapes {shapes}: {error}") from error
+
+    def read(self, *, slot: int = 0) -> dict[str, np.ndarray]:
+        """Return the arrays that the runtime made."""
+        return dict(zip(self._names, self._results, strict=True))
+
+    def precision(self) -> str:
+        """Say that nothing was observed: a CPU computes sums of FP32, whatever the types say."""
+        return "none"
+
+
+def read_report(folder: Path) -> Mapping[str, Any] | None:
+    """Return what ``typing.json`` in a folder says, or None where there is none.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        found: Mapping[str, Any] = json.loads((folder / REPORT).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InputError(f"{folder / REPORT} is no JSON: {error}", fix="make the kit again") from error
+    return found
+
+
+def _plain(request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path) -> dict[str, Any]:
+    """Copy the exported file and its weights; their name stays, since the file refers to it."""
+    assert request.onnx is not None
+    shutil.copyfile(source, out)
+    for data in request.onnx.data:
+        target = out.parent / data.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source.parent / data.path, target)
+    return {"kept": []}
+
+
+def _half(request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path) -> dict[str, Any]:
+    """Type it FP16 or BF16, with the ranges of real samples where there are any."""
+    from accel.graph import fp16
+
+    to = cast(Literal["fp16", "bf16"], precision)
+    report = fp16.convert(source, out, to=to, feeds=_feeds(request), margin=options.margin, threads=request.threads)
+    return {"kept": [kept.node for kept in report.kept], "half": to_json(report)}
+
+
+def _quantized(
+    request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path
+) -> dict[str, Any]:
+    """Put Q/DQ pairs around matrix products and convolutions; the rest is typed ``options.base``."""
+    from accel.graph import quantize, sensitivity
+
+    to = cast(Literal["int8", "fp8"], precision)
+    feeds = calibration_feeds(request)
+    keep: tuple[str, ...] = options.keep
+    facts: dict[str, Any] = {}
+    if options.search and not keep:
+        held = HeldBack(request, source, precision, feeds)
+        with contextlib.closing(held):
+            found = sensitivity.search(
+                source,
+                held.rest,
+                held.score,
+                held.floor,
+                to=to,
+                method=options.calibration,
+                threads=request.threads,
+            )
+        keep = found.chosen.kept
+        facts["search"] = to_json(found)
+    report = quantize.for_tensorrt(
+        source,
+        out,
+        to=to,
+        feeds=feeds,
+        method=options.calibration,
+        keep=keep,
+        base=options.base,
+        margin=options.margin,
+        threads=request.threads,
+    )
+    # In an FP32 base any product that is not quantised runs in FP32, as it should.
+    kept = [k.node for k in report.half.kept] if report.half is not None else None
+    return {**facts, "kept": kept, "quantized": to_json(report)}
+
+
+def _feeds(request: BuildRequest) -> list[dict[str, Any]]:
+    """Return real samples for ranges: the calibration set, or where there is none the gate's own."""
+    from accel.samples import read_feeds
+
+    if request.samples.calibration is not None:
+        return calibration_feeds(request)
+    stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
+    return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]
+
+
+def _products(onnx: Path) -> list[str]:
+    """Return the names of all matrix products and convolutions, by which the plan's layers are recognised."""
+    import onnx as onnx_package
+
+    model = onnx_package.load(str(onnx), load_external_data=False)
+    return [node.name for node in model.graph.node if node.op_type in _PRODUCTS and node.name]
+
+
+_MAKERS = {
+    "fp32": _plain,
+    "tf32": _plain,
+    "fp16": _half,
+    "bf16": _half,
+    "int8": _quantized,
+    "fp8": _quantized,
+}

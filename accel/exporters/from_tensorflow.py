@@ -1,0 +1,273 @@
+"""TensorFlow and Keras sources: described, run as the reference, written as ONNX by tf2onnx.
+
+Inputs and outputs keep the names of the signature, and pictures their layout (channels last) unless the user asks for
+channels first. The leading axis is ``batch`` where the model leaves it open; the others follow the user's shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.artifacts import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_file, sha256_json
+from accel.builders.tensorflow_runtime import explain, import_tensorflow
+from accel.errors import InputError, StageError, UsageError
+from accel.exporters import tensorflow_files
+from accel.exporters.axes import BATCH, Extent, checked_ranges, known_input, name_axes, resolve
+from accel.exporters.layout import first
+from accel.exporters.probe import probe_outputs
+from accel.exporters.tensorflow_graph import NARROW, Graph, Opened, Port, quiet
+from accel.sources import SourceRequest, content_key
+
+if TYPE_CHECKING:
+    import onnx
+
+    from accel.exporters.factory import Made
+
+SEQUENCE = Extent(1, 128, 512)
+"""Sizes of the second axis of integers about which nobody said anything: most likely a sequence."""
+OPSET_MAX = 18
+"""The newest opset that tf2onnx 1.17 writes. Source: tf2onnx/constants.py, OPSET_TO_IR_VERSION."""
+
+
+def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
+    """Describe a TensorFlow source: inputs from its signature, outputs from running it.
+
+    Args:
+        made: what the factory returned, for a factory.
+
+    Raises:
+        InputError: the file is broken, or takes or gives what no tensor of numbers can hold.
+        UsageError: an unknown signature or tensor, or nothing says which sizes an axis takes.
+    """
+    given = list(dict.fromkeys([*request.min_shapes, *request.opt_shapes, *request.max_shapes]))
+    if made is None:
+        opened = tensorflow_files.open_file(request.kind, Path(request.reference), request.graph)
+        key = content_key(request)
+    else:
+        opened = tensorflow_files.open_made(made, given)
+        key = None
+    names = [p.name for p in opened.ports]
+    for name in given:
+        known_input(name, names, "--shape")
+    ports = as_clients_see(opened.ports, request.graph)
+    inputs, profile, guessed = _inputs(ports, opened, request)
+    inputs, profile, _ = resolve(inputs, profile, request)
+    graph = Graph(opened, inputs, nchw=request.graph.nchw)
+    outputs = probe_outputs(graph.run, inputs, profile)
+    if both := {s.name for s in inputs} & {s.name for s in outputs}:
+        raise InputError(
+            f"{sorted(both)} name both an input and an output: clients and ONNX could not tell them apart",
+            fix="write a `file.py:factory` that returns a tf.function whose outputs have names of their own",
+        )
+    samples = request.samples or (request.reference if made is not None and made.samples else "random")
+    if request.random_samples and request.samples is None:
+        samples = "random"
+    notices = [f"axis {n!r}: sizes {SEQUENCE.min} to {SEQUENCE.max} assumed (--max-shape sets them)" for n in guessed]
+    if samples == "random":
+        notices.append("inputs are random values: accuracy is unproved; --samples gives real ones")
+    return ModelSource(
+        name=request.name,
+        kind=request.kind,
+        reference=request.reference,
+        framework="tensorflow",
+        weights="local",
+        revision=None,
+        key=key or made_key(request.reference, graph),
+        inputs=inputs,
+        outputs=outputs,
+        profile=profile,
+        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
+        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
+        samples=samples,
+        notice="; ".join(notices) or None,
+        graph=request.graph,
+    )
+
+
+def load(source: ModelSource) -> Graph:
+    """Load a described source again, under the client's contract.
+
+    Raises:
+        InputError: it is no longer what ``describe`` saw.
+    """
+    if source.kind == "factory":
+        from accel.exporters import factory
+
+        opened = tensorflow_files.open_made(factory.make(source.reference), [s.name for s in source.inputs])
+    else:
+        opened = tensorflow_files.open_file(source.kind, Path(source.reference), source.graph)
+    graph = of(opened, source)
+    if source.kind == "factory" and made_key(source.reference, graph) != source.key:
+        raise InputError(
+            f"{source.reference} gave other weights or code than a moment ago",
+            fix="do not edit the file during a run; load weights from a file, or seed their generator",
+        )
+    return graph
+
+
+def of(opened: Opened, source: ModelSource) -> Graph:
+    """Put an opened model under the client's contract of its description."""
+    return Graph(opened, source.inputs, outputs=source.outputs, nchw=source.graph.nchw)
+
+
+def made_key(reference: str, graph: Graph) -> str:
+    """Hash a factory: its file's source, and the variables and captured tensors of what it returned."""
+    tf = import_tensorflow()
+    concrete = graph.concrete()
+    captured = [c for c in concrete.captured_inputs if c.dtype != tf.resource]
+    # Their order follows their names, which Keras counts up from one model to the next.
+    digests = sorted(_digest(v.numpy()) for v in [*concrete.variables, *captured])
+    file, _, function = reference.rpartition(":")
+    return sha256_json(["factory", sha256_file(Path(file)), function, digests])
+
+
+def _digest(array: np.ndarray) -> str:
+    head = f"{array.dtype}:{array.shape};".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def as_clients_see(ports: Sequence[Port], choice: GraphChoice) -> tuple[Port, ...]:
+    """Return the inputs in the clients' layout, with a dtype that clients have.
+
+    Raises:
+        UsageError: ``--inputs-as-nchw`` names no input, or one that is not of rank 4.
+    """
+    for name in choice.nchw:
+        known_input(name, [p.name for p in ports], "--inputs-as-nchw")
+    seen = []
+    for port in ports:
+        shape = port.shape
+        if port.name in choice.nchw:
+            shape = first(shape or (), port.name)
+        seen.append(Port(port.name, "float32" if port.dtype in NARROW else port.dtype, shape))
+    return tuple(seen)
+
+
+def _inputs(
+    ports: Sequence[Port], opened: Opened, request: SourceRequest
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
+    """Return the inputs, their shape ranges, and the names of axes whose sizes were guessed."""
+    from accel.exporters.factory import seen_range, shape_range
+
+    shapes, guesses = {}, []
+    for port in ports:
+        seen = [feed[port.name].shape for feed in opened.samples]
+        if port.shape is None:
+            shapes[port.name] = shape_range(port.name, seen, request)
+            continue
+        extents = [_extent(port, axis, seen, request, ports) for axis in range(len(port.shape))]
+        guesses += [(port.name, axis) for axis, e in enumerate(extents) if e is SEQUENCE]
+        shapes[port.name] = ShapeRange(
+            tuple(e.min for e in extents), tuple(e.opt for e in extents), tuple(e.max for e in extents)
+        )
+    specs, profile = name_axes(shapes, {p.name: p.dtype for p in ports})
+    ranges = checked_ranges(specs, request)
+    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, opened.samples))) for s in specs)
+    by_name = {s.name: s for s in specs}
+    return specs, profile, list(dict.fromkeys(str(by_name[name].dims[axis]) for name, axis in guesses))
+
+
+def _extent(
+    port: Port, axis: int, seen: Sequence[tuple[int, ...]], request: SourceRequest, ports: Sequence[Port]
+) -> Extent:
+    """Find the sizes of an axis in the file, the user's shapes and the samples; integers of rank 2 share a sequence."""
+    assert port.shape is not None
+    size = port.shape[axis]
+    if size is not None:
+        return Extent(size, size, size)
+    asked = (request.opt_shapes, request.max_shapes, request.min_shapes)
+    every = [s[port.name] for s in asked if port.name in s] + list(seen)
+    if wrong := next((s for s in every if len(s) != len(port.shape)), None):
+        raise UsageError(f"input {port.name!r} has {len(port.shape)} axes, and a shape or sample has {len(wrong)}")
+    given = [s[axis] for s in every]
+    if axis == 0:
+        low, high = min([BATCH.min[0], *given]), max([BATCH.max[0], *given])
+        return Extent(low, min(max(BATCH.opt[0], low), high), high)
+    if given:
+        return Extent(min(given), given[0], max(given))
+    if axis == 1 and "int" in port.dtype:
+        alike = [p.name for p in ports if "int" in p.dtype and p.shape and p.shape[1:] == port.shape[1:]]
+        sizes = [s[name][1] for s in asked for name in alike if len(s.get(name, ())) == len(port.shape)]
+        return Extent(min(sizes), sizes[0], max(sizes)) if sizes else SEQUENCE
+    raise UsageError(
+        f"nothing says which sizes axis {axis} of input {port.name!r} takes: it is {list(port.shape)}",
+        fix=f"give --min-shape, --shape and --max-shape for {port.name}",
+    )
+
+
+def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> None:
+    """Convert the model with tf2onnx and write it, with weights in ``model.onnx.data`` beside the file.
+
+    Raises:
+        StageError: tf2onnx failed, or has no ONNX operator for some nodes; the message names them.
+    """
+    import onnx
+
+    import_tensorflow()
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
+    try:
+        with quiet():
+            import tf2onnx
+
+            model, _ = tf2onnx.convert.from_function(
+                graph.function(), input_signature=graph.signature(), opset=min(opset, OPSET_MAX)
+            )
+    except Exception as error:
+        raise StageError(
+            f"tf2onnx could not convert {source.name}: {explain(error)}",
+            fix="choose targets that start from TensorFlow itself (tf, tf-xla), or give the ONNX file",
+        ) from error
+    _refuse_unknown(model, source)
+    _apply_names(model, source)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save_model(model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
+
+
+def _refuse_unknown(model: onnx.ModelProto, source: ModelSource) -> None:
+    import onnx
+
+    versions = {o.domain: o.version for o in model.opset_import}
+    unknown = [n for n in model.graph.node if not onnx.defs.has(n.op_type, versions.get(n.domain, 1), n.domain)]
+    if unknown:
+        named = ", ".join(f"{n.op_type} (node {n.name!r})" for n in unknown[:5])
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise StageError(
+            f"{source.name} has operators that tf2onnx cannot write as ONNX: {named}{more}",
+            fix="leave them out of the model (another --signature, or a `file.py:factory`), or choose targets that "
+            "start from TensorFlow itself: tf, tf-xla",
+        )
+
+
+def _apply_names(model: onnx.ModelProto, source: ModelSource) -> None:
+    """Put inputs and outputs in the source's order, with its names for axes; sizes that differ stay for the check."""
+    for values, specs in ((model.graph.input, source.inputs), (model.graph.output, source.outputs)):
+        by_name = {v.name: v for v in values}
+        if missing := [s.name for s in specs if s.name not in by_name]:
+            raise StageError(f"tf2onnx left {missing[0]!r} out of the model: it has {sorted(by_name)}")
+        ordered = [by_name[s.name] for s in specs]
+        del values[:]
+        values.extend(ordered)
+        for value, spec in zip(values, specs, strict=True):
+            _name_dims(value, spec)
+
+
+def _name_dims(value: Any, spec: TensorSpec) -> None:
+    shape = value.type.tensor_type.shape
+    if len(shape.dim) != len(spec.dims):
+        del shape.dim[:]
+        for _ in spec.dims:
+            shape.dim.add()
+    for dim, want in zip(shape.dim, spec.dims, strict=True):
+        if dim.HasField("dim_value") and dim.dim_value > 0:
+            continue
+        if isinstance(want, str):
+            dim.dim_param = want
+        else:
+            dim.dim_value = want

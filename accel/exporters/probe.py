@@ -1,0 +1,60 @@
+"""What a model's outputs are, found by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from accel.artifacts import ShapeRange, TensorSpec
+from accel.builders import Feed
+from accel.errors import StageError
+from accel.exporters.axes import extents, output_dims, shapes_at
+
+
+def probe_outputs(
+    run: Callable[[Feed], Mapping[str, np.ndarray]], inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange]
+) -> tuple[TensorSpec, ...]:
+    """Run the model to read its outputs' names and dtypes, and which of their axes follow which input axes.
+
+    Args:
+        run: gives the outputs for arrays by input name.
+
+    Raises:
+        StageError: the outputs' names or ranks change with the inputs' sizes.
+    """
+    axes = extents(inputs, profile)
+    base = {n: e.min for n, e in axes.items()}
+    points: dict[str | None, dict[str, int]] = {None: base}
+    for name, e in axes.items():
+        other = e.opt if e.opt != e.min else e.max
+        points[name] = base | {name: other}
+    seen: dict[str | None, list[tuple[int, ...]]] = {}
+    names: list[str] = []
+    dtypes: list[str] = []
+    for axis, sizes in points.items():
+        found = run(example_arrays(inputs, shapes_at(inputs, sizes)))
+        shapes = [v.shape for v in found.values()]
+        if seen and (list(found) != names or [len(s) for s in shapes] != [len(s) for s in seen[None]]):
+            raise StageError(f"the model returns other outputs at {sizes} than at {base}: {list(found)} and {names}")
+        names, dtypes = list(found), [str(v.dtype) for v in found.values()]
+        seen[axis] = shapes
+    return tuple(TensorSpec(n, t, d) for n, t, d in zip(names, dtypes, output_dims(axes, base, seen), strict=True))
+
+
+def example_arrays(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Make seeded values that every range allows; a mask is all ones."""
+    rng = np.random.default_rng(0)
+    feed = {}
+    for spec in inputs:
+        shape = shapes[spec.name]
+        if "mask" in spec.name and spec.range in (None, (0, 1)) and "float" not in spec.dtype:
+            feed[spec.name] = np.ones(shape, spec.dtype)
+        elif spec.dtype == "bool":
+            feed[spec.name] = rng.integers(0, 2, shape).astype(bool)
+        elif "int" in spec.dtype:
+            low, high = spec.range or (0, 1)
+            feed[spec.name] = rng.integers(low, high, shape, endpoint=True).astype(spec.dtype)
+        else:
+            feed[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
+    return feed

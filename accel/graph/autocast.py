@@ -1,0 +1,48 @@
+"""FP32 → FP16 or BF16 by NVIDIA Model Optimizer's autocast; this runs in the ``modelopt`` environment.
+
+Only the casting is left to it: which nodes stay in FP32 is decided before, from measured ranges, and the result is
+checked after, both in ``fp16``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+
+def autocast(source: str, out: str, to: Literal["fp16", "bf16"], keep: Sequence[str]) -> dict[str, Any]:
+    """Write the model at ``source`` with every node in ``to``, except those in ``keep``, weights beside it.
+
+    Args:
+        source: checked, every node named, constants of type FP32.
+        keep: names of the nodes that stay in FP32.
+
+    Returns:
+        ``version`` of Model Optimizer.
+
+    Source: ``modelopt.onnx.autocast.convert_to_mixed_precision``,
+    https://nvidia.github.io/Model-Optimizer/guides/8_autocast.html.
+    """
+    from importlib.metadata import version
+
+    import numpy as np
+    import onnx
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    model = convert_to_mixed_precision(
+        source,
+        low_precision_type=to,
+        nodes_to_exclude=[f"{re.escape(name)}$" for name in keep],
+        data_max=np.inf,  # no run of its own: ranges were measured
+        init_max=np.inf,
+        keep_io_types=True,
+        providers=["cpu"],
+    )
+    model.graph.ClearField("value_info")  # shapes in it can be wrong after the casts
+    target = Path(out)
+    onnx.save_model(
+        model, str(target), save_as_external_data=True, all_tensors_to_one_file=True, location=f"{target.name}.data"
+    )
+    return {"version": version("nvidia-modelopt")}

@@ -1,0 +1,69 @@
+"""A session over repositories behind real servers: what one does wrong is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import null_repository
+import pytest
+
+from accel import serving
+from accel.artifacts import Target
+from accel.job import Job
+from accel.serving import Entrant
+from accel.sources import SourceRequest
+from accel.stages import REPOSITORY, Stage
+
+BREAKS = """
+
+class Breaking(TritonPythonModel):
+    def execute(self, requests):
+        if os.path.exists({flag!r}):
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError("it broke")) for _ in requests]
+        return super().execute(requests)
+
+
+TritonPythonModel = Breaking
+"""
+
+
+@pytest.fixture
+def entrants(tmp_path: Path) -> tuple[list[Entrant], Path]:
+    """Two repositories of the null model, of which ``breaks`` answers with errors from when a file is there."""
+    flag = tmp_path / "broken"
+    made = []
+    for name in ("good", "breaks"):
+        root = null_repository.write(tmp_path / name)
+        if name == "breaks":
+            with (root / "nothing" / "1" / "model.py").open("a") as file:
+                file.write(BREAKS.format(flag=str(flag)))
+        root.rename(tmp_path / name / REPOSITORY)
+        made.append(Entrant(name, Stage(None, tmp_path / name, name, cached=False), "python", "none"))
+    return made, flag
+
+
+def test_a_repository_that_answers_with_errors_fails_alone(entrants, tmp_path, monkeypatch):
+    for name, value in (("ROUNDS", 2), ("ROUND_S", 0.1), ("WARM_S", 0.1), ("SETTLE_S", 0.05), ("CONCURRENCY", (1, 4))):
+        monkeypatch.setattr(serving, name, value)
+    both, flag = entrants
+    told = []
+
+    def progress(name: str, doing: str) -> None:
+        told.append((name, doing))
+        if doing == "served, round 2 of 2":
+            flag.touch()
+
+    source = SourceRequest("factory", "/null.py:build", "nothing")
+    job = Job(source, (Target("null", "cpu"),), tmp_path / "run", "accel convert null", via="embedded")
+    (tmp_path / "out").mkdir()
+    feeds = [null_repository.feed(null_repository.SHAPES["opt"])]
+    session = serving._Session(job, feeds, tmp_path / "out", progress).run(both)
+    assert (session.via, session.release) == ("embedded", "24.10")
+    good, broken = session.entries
+    assert (good.name, good.failed, [p.concurrency for p in good.points]) == ("good", None, [1, 4])
+    assert all(p.failures == 0 and len(p.rounds_ms) == 2 for p in good.points)
+    assert (broken.name, broken.points) == ("breaks", ())
+    assert "no request of a whole round was answered; the first error: " in broken.failed.cause
+    assert "it broke" in broken.failed.cause
+    assert sorted(told[:2]) == [("breaks", "starting a server"), ("good", "starting a server")]
+    assert len(told) == 6

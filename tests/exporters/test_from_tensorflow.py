@@ -1,0 +1,404 @@
+"""TensorFlow sources of every kind: described, run and exported as TensorFlow answers; what is broken is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel import exporters
+from accel.artifacts import GraphChoice, ModelSource
+from accel.builders.tensorflow_runtime import import_tensorflow
+from accel.errors import AccelError, InputError, StageError, UsageError
+from accel.exporters.check import reference_points
+from accel.sources import quick_key, recognise
+
+FACTORY = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+def text():
+    ids = keras.Input((None,), dtype="int32", name="input_ids")
+    mask = keras.Input((None,), dtype="int32", name="attention_mask")
+    seen = keras.ops.cast(keras.ops.expand_dims(mask, -1), "float32")
+    hidden = keras.layers.Dense(8, activation="relu")(keras.layers.Embedding(50, 4)(ids)) * seen
+    pooled = keras.ops.sum(hidden, axis=1)
+    return keras.Model([ids, mask], {"start": keras.layers.Dense(1)(hidden)[..., 0], "pooled": pooled})
+
+class Scale(tf.Module):
+    def __init__(self):
+        self.weight = tf.Variable(tf.random.normal((4, 3)))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    def __call__(self, x):
+        return {"y": x @ self.weight}
+
+def function():
+    scale = Scale()
+    call = scale.__call__
+    call.keep = scale
+    return call
+
+def sampled():
+    weight = tf.Variable(tf.random.normal((4, 3)))
+
+    @tf.function
+    def net(x, scale=None):
+        return x @ weight, tf.reduce_sum(x, 1)
+
+    net.keep = weight
+    return net, [{"x": np.ones((2, 4))}, {"x": np.zeros((5, 4))}]
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x, training=None):
+        return self.dense(x)
+
+def subclassed():
+    return Own(), (np.ones((1, 3), np.float32),)
+
+def unnamed():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+def shapeless():
+    return Own()
+
+def ragged():
+    @tf.function(input_signature=[tf.RaggedTensorSpec((None, None), tf.float32)])
+    def net(x):
+        return x.to_tensor()
+    return net
+
+def gives_ragged():
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    def net(x):
+        return tf.RaggedTensor.from_tensor(x)
+    return net
+
+def strings():
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
+    def net(words):
+        return tf.strings.length(words)
+    return net
+
+def unsupported():
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    def net(x):
+        return {"y": tf.math.bessel_i0e(x, name="bessel")}
+    return net
+
+def unseeded():
+    rng = np.random.default_rng()
+    weight = tf.Variable(rng.standard_normal((4, 3)), dtype=tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    def net(x):
+        return x @ weight
+
+    net.keep = weight
+    return net
+
+def half():
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float16)])
+    def net(x):
+        return {"y": x * 2}
+    return net
+
+def other():
+    return 3
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small picture model as .keras, .h5, SavedModel and frozen graph; and the factories."""
+    tf = import_tensorflow()
+    import keras
+
+    folder = tmp_path_factory.mktemp("tensorflow")
+    keras.utils.set_random_seed(0)
+    image = keras.Input((16, 16, 3), name="image")
+    hidden = keras.layers.Conv2D(4, 3, strides=2, activation="relu")(image)
+    hidden = keras.layers.GlobalAveragePooling2D()(keras.layers.BatchNormalization()(hidden))
+    model = keras.Model(image, keras.layers.Dense(3, name="scores")(hidden))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save(folder / "m.keras")
+        model.save(folder / "m.h5")
+
+        def call(image: Any) -> dict[str, Any]:
+            return {"scores": model(image, training=False)}
+
+        spec = tf.TensorSpec((None, 16, 16, 3), tf.float32, "image")
+        concrete = tf.function(call).get_concrete_function(spec)
+        other = tf.function(lambda image: {"mean": tf.reduce_mean(image, [1, 2])}).get_concrete_function(spec)
+        words = tf.function(lambda word: {"length": tf.strings.length(word)})
+        signatures = {
+            "serving_default": concrete,
+            "mean": other,
+            "words": words.get_concrete_function(tf.TensorSpec((None,), tf.string, "word")),
+        }
+        tf.saved_model.save(model, str(folder / "saved"), signatures=signatures)
+        tf.saved_model.save(tf.Module(), str(folder / "unsigned"))
+        tf.saved_model.save(model, str(folder / "two"), signatures={"a": concrete, "b": other})
+        from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+        frozen = convert_variables_to_constants_v2(concrete).graph.as_graph_def()
+    (folder / "g.pb").write_bytes(frozen.SerializeToString())
+    (folder / "f.py").write_text(FACTORY)
+    return folder
+
+
+@pytest.fixture
+def describe(made: Path) -> Callable[..., ModelSource]:
+    def go(name: str, **options: Any) -> ModelSource:
+        return exporters.describe(recognise(str(made / name), **options))
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "output"),
+    [
+        ("m.keras", "keras", "scores"),
+        ("m.h5", "keras", "scores"),
+        ("saved", "savedmodel", "scores"),
+        ("g.pb", "graphdef", "Identity"),
+    ],
+)
+def test_every_form_of_one_model_gives_the_same(
+    made: Path, describe: Callable[..., ModelSource], tmp_path: Path, name: str, kind: str, output: str
+) -> None:
+    import keras
+
+    source = describe(name)
+    assert (source.kind, source.framework, source.weights) == (kind, "tensorflow", "local")
+    assert [(s.name, s.dtype, s.dims) for s in source.inputs] == [("image", "float32", ("batch", 16, 16, 3))]
+    assert [(s.name, s.dims) for s in source.outputs] == [(output, ("batch", 3))]
+    assert source.key == exporters.describe(recognise(str(made / name))).key
+    assert quick_key(recognise(str(made / name)))
+    model = exporters.load(source)
+    image = np.random.default_rng(0).standard_normal((5, 16, 16, 3)).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        truth = keras.saving.load_model(str(made / "m.keras"))(image, training=False).numpy()
+    np.testing.assert_allclose(model.run({"image": image})[output], truth, atol=1e-6)
+    onnx = exporters.export_onnx(source, tmp_path, model=model)
+    assert (onnx.opset, onnx.inputs[0].dims, onnx.outputs[0].dims) == (18, ("batch", 16, 16, 3), ("batch", 3))
+    assert onnx.ir_version <= 10
+
+
+def test_channels_first_is_an_option_and_nothing_else(describe: Callable[..., ModelSource], tmp_path: Path) -> None:
+    image = np.random.default_rng(1).standard_normal((2, 16, 16, 3)).astype(np.float32)
+    plain = exporters.load(describe("saved")).run({"image": image})["scores"]
+    source = describe("saved", graph=GraphChoice(nchw=("image",)), max_shapes={"image": (4, 3, 16, 16)})
+    assert source.inputs[0].dims == ("batch", 3, 16, 16)
+    assert source.profile["image"].max == (4, 3, 16, 16)
+    model = exporters.load(source)
+    turned = np.ascontiguousarray(image.transpose(0, 3, 1, 2))
+    np.testing.assert_allclose(model.run({"image": turned})["scores"], plain, atol=1e-6)
+    assert exporters.export_onnx(source, tmp_path, model=model).inputs[0].dims == ("batch", 3, 16, 16)
+    with pytest.raises(UsageError, match="no input 'picture'"):
+        describe("saved", graph=GraphChoice(nchw=("picture",)))
+    with pytest.raises(UsageError, match="expected four axes"):
+        describe("f.py:function", graph=GraphChoice(nchw=("x",)))
+
+
+def test_signatures_are_chosen_by_name(describe: Callable[..., ModelSource]) -> None:
+    assert [o.name for o in describe("saved", graph=GraphChoice(signature="mean")).outputs] == ["mean"]
+    with pytest.raises(UsageError, match=r"several signatures: \['a', 'b'\]"):
+        describe("two")
+    with pytest.raises(UsageError, match="did you mean mean"):
+        describe("saved", graph=GraphChoice(signature="meann"))
+    with pytest.raises(InputError, match="has no signatures"):
+        describe("unsigned")
+    with pytest.raises(InputError, match=r"'word' of signature 'words' .* is of type string"):
+        describe("saved", graph=GraphChoice(signature="words"))
+
+
+def test_tensors_of_a_frozen_graph_are_chosen_by_name(describe: Callable[..., ModelSource]) -> None:
+    names = [n.name for n in _graph_nodes(describe)]
+    found = next(n for n in names if n.endswith("Relu"))
+    source = describe("g.pb", graph=GraphChoice(inputs=("image:0",), outputs=(f"{found}:0", "Identity")))
+    assert [o.name for o in source.outputs] == [found, "Identity"]
+    assert source.outputs[0].dims == ("batch", 7, 7, 4)
+    with pytest.raises(UsageError, match=r"no tensor 'imag:0'.*image"):
+        describe("g.pb", graph=GraphChoice(inputs=("imag:0",)))
+
+
+def _graph_nodes(describe: Callable[..., ModelSource]) -> Any:
+    from tensorflow.core.framework import graph_pb2
+
+    graph = graph_pb2.GraphDef()
+    graph.ParseFromString(Path(describe("g.pb").reference).read_bytes())
+    return graph.node
+
+
+def test_axes_of_a_text_model_share_their_names(describe: Callable[..., ModelSource], tmp_path: Path) -> None:
+    asked = {"ranges": {"input_ids": (0, 49)}, "min_shapes": {"input_ids": (1, 2)}, "max_shapes": {"input_ids": (4, 9)}}
+    source = describe("f.py:text", **asked)
+    assert [(s.name, s.dtype, s.dims) for s in source.inputs] == [
+        ("input_ids", "int32", ("batch", "seq")),
+        ("attention_mask", "int32", ("batch", "seq")),
+    ]
+    assert {o.name: o.dims for o in source.outputs} == {"start": ("batch", "seq"), "pooled": ("batch", 8)}
+    assert source.profile["attention_mask"] == source.profile["input_ids"]
+    assert source.profile["input_ids"].max == (4, 9)
+    assert (source.mask, source.family) == ("attention_mask", "transformer")
+    onnx = exporters.export_onnx(source, tmp_path)
+    assert [s.dims for s in onnx.inputs] == [("batch", "seq")] * 2
+    guessed = describe("f.py:text", ranges={"input_ids": (0, 49)})
+    assert "axis 'seq': sizes 1 to 512 assumed" in (guessed.notice or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [("function", ["y"]), ("sampled", ["output_0", "output_1"]), ("subclassed", ["output"])],
+)
+def test_functions_and_subclassed_models_are_sources(
+    describe: Callable[..., ModelSource], tmp_path: Path, name: str, outputs: list[str]
+) -> None:
+    source = describe(f"f.py:{name}")
+    assert [s.name for s in source.inputs] == ["x"]
+    assert source.inputs[0].dims[0] == "batch"
+    assert [o.name for o in source.outputs] == outputs
+    assert (source.samples == "random") == (name == "function")
+    model = exporters.load(source)
+    exporters.export_onnx(source, tmp_path, model=model)
+    for point in reference_points(model):
+        assert all(np.isfinite(v).all() for v in point.answer.values())
+
+
+def test_names_that_keras_makes_up_stay(describe: Callable[..., ModelSource]) -> None:
+    source = describe("f.py:unnamed")
+    assert exporters.load(source).run({source.inputs[0].name: np.ones((2, 3), np.float32)})
+    assert describe("f.py:unnamed") == source
+
+
+def test_half_precision_is_hidden_from_clients(describe: Callable[..., ModelSource]) -> None:
+    source = describe("f.py:half")
+    assert (source.inputs[0].dtype, source.outputs[0].dtype) == ("float32", "float32")
+    answer = exporters.load(source).run({"x": np.full((2, 4), 3, np.float32)})["y"]
+    np.testing.assert_array_equal(answer, np.full((2, 4), 6, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("ragged", InputError, "'x' of the factory's function is a RaggedTensorSpec"),
+        ("gives_ragged", InputError, "returns output: RaggedTensor"),
+        ("strings", InputError, "input 'words' is of type string"),
+        ("shapeless", UsageError, "what shape input 'x' has"),
+        ("other", InputError, "expected an nn.Module, a Keras model or a"),
+    ],
+)
+def test_what_no_target_takes_is_told(
+    describe: Callable[..., ModelSource], name: str, error: type[AccelError], says: str
+) -> None:
+    with pytest.raises(error, match=says) as told:
+        describe(f"f.py:{name}")
+    assert told.value.fix or name == "other"
+
+
+def test_an_operator_without_onnx_is_named(describe: Callable[..., ModelSource], tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"BesselI0e \(node '.*bessel.*'\)") as told:
+        exporters.export_onnx(describe("f.py:unsupported"), tmp_path)
+    assert "tf" in (told.value.fix or "")
+
+
+def test_weights_that_change_are_refused(describe: Callable[..., ModelSource]) -> None:
+    with pytest.raises(InputError, match="other weights or code"):
+        exporters.load(describe("f.py:unseeded"))
+
+
+def test_broken_files_are_told(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.pb").write_bytes(b"\xff\xff not a graph")
+    (tmp_path / "empty.pb").write_bytes(b"")
+    (tmp_path / "cut.pb").write_bytes((made / "g.pb").read_bytes()[:1500])
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "saved_model.pb").write_bytes((made / "saved" / "saved_model.pb").read_bytes()[:3000])
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "saved_model.pb").write_bytes((made / "saved" / "saved_model.pb").read_bytes())
+    (tmp_path / "no.keras").write_bytes(b"no archive")
+    (tmp_path / "no.h5").write_bytes(b"no file of HDF5")
+    with zipfile.ZipFile(tmp_path / "hollow.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+    for name in ("no.pb", "empty.pb", "cut.pb", "cut", "bare", "no.keras", "no.h5", "hollow.keras"):
+        with pytest.raises(InputError) as told:
+            exporters.describe(recognise(str(tmp_path / name)))
+        assert told.value.fix, name
+
+
+def test_graphs_that_were_never_frozen_or_touch_files_are_refused(tmp_path: Path) -> None:
+    tf = import_tensorflow()
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, (None, 2), "x")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            weight = tf.compat.v1.get_variable("w", (2, 2), use_resource=False)
+        tf.matmul(x, weight, name="y")
+    (tmp_path / "v.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    with pytest.raises(InputError, match="node 'w' is a variable"):
+        exporters.describe(recognise(str(tmp_path / "v.pb"), graph=GraphChoice(outputs=("y",))))
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, (None, 2), "x")
+        tf.strings.length(tf.io.read_file("/etc/hostname"), name="length")
+        tf.identity(x, name="y")
+    (tmp_path / "r.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    with pytest.raises(InputError, match="operator ReadFile"):
+        exporters.describe(recognise(str(tmp_path / "r.pb"), graph=GraphChoice(outputs=("y",))))
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, (None, 2), "x")
+        tf.identity(x, name="a")
+        tf.nn.relu(x, name="b")
+    (tmp_path / "two.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    with pytest.raises(UsageError, match=r"ends in \['a', 'b'\]") as told:
+        exporters.describe(recognise(str(tmp_path / "two.pb")))
+    assert "--output-tensors" in (told.value.fix or "")
+
+
+def test_a_lambda_layer_is_code_and_never_runs(tmp_path: Path) -> None:
+    import_tensorflow()
+    import keras
+
+    x = keras.Input((2,), name="x")
+    model = keras.Model(x, keras.layers.Lambda(lambda v: v * 2)(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save(tmp_path / "l.keras")
+        model.save(tmp_path / "l.h5")
+    for name in ("l.keras", "l.h5"):
+        with pytest.raises(InputError, match="Keras cannot load") as told:
+            exporters.describe(recognise(str(tmp_path / name)))
+        assert "file.py:factory" in (told.value.fix or "")
+
+
+def test_importing_accel_imports_no_tensorflow() -> None:
+    code = (
+        "import sys, accel.pipeline, accel.targets, accel.exporters.from_tensorflow, accel.exporters.from_zoo;"
+        "accel.targets.discover(); print([m for m in ('tensorflow', 'keras', 'tf2onnx') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_tensorflow_starts_without_a_word() -> None:
+    code = (
+        "import os; os.environ['OMP_NUM_THREADS'] = '3'\n"
+        "from accel.builders.tensorflow_runtime import import_tensorflow\n"
+        "tf = import_tensorflow(); tf.function(lambda x: x @ x, jit_compile=True)(tf.ones((2, 2)))\n"
+        "print(tf.config.threading.get_intra_op_parallelism_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("3", "")

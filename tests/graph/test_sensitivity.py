@@ -1,0 +1,139 @@
+"""The search for INT8 layers, against an exhaustive greedy one on a network whose harmful layers are planted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from onnx import helper
+from typed_graphs import FLOAT, answers, save, sqnr_db
+
+from accel.artifacts import from_json, to_json
+from accel.errors import UsageError
+from accel.graph import prepared, quantize, sensitivity, typed
+
+WIDTH, LAYERS = 24, 10
+HARMFUL = {2: 60.0, 5: 25.0, 8: 8.0}
+"""Layer → how far one channel of what it reads sticks out: its scale then has few steps left for the others."""
+FLOOR = 33.0
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """Ten residual layers; before the harmful ones one channel is blown up, and its weights are small in return."""
+    random = np.random.default_rng(0)
+    nodes, constants, before = [], {}, "x"
+    for layer in range(LAYERS):
+        weight = random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / np.float32(2 * np.sqrt(WIDTH))
+        spread = np.ones(WIDTH, np.float32)
+        spread[layer] = HARMFUL.get(layer, 1.0)
+        constants |= {f"w{layer}": weight / spread[:, None], f"s{layer}": spread}
+        nodes += [
+            helper.make_node("Mul", [before, f"s{layer}"], [f"spread{layer}"], f"spread{layer}"),
+            helper.make_node("MatMul", [f"spread{layer}", f"w{layer}"], [f"p{layer}"], f"product{layer}"),
+            helper.make_node("Tanh", [f"p{layer}"], [f"t{layer}"], f"tanh{layer}"),
+            helper.make_node("Add", [before, f"t{layer}"], [f"h{layer}"], f"add{layer}"),
+        ]
+        before = f"h{layer}"
+    nodes.append(helper.make_node("Identity", [before], ["y"], "end"))
+    ends = {"inputs": {"x": (FLOAT, ["batch", WIDTH])}, "outputs": {"y": (FLOAT, ["batch", WIDTH])}}
+    path = save(tmp_path_factory.mktemp("network") / "m.onnx", nodes, constants, **ends)
+    made = [{"x": random.standard_normal((16, WIDTH)).astype(np.float32)} for _ in range(8)]
+    return path, made[:4], made[4:]
+
+
+def scorer(path, held):
+    """Return the SQNR of a file on held-back feeds, counting its calls."""
+    feed = {"x": np.concatenate([f["x"] for f in held])}
+    truth = answers(path, feed)[0]
+    calls = []
+
+    def score(file):
+        calls.append(file)
+        return sqnr_db(truth, answers(file, feed)[0])
+
+    return score, calls
+
+
+def greedy(ready, score, floor):
+    """Quantise the layer that costs least, each tried at every step; return the share and how often it scored."""
+    kept, evaluations = {p.node for p in ready.products}, 0
+    while kept:
+        tried = []
+        for node in sorted(kept):
+            tried.append((score(ready.write(kept - {node}, "greedy.onnx")), node))
+            evaluations += 1
+        best, node = max(tried)
+        if best < floor:
+            break
+        kept -= {node}
+    return ready.share(kept), evaluations
+
+
+def test_it_finds_what_an_exhaustive_greedy_search_finds(network, tmp_path):
+    path, calibration, held = network
+    score, calls = scorer(path, held)
+    found = sensitivity.search(path, calibration, score, FLOOR, method="minmax", threads=1)
+    assert found.holds
+    assert found.evaluations == len(calls)
+    ready = prepared.prepare(path, tmp_path, to="int8", feeds=calibration, method="minmax", threads=1)
+    share, evaluations = greedy(ready, score, FLOOR)
+    assert 0 < share < 1, "the floor must bind for this to prove anything"
+    assert found.chosen.share >= 0.95 * share
+    assert found.evaluations < evaluations / 2
+    assert found.exhaustive == LAYERS * (LAYERS + 1) // 2
+    assert "product2" in found.chosen.kept  # the worst of the planted layers
+    assert found.units[-1].nodes == ("product2",)
+    shares = [s.share for s in found.curve]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert from_json(sensitivity.Search, json.loads(json.dumps(to_json(found)))) == found
+
+
+def test_what_was_chosen_is_what_is_written(network, tmp_path):
+    path, calibration, held = network
+    score, _ = scorer(path, held)
+    found = sensitivity.search(path, calibration, score, FLOOR, method="minmax", threads=1)
+    out = tmp_path / "int8.onnx"
+    report = quantize.for_tensorrt(
+        path, out, to="int8", feeds=calibration, method="minmax", keep=found.chosen.kept, threads=1
+    )
+    assert report.share == found.chosen.share
+    assert score(out) == found.chosen.score
+    assert not [f for f in typed.check(out) if f.severity == "error"]
+    text = sensitivity.table(found)
+    assert text.count("<- chosen") == 1
+    assert "below the floor" in text
+
+
+def test_a_floor_that_everything_holds_takes_two_evaluations(network):
+    path, calibration, held = network
+    score, calls = scorer(path, held)
+    found = sensitivity.search(path, calibration, score, 1.0, method="minmax", threads=1)
+    assert found.chosen.share == 1
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("answer", [0.5, float("nan")])
+def test_a_floor_that_nothing_holds_leaves_everything_in_float(network, answer):
+    path, calibration, _ = network
+    found = sensitivity.search(path, calibration, lambda _: answer, 0.9, threads=1)
+    assert not found.holds
+    assert (found.chosen.share, found.chosen.quantised) == (0.0, 0)
+    json.dumps(to_json(found), allow_nan=False)
+
+
+def test_too_few_evaluations_are_refused(network):
+    path, calibration, _ = network
+    with pytest.raises(UsageError, match="cannot try 10 groups") as refused:
+        sensitivity.search(path, calibration, lambda _: 1.0, 0.9, evaluations=5, threads=1)
+    assert refused.value.fix == "allow 12 or more"
+
+
+def test_the_allowance_is_kept(network):
+    path, calibration, held = network
+    score, calls = scorer(path, held)
+    found = sensitivity.search(path, calibration, score, FLOOR, method="minmax", evaluations=13, threads=1)
+    assert len(calls) == found.evaluations <= 13
+    assert found.holds

@@ -1,0 +1,209 @@
+"""INT8 and FP8 as TensorRT takes them: symmetric, per channel, provable, and wrong where scales are wrong."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unmasked_db
+
+from accel import environments
+from accel.artifacts import from_json, to_json
+from accel.errors import InputError, SampleError, StageError, UsageError
+from accel.graph import fp16, qdq, quantize, symmetric, typed
+from accel.graph.prepared import QuantReport
+from accel.graph.scales import check_scales
+
+
+def errors(path):
+    return [f for f in typed.check(path) if f.severity == "error"]
+
+
+def scales(path):
+    """Return the scales of activations and of weights, and every zero-point."""
+    model = onnx.load(path)
+    constants = {t.name: t for t in model.graph.initializer}
+    found = ([], [], [])
+    for node in model.graph.node:
+        if node.op_type == "QuantizeLinear":
+            value = numpy_helper.to_array(constants[node.input[1]])
+            found[node.input[0] in constants].append(value)
+            found[2].append(constants[node.input[2]])
+    return found
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
+def test_every_product_of_bert_is_symmetric_int8(small_bert, tmp_path, method):
+    path, made = small_bert
+    out = tmp_path / "int8.onnx"
+    report = quantize.for_tensorrt(path, out, to="int8", feeds=made, method=method, threads=1)
+    assert (report.products, report.quantised, report.share, report.others) == (12, 12, 1.0, 4)
+    activations, weights, zeros = scales(out)
+    assert all(a.ndim == 0 for a in activations)
+    assert sorted(w.shape[0] for w in weights) == [32] * 10 + [64] * 2
+    assert {z.data_type for z in zeros} == {TensorProto.INT8}
+    assert not any(numpy_helper.to_array(z).any() for z in zeros)
+    assert not errors(out)
+    assert unmasked_db(path, out, made) > 30
+    assert from_json(QuantReport, json.loads(json.dumps(to_json(report)))) == report
+    if method == "minmax":
+        assert check_scales(out, made, threads=1) == ()
+        assert all(r.cut == max(abs(r.low), abs(r.high)) for r in report.ranges)
+
+
+def test_convolutions_have_a_scale_per_output_channel(tmp_path):
+    random = np.random.default_rng(0)
+    kernel = random.standard_normal((6, 3, 3, 3)).astype(np.float32) * np.logspace(-3, 0, 6)[:, None, None, None]
+    path = save(
+        tmp_path / "conv.onnx",
+        [helper.make_node("Conv", ["x", "k"], ["y"], "conv", pads=[1, 1, 1, 1])],
+        {"k": kernel.astype(np.float32)},
+        inputs={"x": (FLOAT, ["batch", 3, 8, 8])},
+        outputs={"y": (FLOAT, ["batch", 6, 8, 8])},
+    )
+    made = [{"x": random.standard_normal((2, 3, 8, 8)).astype(np.float32)} for _ in range(3)]
+    for to, least_db in (("int8", 35), ("fp8", 20)):
+        out = tmp_path / f"{to}.onnx"
+        report = quantize.for_tensorrt(path, out, to=to, feeds=made, method="minmax", threads=1)
+        _, (scale,), zeros = scales(out)
+        kinds = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}
+        assert {z.data_type for z in zeros} == {kinds[to]}
+        assert np.allclose(scale, np.abs(kernel).max(axis=(1, 2, 3)) / symmetric.LARGEST[to])
+        assert report.opset == (18 if to == "int8" else 19)
+        assert not errors(out)
+        truth, found = (answers(p, made[0])[0] for p in (path, out))
+        for channel in range(6):  # a scale for the whole kernel would drown the small channels
+            assert sqnr_db(truth[:, channel], found[:, channel]) > least_db
+        assert check_scales(out, made, threads=1) == ()
+
+
+def test_gemm_becomes_a_product_that_can_be_quantised(tmp_path):
+    weight = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    path = save(
+        tmp_path / "gemm.onnx",
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "dense", transB=1)],
+        {"w": weight, "b": np.ones(8, np.float32)},
+        inputs={"x": (FLOAT, ["batch", 16])},
+        outputs={"y": (FLOAT, ["batch", 8])},
+    )
+    report = quantize.for_tensorrt(path, tmp_path / "q.onnx", to="int8", feeds=feeds(), method="minmax", threads=1)
+    assert report.quantised == 1
+    truth, found = (answers(p, feeds()[0])[0] for p in (path, tmp_path / "q.onnx"))
+    assert sqnr_db(truth, found) > 30
+
+
+def test_the_rest_is_half_where_asked(small_bert, tmp_path):
+    assert environments.installed("modelopt"), "autocast is not installed: make environments"
+    path, made = small_bert
+    out = tmp_path / "int8.onnx"
+    report = quantize.for_tensorrt(path, out, to="int8", feeds=made, base="fp16", method="minmax", threads=1)
+    assert report.half is not None
+    assert report.half.half_share == 1
+    assert report.opset == symmetric.HALF_OPSET
+    activations, weights, _ = scales(out)
+    assert {s.dtype for s in (*activations, *weights)} == {np.dtype(np.float16)}
+    assert min(float(s.min()) for s in weights) >= 2**-14  # a subnormal scale has few bits
+    assert not errors(out)
+    fp16.emulate(out, tmp_path / "emulated.onnx")
+    assert unmasked_db(path, tmp_path / "emulated.onnx", made) > 30
+
+
+def test_kept_products_stay_as_they_are(small_bert, tmp_path):
+    path, made = small_bert
+    names = [p.node for p in symmetric.products(qdq.load_model(path))]
+    report = quantize.for_tensorrt(path, tmp_path / "q.onnx", to="int8", feeds=made, keep=names[:3], threads=1)
+    assert report.kept == tuple(names[:3])
+    assert report.quantised == 9
+    assert 0.5 < report.share < 1
+    by_name = {n.name: n for n in onnx.load(tmp_path / "q.onnx").graph.node}
+    assert [by_name[n].input[1].endswith("_dq") for n in names] == [False] * 3 + [True] * 9
+
+
+def test_what_cpu_runtimes_quantise_to_is_refused(small_bert, tmp_path):
+    """``ort-int8`` writes asymmetric uint8 activations: right on a CPU, and not for TensorRT."""
+    path, _ = small_bert
+    model = qdq.load_model(path)
+    units = qdq.find_units(model)
+    recipes = {u.activation: qdq.Recipe(qdq.Scale.of(-1.0, 3.0)) for u in units}
+    qdq.write_qdq(model, units, recipes, levels=127)
+    qdq.save_model(model, tmp_path / "cpu.onnx")
+    found = errors(tmp_path / "cpu.onnx")
+    assert {f.rule for f in found} == {"zero-point", "uint8"}
+    assert {f.node for f in found} >= {f"{units[0].activation}_q", f"{units[0].activation}_dq"}
+
+
+@pytest.mark.parametrize(("factor", "says"), [(0.1, "values off"), (50.0, "and its values only")])
+def test_a_wrong_scale_is_caught_by_what_flows_through(small_bert, tmp_path, factor, says):
+    path, made = small_bert
+    out = tmp_path / "q.onnx"
+    quantize.for_tensorrt(path, out, to="int8", feeds=made, method="minmax", threads=1)
+    right_db = unmasked_db(path, out, made)
+    model = onnx.load(out)
+    scale = next(t for t in model.graph.initializer if t.name == "layer_norm_scale")
+    scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(factor), scale.name))
+    wrong = tmp_path / "wrong.onnx"
+    onnx.save(model, wrong)
+    assert not errors(wrong), "the rules alone cannot see it"
+    (found,) = check_scales(wrong, made, threads=1)
+    assert found.node == "layer_norm_q"
+    assert says in found.message
+    assert unmasked_db(path, wrong, made) < right_db - 6
+
+
+def test_a_wrong_weight_scale_is_caught(small_bert, tmp_path):
+    path, made = small_bert
+    out = tmp_path / "q.onnx"
+    report = quantize.for_tensorrt(path, out, to="int8", feeds=made, method="minmax", threads=1)
+    assert report.quantised
+    model = onnx.load(out)
+    scale = next(t for t in model.graph.initializer if t.name.endswith("_scale") and len(t.dims) == 1)
+    values = numpy_helper.to_array(scale).copy()
+    values[5] *= 0.2
+    scale.CopyFrom(numpy_helper.from_array(values, scale.name))
+    onnx.save(model, tmp_path / "wrong.onnx")
+    (found,) = check_scales(tmp_path / "wrong.onnx", made, threads=1)
+    assert "channel 5" in found.message
+
+
+def test_entropy_cuts_a_lonely_outlier_and_minmax_does_not():
+    counts = np.zeros(symmetric.BINS, np.int64)
+    counts[:400] = np.exp(-np.arange(400) / 80) * 1e5
+    counts[-1] = 1
+    assert symmetric._entropy_cut(counts) < symmetric.BINS / 2
+    assert symmetric._percentile_cut(counts) < symmetric.BINS / 2
+    flat = np.full(symmetric.BINS, 1000, np.int64)
+    assert symmetric._entropy_cut(flat) > symmetric.BINS * 0.9
+
+
+def test_bad_input_is_refused_with_its_mend(tmp_path):
+    path = overflowing(tmp_path / "m.onnx")
+    out = tmp_path / "out.onnx"
+    with pytest.raises(SampleError, match="no samples"):
+        quantize.for_tensorrt(path, out, to="int8", feeds=[])
+    with pytest.raises(UsageError, match=r"'int4'.*int8"):
+        quantize.for_tensorrt(path, out, to="int4", feeds=feeds())
+    with pytest.raises(UsageError, match="did you mean entropy"):
+        quantize.for_tensorrt(path, out, to="int8", feeds=feeds(), method="entropie")
+    with pytest.raises(UsageError, match="did you mean clean_product"):
+        quantize.for_tensorrt(path, out, to="int8", feeds=feeds(), keep=["clean_produkt"])
+    with pytest.raises(UsageError, match="the source itself"):
+        quantize.for_tensorrt(path, path, to="int8", feeds=feeds())
+    with pytest.raises(StageError, match="infinite or NaN"):
+        quantize.for_tensorrt(path, out, to="int8", feeds=[{"x": np.full((3, 16), np.nan, np.float32)}])
+    none = save(
+        tmp_path / "none.onnx",
+        [helper.make_node("Relu", ["x"], ["y"], "relu")],
+        {},
+        inputs={"x": (FLOAT, ["batch", 16])},
+        outputs={"y": (FLOAT, ["batch", 16])},
+    )
+    with pytest.raises(StageError, match="nothing to quantise"):
+        quantize.for_tensorrt(none, out, to="int8", feeds=feeds())
+    quantize.for_tensorrt(path, tmp_path / "q.onnx", to="int8", feeds=feeds(), threads=1)
+    with pytest.raises(InputError, match="quantised already"):
+        quantize.for_tensorrt(tmp_path / "q.onnx", out, to="int8", feeds=feeds())
+    assert not out.exists()
+    assert not list(tmp_path.glob(".quantise*"))

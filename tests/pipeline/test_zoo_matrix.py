@@ -1,0 +1,122 @@
+"""The matrix over the six models that differ most, reduced: the main job on each, and no cell that failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import model_zoo
+from accel import cli, zoo
+from accel.artifacts import Target
+from accel.errors import CheckFailed, InputError, UsageError
+from accel.targets import discover
+
+SIX = ("gpt2", "inception-v3", "yolo", "text-recognition", "dlrm", "whisper-encoder")
+FRAMEWORKS = {"torch": {"torch", "torch-bf16", "aoti"}, "tensorflow": {"tf", "tf-xla"}}
+"""Targets that start from a framework's own model, and so are skipped for the other's."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIX)
+def test_no_cell_of_the_matrix_fails(name: str, tmp_path: Path) -> None:
+    [row] = zoo.check(zoo.Asked((name,), out=tmp_path))
+    assert zoo.failures([row]) == []
+    assert row["source"] == f"{name}@small"
+    foreign = set().union(*(names for framework, names in FRAMEWORKS.items() if framework != row["framework"]))
+    builders = discover()
+    for cell in row["variants"]:
+        absent = builders[cell["target"]].available(Target(cell["target"], "cpu"))
+        if cell["target"] in foreign or absent is not None:
+            expected = {"skipped"}
+        elif "int8" in cell["target"]:
+            expected = {"ok", "gate_failed"}  # weights that nobody trained need not hold INT8
+        else:
+            expected = {"ok"}
+        assert cell["status"] in expected, f"{cell['id']}: {cell['reason']}"
+        if cell["status"] in ("ok", "gate_failed"):
+            assert cell["build_s"] > 0
+            assert cell["effective_precision"]
+            assert cell["found"]
+        else:
+            assert cell["reason"]
+    assert [d["chosen"] is not None for d in row["decisions"]] == [True]
+    assert json.loads((tmp_path / f"{name}.json").read_text()) == row
+    assert f"| {name} | " in (tmp_path / "zoo.md").read_text()
+
+
+def test_a_model_that_cannot_be_loaded_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    refs = tmp_path / "cache" / "models--google-bert--bert-base-uncased"
+    known = model_zoo.entry("bert")
+    folder = refs / "snapshots" / str(known.revision)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{")
+    (folder / "model.safetensors").write_bytes(b"")
+    rows = zoo.check(zoo.Asked(("bert", "autoencoder"), full=True, targets="null", out=tmp_path / "out"))
+    assert [row["error"] is None for row in rows] == [False, True]
+    assert zoo.failures(rows)[0].startswith("bert: null@cpu: ")
+    assert [v["status"] for v in rows[1]["variants"]] == ["gate_failed"]
+    with pytest.raises(CheckFailed, match="bert: null@cpu: "):
+        cli.zoo_check(["bert"], full=True, targets="null", out=tmp_path / "out", quiet=True)
+
+
+def test_what_cannot_be_checked_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"unknown model 'dlrn' \(did you mean dlrm\?\)"):
+        zoo.check(zoo.Asked(("autoencoder", "dlrn"), out=tmp_path))
+    with pytest.raises(UsageError, match="unknown target 'orrt'"):
+        zoo.check(zoo.Asked(("autoencoder",), targets="orrt", out=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def row(model: str, *cells: tuple[str, str, str | None]) -> dict[str, Any]:
+    variants = [
+        {
+            "id": id,
+            "target": id.partition("@")[0],
+            "static": id.partition("+")[2] or None,
+            "status": status,
+            "reason": reason,
+            "fix": None,
+            "build_s": None if status == "skipped" else 2.5,
+            "p50_ms": 0.125 if status == "ok" else None,
+        }
+        for id, status, reason in cells
+    ]
+    hardware = {"id": "cpu-2"}
+    return {"model": model, "created": "2026-01-02T00:00:00Z", "hardware": hardware, "variants": variants}
+
+
+ROWS = [
+    row("one", ("ort@cpu", "ok", None), ("tf@cpu", "skipped", "no | TensorFlow"), ("openvino@cpu+1x8", "ok", None)),
+    row("two", ("openvino@cpu", "failed", "boom\nlong log"), ("tf@cpu", "skipped", "no | TensorFlow")),
+]
+
+
+def test_rows_that_were_checked_apart_add_up(tmp_path: Path) -> None:
+    for made in ROWS:
+        (tmp_path / f"{made['model']}.json").write_text(json.dumps(made))
+    zoo.write(tmp_path)
+    assert [r["model"] for r in zoo.read(tmp_path)] == ["one", "two"]
+    assert zoo.columns(ROWS) == ["ort", "tf", "openvino", "openvino+static"]
+    text = (tmp_path / "zoo.md").read_text()
+    assert "| one | ok<br>2.50 s<br>0.125 ms | skipped | · | ok<br>2.50 s<br>0.125 ms |" in text
+    assert "- **failed** `openvino`: two: boom\n" in text
+    assert "- **skipped** `tf`: one, two: no \\| TensorFlow" in text
+    assert zoo.failures(ROWS) == ["two: openvino@cpu: boom\nlong log"]
+    (tmp_path / "one.json").write_text("{}")
+    with pytest.raises(InputError, match=r"one\.json is no row"):
+        zoo.write(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS * 3])
+def test_the_terminal_shows_the_longer_side_downwards(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    many = [{**r, "model": f"{r['model']}{i}"} for i, r in enumerate(rows)]
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(zoo.table(many))
+    assert shown.get().split()[0] == ("target" if len(many) < 4 else "model")

@@ -1,0 +1,148 @@
+"""A TensorRT plan is tied to a TensorRT version and a GPU: lint and serve refuse what cannot run it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import embedding
+import pytest
+
+from accel import hardware
+from accel.artifacts import Skipped
+from accel.builders.to_tensorrt import BUILDER
+from accel.errors import StageError
+from accel.hardware import Gpu
+from accel.triton import plans, repository
+from accel.triton import server as servers
+from accel.triton.lint import lint
+from accel.triton.manifest import read
+from accel.triton.releases import RELEASES
+
+FACTS = {"tensorrt": "10.16.1.11", "compute_capability": "9.0", "gpu": "an H200", "driver": "580.1"}
+H200 = Gpu("an H200", 141 << 30, "580.1", "9.0")
+T4 = Gpu("a T4", 16 << 30, "580.1", "7.5")
+
+
+def emit_plan(bench, artifact, release):
+    """Emit an artifact of the TensorRT builder."""
+    return repository.emit(
+        artifact,
+        bench.folder("trt-fp16"),
+        inputs=embedding.INPUTS,
+        outputs=embedding.OUTPUTS,
+        builder=BUILDER,
+        release=release,
+        root=bench.root(artifact),
+        run_dir=bench.run_dir,
+        model_name="embedding",
+        model_version=1,
+        samples=bench.samples,
+        reference=bench.reference,
+    )
+
+
+@pytest.fixture
+def emit(bench):
+    """Emit a plan as the TensorRT builder describes it; the file is no real plan, and nothing here opens it."""
+
+    def emitted(release="26.05", **facts):
+        folder = bench.folder("trt-fp16")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.plan").write_bytes(b"plan")
+        artifact = embedding.artifact(
+            folder,
+            "trt-fp16@cuda",
+            entry="model.plan",
+            precision="fp16",
+            facts=FACTS | facts,
+            versions={"tensorrt": FACTS["tensorrt"]},
+        )
+        root = bench.root(artifact)
+        found = emit_plan(bench, artifact, release)
+        assert not isinstance(found, Skipped), found
+        return root
+
+    return emitted
+
+
+def of_plan(root, release):
+    return [f for f in lint(root, release) if f.field == "artifact.built.facts"]
+
+
+def test_the_manifest_says_what_the_plan_is_tied_to(emit):
+    root = emit()
+    manifest = read(root)
+    assert manifest.backend == "tensorrt"
+    assert manifest.artifact.built.facts == FACTS
+    config = (root / "embedding" / "config.pbtxt").read_text()
+    assert 'backend: "tensorrt"' in config
+    assert 'default_model_filename: "model.plan"' in config
+    assert "KIND_GPU" in config
+
+
+def test_lint_refuses_another_major_and_says_what_to_do(emit):
+    root = emit()
+    (error,) = [f for f in of_plan(root, "26.06") if f.severity == "error"]
+    assert "with TensorRT 10.16.1.11, and TensorRT 11 is to run it" in error.why
+    assert "accel build KIT --toolchain docker:IMAGE" in error.fix
+    assert "26.06" in error.fix
+    (warning,) = of_plan(root, "26.05")  # only the major version of that release is known
+    assert warning.severity == "warning"
+    assert "runs on TensorRT 10.16.1.11 alone" in warning.why
+
+
+def test_a_version_compatible_plan_runs_on_later_ones(emit):
+    root = emit(version_compatible=True)
+    assert [f for f in of_plan(root, "26.06") if f.severity == "error"] == []
+    assert "version-compatible=true" in (root / "launch.sh").read_text()
+
+
+def test_a_gpu_of_this_machine_that_cannot_run_it_is_named(emit):
+    manifest = read(emit())
+    row = RELEASES["26.05"]
+    assert not [f for f in plans.findings(manifest, row, [H200, T4]) if "this machine" in f.why]
+    (found,) = [f for f in plans.findings(manifest, row, [T4]) if "this machine" in f.why]
+    assert found.severity == "warning"
+    assert "compute capability 9.0" in found.why
+    assert "7.5" in found.why
+    assert not list(plans.findings(replace(manifest, backend="python"), row, [T4]))
+
+
+def test_serve_refuses_before_it_starts_anything(emit, tmp_path, monkeypatch):
+    root = emit()
+    program = tmp_path / "opt" / "bin" / "tritonserver"
+    (tmp_path / "opt" / "backends" / "tensorrt").mkdir(parents=True)
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\ntouch started\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("TRITONSERVER", str(program))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StageError, match=r"cannot be served by Triton 26\.06: built with TensorRT 10") as error:
+        servers.start(root, via="local", log=tmp_path / "log", release="26.06")
+    assert "accel build KIT" in str(error.value.fix)
+    assert not (tmp_path / "started").exists()
+
+
+def test_serve_refuses_another_gpu(emit, tmp_path, monkeypatch):
+    tool = tmp_path / "bin" / "nvidia-smi"  # says what one says on a machine with a T4
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 'GPU-1, Tesla T4, 15360, 580.1, 7.5'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [gpu.compute_capability for gpu in hardware.detect().gpus] == ["7.5"]
+    with pytest.raises(StageError, match=r"cannot be served on this machine: built on an H200") as error:
+        plans.check(emit(), "26.05")
+    assert "hardware_compatibility" in str(error.value.fix)
+    plans.check(emit(hardware_compatibility="same_compute_capability", compute_capability="7.5"), "26.05")
+
+
+def test_a_stripped_plan_is_not_served(bench):
+    folder = bench.folder("trt-fp16")
+    folder.mkdir(parents=True)
+    (folder / "model.plan").write_bytes(b"plan")
+    artifact = embedding.artifact(folder, "trt-fp16@cuda", entry="model.plan", facts=FACTS | {"weights": "stripped"})
+    found = emit_plan(bench, artifact, "26.05")
+    assert isinstance(found, Skipped)
+    assert "puts no weights into a stripped plan" in found.reason
