@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-gpu zoo-check check format install tensorflow environments clean
 
-demo: environments
+demo: install
+	$(BIN)/accel env install ort-openvino
+	$(BIN)/accel env install modelopt
 	HF_HUB_OFFLINE=$${HF_HUB_OFFLINE:-1} $(BIN)/accel convert bert --targets cpu,trt-fp16
 
 test: environments tensorflow
+	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 # Every model of the zoo, reduced, for every CPU target; --full takes the models as they are.
@@ -53,7 +56,6 @@ environments: install
 	$(BIN)/accel env install triton
 	$(BIN)/accel env install perf-analyzer
 	$(BIN)/accel env install modelopt
-	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -84,14 +84,15 @@ def match(truth: Arrays, found: Arrays, declared: Detections) -> Matched:
 
 
 def overlaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the intersection over union of boxes (n, 4) and (m, 4) as (n, m); 0 where a box has no area."""
+    """Return the intersection over union of boxes (n, 4) and (m, 4) as (n, m); one without area overlaps its equals."""
     with np.errstate(invalid="ignore"):  # a box that is not finite overlaps nothing
         low = np.maximum(one[:, None, :2], other[None, :, :2])
         high = np.minimum(one[:, None, 2:], other[None, :, 2:])
         shared = np.clip(high - low, 0, None).prod(axis=2)
         areas = [np.clip(b[:, 2:] - b[:, :2], 0, None).prod(axis=1) for b in (one, other)]
         union = areas[0][:, None] + areas[1][None, :] - shared
-        return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+        equal = (one[:, None] == other[None, :]).all(axis=2).astype(shared.dtype)
+        return np.divide(shared, union, out=equal, where=union > 0)
 
 
 def _counts(side: Arrays, declared: Detections) -> np.ndarray:

@@ -403,6 +403,17 @@ def test_bad_rows_are_never_partners(tmp_path):
         judge_sets(tmp_path, truth, changed(truth, overflow))
 
 
+def test_a_box_without_area_is_still_itself(tmp_path):
+    truth = found_things()
+
+    def flatten(answer):
+        answer["boxes"][:, 0, 2] = answer["boxes"][:, 0, 0]
+
+    flat = changed(truth, flatten)
+    assert judge_sets(tmp_path, flat, changed(flat, turn)).passed
+    assert not judge_sets(tmp_path, truth, flat).passed
+
+
 def test_empty_sets_are_equal_and_prove_nothing(tmp_path):
     empty = found_things(rows=0)
     verdict = judge_sets(tmp_path, empty, changed(empty, turn))

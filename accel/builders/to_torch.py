@@ -130,7 +130,7 @@ class TorchBuilder:
             from accel.exporters.exported import read_program
 
             program = read_program(path)
-            call, dtypes = program.module(), _parameter_dtypes(program)
+            call, dtypes = program.module(check_guards=not _recurrent(program)), _parameter_dtypes(program)
         built, precision = artifact.built, _narrowest(dtypes)
         if target.device == "cuda":
             return TorchDeviceSession(built.inputs, built.outputs, call, precision, device=device, slots=slots)
@@ -271,6 +271,15 @@ def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:
             return tuple(r.float() if r.is_floating_point() else r for r in self.module(*cast))
 
     return Narrowed().eval()
+
+
+def _recurrent(program: torch.export.ExportedProgram) -> bool:
+    """Say whether the program holds an LSTM or GRU layer.
+
+    Tracing one leaves a guard that refuses a batch of one, which the layer itself, kept whole, takes. The ranges of
+    the sizes are checked all the same. Source: torch/_refs, ``_reshape_view_helper`` (2.13).
+    """
+    return any(str(node.target).startswith(("aten.lstm", "aten.gru")) for node in program.graph.nodes)
 
 
 def _parameter_dtypes(program: torch.export.ExportedProgram) -> dict[str, int]:

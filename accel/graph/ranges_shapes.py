@@ -8,6 +8,7 @@ size). Operators without a rule keep what shape inference found.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from accel.graph.ranges_facts import ANY_SIZE, LIMITS, Dims, Fact, Interval, product
 from accel.graph.ranges_rules import Call, reduced_axes
@@ -192,9 +193,11 @@ def _concat(call: Call) -> Dims | None:
         return None
     axis = call.attributes.get("axis", 0) % len(certain[0])
     total = (sum(s[axis][0] for s in certain), sum(s[axis][1] for s in certain))
-    if len(certain) < len(call.inputs):  # all others have the sizes of these, except along the axis
+    if len(certain) < len(call.inputs):
         total = (total[0], ANY_SIZE[1])
-    return tuple(total if i == axis else dim for i, dim in enumerate(certain[0]))
+    # Along every other axis all inputs have one size, so each bounds it for all.
+    same = (reduce(_cut, sizes) for sizes in zip(*certain, strict=True))
+    return tuple(total if i == axis else dim for i, dim in enumerate(same))
 
 
 def _transpose(call: Call) -> Dims | None:
