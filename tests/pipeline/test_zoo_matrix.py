@@ -18,6 +18,9 @@ SIX = ("gpt2", "inception-v3", "yolo", "text-recognition", "dlrm", "whisper-enco
 FRAMEWORKS = {"torch": {"torch", "torch-bf16", "aoti"}, "tensorflow": {"tf", "tf-xla"}}
 """Targets that start from a framework's own model, and so are skipped for the other's."""
 
+NOTHING_TO_DO = {("yolo", "ort-int8-dynamic")}
+"""Dynamic quantisation works on matrix products, and a network of convolutions has none."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIX)
@@ -29,7 +32,7 @@ def test_no_cell_of_the_matrix_fails(name: str, tmp_path: Path) -> None:
     builders = discover()
     for cell in row["variants"]:
         absent = builders[cell["target"]].available(Target(cell["target"], "cpu"))
-        if cell["target"] in foreign or absent is not None:
+        if cell["target"] in foreign or absent is not None or (name, cell["target"]) in NOTHING_TO_DO:
             expected = {"skipped"}
         elif cell["effective_precision"] != "fp32":
             expected = {"ok", "gate_failed"}  # weights that nobody trained need not hold INT8 or BF16
