@@ -379,7 +379,15 @@ def test_serve_answers_until_it_is_stopped(live, tmp_path):
     """Ctrl-C and SIGTERM are how one stops it: exit code 0. Its server's own end is an error."""
     command = [sys.executable, "-m", "accel", "serve", str(live.root("ort")), "--via", "embedded"]
     started = [
-        subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # a job in the background inherits "ignore"
+        )
         for more in (["--json"], ["--cache-mib", "1"], ["--log", str(tmp_path / "log")])
     ]
     first, second, third = started
