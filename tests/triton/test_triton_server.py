@@ -384,9 +384,7 @@ def test_serve_answers_until_it_is_stopped(live, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # a job in the background inherits "ignore"
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the background's "ignore" is inherited
         )
         for more in (["--json"], ["--cache-mib", "1"], ["--log", str(tmp_path / "log")])
     ]
