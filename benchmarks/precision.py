@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ import onnxruntime
 import psutil
 
 import model_zoo
-from accel import exporters, samples, sources
+from accel import exporters, hardware, samples, sources
 from accel.artifacts import ModelSource, to_json
 from accel.graph import fp16, measured, prepared, quantize, sensitivity
 
@@ -188,7 +187,8 @@ def main() -> None:
     results: dict[str, object] = {
         "onnx": onnx.__version__,
         "onnxruntime": onnxruntime.__version__,
-        "cpu": platform.processor() or platform.machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": hardware.detect().id,
         "threads": THREADS,
         "small": options.small,
     }
