@@ -128,8 +128,8 @@ def entry(name: str) -> Entry:
     reduced = found.small()
     _checks.check(reduced, f"the reduced entry of {name}")
     small = dataclasses.replace(reduced, name=name + SMALL, gate=None, metric=None)
-    return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=_nowhere)
+    return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=nowhere)
 
 
-def _nowhere() -> None:
-    """Return None: a reduced model has no pretrained weights."""
+def nowhere() -> None:
+    """Return None: what ``find`` says of a model that has no pretrained weights, as no reduced one has."""

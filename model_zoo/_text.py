@@ -47,6 +47,12 @@ def profile(
     return {s.name: ShapeRange((1, 1), (1, opt), (batch, longest)) for s in inputs}
 
 
+def hidden(width: int, *, pooled: bool = False) -> tuple[TensorSpec, ...]:
+    """Return an encoder's outputs: a vector of ``width`` floats for each token, and if ``pooled`` one for the text."""
+    tokens = TensorSpec("last_hidden_state", "float32", ("batch", "seq", width))
+    return (tokens, TensorSpec("pooler_output", "float32", ("batch", width))) if pooled else (tokens,)
+
+
 def small_profile(inputs: Sequence[TensorSpec]) -> dict[str, ShapeRange]:
     """Return the shape ranges of a reduced encoder: one to four texts of one to ``SMALL_LONGEST`` tokens."""
     return profile(inputs, opt=16, batch=4, longest=SMALL_LONGEST)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
-from model_zoo import Entry, Item
+from model_zoo import Entry, Item, nowhere
 
 if TYPE_CHECKING:
     import torch
@@ -83,10 +83,6 @@ def load_small(folder: Path | None) -> torch.nn.Module:
     return build(SMALL)
 
 
-def find() -> None:
-    """Return None: nobody publishes weights."""
-
-
 def rows(size: Size) -> Callable[[int], Sequence[Item]]:
     """Return what makes rows of a table, float32 (1, columns), standardised.
 
@@ -113,7 +109,7 @@ def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
         title="Deep autoencoder for rows of a table",
         licence="random weights only",
         parameters=size.parameters,
-        find=find,
+        find=nowhere,
         load=load,
         inputs=(TensorSpec("features", "float32", ("batch", size.columns)),),
         outputs=(

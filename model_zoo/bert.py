@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.artifacts import TensorSpec
 from accel.exporters.hub import huggingface_folder
 from accel.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, _text
@@ -40,13 +39,6 @@ def _random(**config: object) -> torch.nn.Module:
     return model
 
 
-def _outputs(width: int) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("last_hidden_state", "float32", ("batch", "seq", width)),
-        TensorSpec("pooler_output", "float32", ("batch", width)),
-    )
-
-
 def small() -> Entry:
     """Return the reduced model."""
     return _text.reduced(
@@ -55,7 +47,7 @@ def small() -> Entry:
         load=load_small,
         samples=_text.small_bert_samples,
         inputs=_text.SMALL_INPUTS,
-        outputs=_outputs(_text.SMALL_WIDTH),
+        outputs=_text.hidden(_text.SMALL_WIDTH, pooled=True),
     )
 
 
@@ -69,7 +61,7 @@ ENTRY = Entry(
     find=find,
     load=load,
     inputs=_text.INPUTS,
-    outputs=_outputs(768),
+    outputs=_text.hidden(768, pooled=True),
     profile=_text.PROFILE,
     samples=_text.tokenised,
     origin=_text.ORIGIN,

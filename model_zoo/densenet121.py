@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from accel.artifacts import TensorSpec
 from accel.processing import Labels, Pipeline
-from model_zoo import Entry, _pictures
+from model_zoo import Entry, _pictures, nowhere
 
 if TYPE_CHECKING:
     import torch
@@ -94,10 +94,6 @@ def build(size: Size, spec: TensorSpec) -> torch.nn.Module:
     return _pictures.settle(DenseNet(), _pictures.pictures(_pictures.SETTLING, spec))
 
 
-def find() -> None:
-    """Return None: transformers has no such architecture, and so no folder of weights."""
-
-
 def load(folder: Path | None) -> torch.nn.Module:
     """Build the classifier; its weights are always random."""
     return build(FULL, INPUT)
@@ -129,7 +125,7 @@ ENTRY = Entry(
     title="DenseNet-121 picture classifier",
     licence=_pictures.NO_WEIGHTS,
     parameters=7_978_856,
-    find=find,
+    find=nowhere,
     load=load,
     inputs=(INPUT,),
     outputs=(TensorSpec("logits", "float32", ("batch", 1000)),),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
-from model_zoo import Entry, Item
+from model_zoo import Entry, Item, nowhere
 
 if TYPE_CHECKING:
     import torch
@@ -124,10 +124,6 @@ def load_small(folder: Path | None) -> torch.nn.Module:
     return build(SMALL)
 
 
-def find() -> None:
-    """Return None: nobody publishes weights."""
-
-
 def clicks(size: Size) -> Callable[[int], Sequence[Item]]:
     """Return what makes visits: counts as log(1 + n), ids by a power law, bags filled in part.
 
@@ -168,7 +164,7 @@ def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
         title="DLRM recommendation model, 26 embedding bags",
         licence="random weights only",
         parameters=size.parameters,
-        find=find,
+        find=nowhere,
         load=load,
         inputs=inputs,
         outputs=(TensorSpec("click_logit", "float32", ("batch", 1)),),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.artifacts import TensorSpec
 from accel.processing import Pipeline
-from model_zoo import Entry, Item, _lettering, _pictures
+from model_zoo import Entry, Item, _lettering, _pictures, nowhere
 
 if TYPE_CHECKING:
     import torch
@@ -115,10 +115,6 @@ def samples(count: int, *, size: Size, skipped: int = 0) -> Sequence[Item]:
     return _pictures.pictures(skipped + count, size.input, draw=_lettering.scene)[skipped:]
 
 
-def find() -> None:
-    """Return None: no pretrained weights have this form."""
-
-
 def load(folder: Path | None) -> torch.nn.Module:
     """Build the detector; its weights are always random."""
     return build(FULL)
@@ -155,7 +151,7 @@ ENTRY = Entry(
     title="EAST text detector on ResNet-50",
     licence=_pictures.NO_WEIGHTS,
     parameters=24_156_358,
-    find=find,
+    find=nowhere,
     load=load,
     inputs=(FULL.input,),
     outputs=FULL.outputs,

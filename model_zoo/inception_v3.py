@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from accel.artifacts import TensorSpec
-from model_zoo import Entry, Item, _pictures
+from model_zoo import Entry, Item, _pictures, nowhere
 
 INPUT = TensorSpec("images", "float32", ("batch", 299, 299, 3))
 SMALL_INPUT = TensorSpec("images", "float32", ("batch", 75, 75, 3))
@@ -63,10 +63,6 @@ def samples(count: int, *, spec: TensorSpec, skipped: int = 0) -> Sequence[Item]
     return _pictures.pictures(skipped + count, spec, mean=_pictures.HALF, deviation=_pictures.HALF)[skipped:]
 
 
-def find() -> None:
-    """Return None: see the module's text."""
-
-
 def small() -> Entry:
     """Return the entry with the first four blocks, 75 x 75 pixels (Keras takes no fewer) and 10 classes."""
     return dataclasses.replace(
@@ -87,7 +83,7 @@ ENTRY = Entry(
     title="Inception-v3 picture classifier, Keras",
     licence=_pictures.NO_WEIGHTS,
     parameters=23_851_784,
-    find=find,
+    find=nowhere,
     framework="tensorflow",
     load=load,
     inputs=(INPUT,),

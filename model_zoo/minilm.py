@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import TensorSpec
 from accel.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, Item, _text
 
@@ -73,13 +72,6 @@ def rank_correlation(reference: Sequence[Item], outputs: Sequence[Item], feeds: 
     return float(a @ b) / power if power else 0.0
 
 
-def _outputs(width: int) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("last_hidden_state", "float32", ("batch", "seq", width)),
-        TensorSpec("pooler_output", "float32", ("batch", width)),
-    )
-
-
 def small() -> Entry:
     """Return the reduced model."""
     return _text.reduced(
@@ -88,7 +80,7 @@ def small() -> Entry:
         load=load_small,
         samples=_text.small_bert_samples,
         inputs=_text.SMALL_INPUTS,
-        outputs=_outputs(_text.SMALL_WIDTH),
+        outputs=_text.hidden(_text.SMALL_WIDTH, pooled=True),
     )
 
 
@@ -100,7 +92,7 @@ ENTRY = Entry(
     find=_text.minilm_folder,
     load=load,
     inputs=_text.INPUTS,
-    outputs=_outputs(384),
+    outputs=_text.hidden(384, pooled=True),
     profile=_text.PROFILE,
     samples=_text.tokenised,
     origin=_text.ORIGIN,

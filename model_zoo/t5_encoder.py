@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.artifacts import TensorSpec
 from accel.exporters.hub import huggingface_folder
 from accel.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, _text
@@ -96,10 +95,6 @@ def small_samples(count: int) -> Sequence[Item]:
     return _text.stand_ins(count, SMALL_INPUTS, first=END + 2, end=(END,), longest=_text.SMALL_LONGEST)
 
 
-def _outputs(width: int) -> tuple[TensorSpec, ...]:
-    return (TensorSpec("last_hidden_state", "float32", ("batch", "seq", width)),)
-
-
 def small() -> Entry:
     """Return the reduced model."""
     return _text.reduced(
@@ -108,7 +103,7 @@ def small() -> Entry:
         load=load_small,
         samples=small_samples,
         inputs=SMALL_INPUTS,
-        outputs=_outputs(_text.SMALL_WIDTH),
+        outputs=_text.hidden(_text.SMALL_WIDTH),
     )
 
 
@@ -122,7 +117,7 @@ ENTRY = Entry(
     find=find,
     load=load,
     inputs=INPUTS,
-    outputs=_outputs(768),
+    outputs=_text.hidden(768),
     profile=_text.profile(INPUTS),
     samples=samples,
     origin=_text.OWN,

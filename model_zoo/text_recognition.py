@@ -17,7 +17,7 @@ import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
 from accel.processing import Picture, Pipeline
-from model_zoo import Entry, Item, _lettering, _pictures
+from model_zoo import Entry, Item, _lettering, _pictures, nowhere
 
 if TYPE_CHECKING:
     import torch
@@ -113,10 +113,6 @@ def lines(count: int, *, size: Size, skipped: int = 0) -> Sequence[Item]:
     return items
 
 
-def find() -> None:
-    """Return None: no pretrained weights have this form."""
-
-
 def load(folder: Path | None) -> torch.nn.Module:
     """Build the reader; its weights are always random."""
     return build(FULL)
@@ -145,7 +141,7 @@ ENTRY = Entry(
     title="CRNN text reader, CTC output",
     licence=_pictures.NO_WEIGHTS,
     parameters=8_723_749,
-    find=find,
+    find=nowhere,
     load=load,
     inputs=(INPUT,),
     outputs=(OUTPUT,),

@@ -17,7 +17,7 @@ import numpy as np
 
 from accel.artifacts import Detections, TensorSpec
 from accel.processing import Picture, Pipeline
-from model_zoo import Entry, Item, _pictures
+from model_zoo import Entry, Item, _pictures, nowhere
 
 if TYPE_CHECKING:
     import torch
@@ -250,10 +250,6 @@ def samples(count: int, *, size: Size, skipped: int = 0) -> Sequence[Item]:
     return _pictures.pictures(skipped + count, size.input, draw=_pictures.dead_leaves, **plain)[skipped:]
 
 
-def find() -> None:
-    """Return None: no pretrained weights have this form."""
-
-
 def load(folder: Path | None) -> torch.nn.Module:
     """Build the detector; its weights are always random."""
     return build(FULL)
@@ -289,7 +285,7 @@ ENTRY = Entry(
     title="YOLO detector (YOLOX-tiny) with NonMaxSuppression",
     licence=_pictures.NO_WEIGHTS,
     parameters=5_055_855,
-    find=find,
+    find=nowhere,
     load=load,
     inputs=(FULL.input,),
     outputs=FULL.outputs,
