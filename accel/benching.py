@@ -26,7 +26,7 @@ from accel.builders import Feed
 from accel.errors import InputError, StageError, UsageError
 from accel.triton import manifest as manifests
 from accel.triton.folders import link_tree
-from accel.triton.server import Server
+from accel.triton.servers.server import Server
 
 Tool = Literal["accel", "perf_analyzer"]
 CLASSIC_CONCURRENCY = 10
@@ -45,7 +45,7 @@ class Asked:
         batch: items of each request; None keeps a file's feeds as they are, and means 1 elsewhere.
         data: file of feeds; None takes the stored samples of the repository, or random values where none can be wrong.
         mixed: send all stored shape points, not the typical one alone.
-        via: how a server is started: see ``accel.triton.server.start``.
+        via: how a server is started: see ``accel.triton.servers.server.start``.
         out: JSON file for the figures; raw samples lie beside it.
     """
 
@@ -181,7 +181,7 @@ class _Subject:
 
 
 def _server(asked: Asked, target: str, logs: str) -> Server:
-    from accel.triton import server
+    from accel.triton.servers import server
 
     if Path(target).is_dir():
         return server.start(Path(target), via=asked.via, log=Path(logs) / "server.log")

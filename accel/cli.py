@@ -352,7 +352,7 @@ def verify(
     findings = check(repository)
     document: dict[str, Any] = {}
     if serve and not any(f.severity == "error" for f in findings):
-        from accel.triton import served
+        from accel.triton.servers import served
 
         found = served.verify_served(repository, via=via)
         findings += found.findings
@@ -389,7 +389,8 @@ def run_server(
     """Serve a repository with a real Triton server, on this machine only, until Ctrl-C."""
     import shutil
 
-    from accel.triton import manifest, server
+    from accel.triton import manifest
+    from accel.triton.servers import server
 
     if backend not in (None, "python"):
         raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")

@@ -75,7 +75,7 @@ def zoo() -> list[Row]:
             "title": entry.title,
             "parameters": f"{entry.parameters / 1e6:.1f} M",
             "licence": entry.licence,
-            "weights": _weights(entry.hub, here=entry.find() is not None),
+            "weights": _weights(entry.hub, here=entry.weights() is not None),
             "inputs": ", ".join(f"{s.name} {s.dtype}[{','.join(map(str, s.dims))}]" for s in entry.inputs[:4])
             + (f" and {len(entry.inputs) - 4} more" if len(entry.inputs) > 4 else ""),
         }

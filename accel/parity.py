@@ -218,6 +218,11 @@ def coarser(observed: str, asked: str) -> bool:
     return observed in _ORDER and asked in _ORDER and _ORDER.index(observed) < _ORDER.index(asked)
 
 
+def refused(verdict: Parity, reason: str) -> Parity:
+    """Return the verdict as a failure for a reason that no comparison shows, which is told first."""
+    return replace(verdict, passed=False, reasons=(reason, *verdict.reasons))
+
+
 def _is_integer(spec: TensorSpec) -> bool:
     return np.dtype(spec.dtype).kind in "iub"
 

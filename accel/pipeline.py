@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +50,38 @@ from accel.stages import FILES, TWIN, Answered, Described, Proof, Stage, Stages
 from accel.store import Store
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What every part of a run has to do with: the job, where it runs, where its results are kept, who is told."""
+
+    job: Job
+    machine: hardware.Hardware
+    kept: Store
+    stages: Stages
+    progress: Progress
+    begin: float
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        self.progress.stage(name)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings_s[name.replace(" ", "_")] = time.monotonic() - start
+
+
+@contextmanager
+def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
+    """Hold the run directory for as long as the block runs."""
+    with store.lock(job.run_dir, job.command):
+        machine, kept = hardware.detect(), Store(job.run_dir)
+        work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
+        worker.start()
+        yield work
+
+
 def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """Do the whole job and return what was written to ``run.json``.
 
@@ -60,19 +93,13 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         AccelError: the source cannot be loaded or exported, the run directory cannot be written or is in use. What an
             earlier run left there is untouched then.
     """
-    progress = progress or Progress()
-    with store.lock(job.run_dir, job.command):
-        machine = hardware.detect()
-        kept = Store(job.run_dir)
-        stages = Stages(job, machine, kept)
-        timings: dict[str, float] = {}
-        begin = time.monotonic()
-        worker.start()
-        with _timed(timings, progress, "load source"):
+    with _at_work(job, progress) as work:
+        stages = work.stages
+        with work.timed("load source"):
             described = stages.describe()
         made: Described = described.value
         if made.source.notice:
-            progress.notice(made.source.notice)
+            work.progress.notice(made.source.notice)
         parity.check_names(job.gates, made.source.gate)
         results = [Result(v) for v in plan(job, made.source)]
         for result in results:
@@ -80,29 +107,22 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         wanted = [r for r in results if r.outcome is None]
         onnx = narrowed = None
         if wanted:
-            with _timed(timings, progress, "reference"):
+            with work.timed("reference"):
                 reference = stages.reference(described)
             if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
-                with _timed(timings, progress, "export"):
+                with work.timed("export"):
                     onnx = stages.export(described, reference)
             if onnx is not None and job.ints != "keep":
-                with _timed(timings, progress, "narrow integers"):
+                with work.timed("narrow integers"):
                     narrowed = stages.narrow(described, onnx)
                 described, onnx = _contract(described, narrowed)
             if onnx is not None:
                 for result in wanted:
                     result.outcome = _idle(result.variant, onnx.value)
                 wanted = [r for r in wanted if r.outcome is None]
-            with _timed(timings, progress, "build and prove"):
-                _build_all(wanted, stages, described, onnx, reference, job, progress)
-        return _conclude(
-            Run(job, machine, described.value, onnx, narrowed, results, timings_s=timings),
-            described,
-            stages=stages,
-            kept=kept,
-            begin=begin,
-            progress=progress,
-        )
+            with work.timed("build and prove"):
+                _build_all(wanted, described, onnx, reference, work)
+        return _conclude(work, results, described, onnx, narrowed)
 
 
 def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
@@ -116,18 +136,11 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
         UnavailableError: this machine cannot build it either.
         OutputError: the run directory cannot be written or is in use.
     """
-    progress = progress or Progress()
     skipped = targets.discover()[kit.variant.target.name].available(kit.variant.target)
     if skipped is not None:
         raise UnavailableError(f"{kit.variant.id} cannot be built here: {skipped.reason}", fix=skipped.fix)
-    with store.lock(job.run_dir, job.command):
-        machine = hardware.detect()
-        kept = Store(job.run_dir)
-        stages = Stages(job, machine, kept)
-        timings: dict[str, float] = {}
-        begin = time.monotonic()
-        worker.start()
-        progress.notice(f"kit of {kit.source.name}, made by `{kit.command}`")
+    with _at_work(job, progress) as work:
+        work.progress.notice(f"kit of {kit.source.name}, made by `{kit.command}`")
         described = Stage(Described(kit.source, kit.samples), folder / kits.SAMPLES, kit.seal, cached=True)
         reference = Stage(Answered(kits.REFERENCE, kit.feeds), folder, kit.seal, cached=True)
         onnx = Stage(kit.onnx, folder / kits.ONNX, kit.seal, cached=True)
@@ -139,16 +152,9 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
             typed=onnx,
             typed_proof=Stage(proof, onnx.folder, onnx.key, cached=True),
         )
-        with _timed(timings, progress, "build and prove"):
-            _build_all([result], stages, described, onnx, reference, job, progress)
-        return _conclude(
-            Run(job, machine, described.value, onnx, None, [result], timings_s=timings),
-            described,
-            stages=stages,
-            kept=kept,
-            begin=begin,
-            progress=progress,
-        )
+        with work.timed("build and prove"):
+            _build_all([result], described, onnx, reference, work)
+        return _conclude(work, [result], described, onnx, None)
 
 
 def kit_job(
@@ -176,33 +182,25 @@ def kit_job(
 
 
 def _conclude(
-    run: Run, described: Stage, *, stages: Stages, kept: Store, begin: float, progress: Progress
+    work: _Work, results: list[Result], described: Stage, onnx: Stage | None, narrowed: Stage | None
 ) -> dict[str, Any]:
     """Measure what was built, decide, and write everything down."""
-    job, timings = run.job, run.timings_s
+    job, timings = work.job, work.timings_s
+    run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings)
     if job.bench != "triton":
-        with _timed(timings, progress, "measure"):
+        with work.timed("measure"):
             for objective in job.objectives:
-                _measure(
-                    run.results,
-                    described,
-                    objective,
-                    job=job,
-                    stages=stages,
-                    kept=kept,
-                    machine=run.hardware,
-                    progress=progress,
-                )
+                _measure(results, described, objective, work)
     if job.bench != "inprocess":
-        with _timed(timings, progress, "serve"):
-            run.served = _serve(run.results, described, job=job, kept=kept, machine=run.hardware, progress=progress)
+        with work.timed("serve"):
+            run.served = _serve(results, described, work)
     run.decisions = decide_all(run)
-    with _timed(timings, progress, "write"):
+    with work.timed("write"):
         runfile.show(run)
-    timings["total"] = time.monotonic() - begin
+    timings["total"] = time.monotonic() - work.begin
     timings["outside_tasks"] = timings["total"] - worker.busy_s()
     document = runfile.write(run)
-    kept.prune()
+    work.kept.prune()
     return document
 
 
@@ -288,16 +286,9 @@ def _idle(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     return Skipped(f"it works on {' and '.join(wanted)}, and the model has none")
 
 
-def _build_all(
-    results: Sequence[Result],
-    stages: Stages,
-    described: Stage,
-    onnx: Stage | None,
-    reference: Stage,
-    job: Job,
-    progress: Progress,
-) -> None:
+def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: _Work) -> None:
     """Build, prove and emit every variant; each in processes of its own, two at a time where memory allows."""
+    job, stages, progress = work.job, work.stages, work.progress
 
     def one(result: Result) -> None:
         id = result.variant.id
@@ -420,17 +411,7 @@ def _figures(result: Result) -> str:
     return f"{proof.precision}, {found}, {artifact.bytes / 2**20:.0f} MiB"
 
 
-def _measure(
-    results: Sequence[Result],
-    described: Stage,
-    scenario: Objective,
-    *,
-    job: Job,
-    stages: Stages,
-    kept: Store,
-    machine: hardware.Hardware,
-    progress: Progress,
-) -> None:
+def _measure(results: Sequence[Result], described: Stage, scenario: Objective, work: _Work) -> None:
     """Time everything that was built, also what failed its gate: a reader sees what the error would have bought."""
     entrants = [
         measuring.Entrant(r.variant, r.built, r.proof.value.precision)
@@ -453,12 +434,12 @@ def _measure(
         entrants,
         described,
         scenario=scenario,
-        job=job,
-        stages=stages,
-        kept=kept,
-        hardware=machine,
+        job=work.job,
+        stages=work.stages,
+        kept=work.kept,
+        hardware=work.machine,
         finalists=best,
-        progress=lambda id, doing: progress.variant(id, f"{scenario}, {doing}"),
+        progress=lambda id, doing: work.progress.variant(id, f"{scenario}, {doing}"),
     )
     for result in results:
         id = result.variant.id
@@ -468,15 +449,7 @@ def _measure(
             result.outcome = measured.failed[id]
 
 
-def _serve(
-    results: Sequence[Result],
-    described: Stage,
-    *,
-    job: Job,
-    kept: Store,
-    machine: hardware.Hardware,
-    progress: Progress,
-) -> Session | None:
+def _serve(results: Sequence[Result], described: Stage, work: _Work) -> Session | None:
     """Measure every repository of every variant that passed, behind a real server; None where there is none."""
     entrants, owners = [], {}
     for result in results:
@@ -491,10 +464,10 @@ def _serve(
     session = serve_all(
         entrants,
         described,
-        job=job,
-        kept=kept,
-        hardware=machine,
-        progress=lambda name, doing: progress.variant(name, doing),
+        job=work.job,
+        kept=work.kept,
+        hardware=work.machine,
+        progress=work.progress.variant,
     )
     for entry in session.entries:
         owner = owners[entry.name]
@@ -502,13 +475,3 @@ def _serve(
         if entry.failed is not None:
             owner.unserved[entry.name] = entry.failed.cause
     return session
-
-
-@contextmanager
-def _timed(timings: dict[str, float], progress: Progress, name: str) -> Iterator[None]:
-    progress.stage(name)
-    start = time.monotonic()
-    try:
-        yield
-    finally:
-        timings[name.replace(" ", "_")] = time.monotonic() - start

@@ -162,8 +162,9 @@ class _Runner:
     def open(self) -> None:
         """Start the server, check its answers, and warm it up at every load."""
         from accel.bench.load import Generator, fit_feeds
-        from accel.triton import manifest, served
-        from accel.triton.server import lacking, start
+        from accel.triton import manifest
+        from accel.triton.servers import served
+        from accel.triton.servers.server import lacking, start
 
         name, root = self.name, self.entrant.emitted.folder / REPOSITORY
         if self.entrant.rival and lacking(root, via=self._job.via):

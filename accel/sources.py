@@ -311,7 +311,7 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
 
         entry = model_zoo.entry(request.reference)
         files = dict(entry.code_files())
-        folder = None if request.weights == "random" else entry.find()
+        folder = None if request.weights == "random" else entry.weights()
         if folder is None and request.weights == "pretrained":
             return None
         return files | (_listing(folder) if folder else {})

@@ -380,10 +380,10 @@ class Stages:
                 more = len(made.source.unproved_int64) - 3
                 reason = f"computes int64 as int32, and these values are not proved to fit: {values}"
                 reason += f"; and {more} more" if more > 0 else ""
-                verdict = Parity(False, verdict.gate, verdict.found, verdict.outputs, (reason, *verdict.reasons))
+                verdict = parity.refused(verdict, reason)
             if parity.coarser(ran["precision"], held):
                 reason = f"computes in {ran['precision']}, and {held} was asked for"
-                verdict = Parity(False, verdict.gate, verdict.found, verdict.outputs, (reason, *verdict.reasons))
+                verdict = parity.refused(verdict, reason)
             return Proof(verdict, ran["precision"], held, ran["feeds"])
 
         return self._stage(f"proof-{artifact.variant.id}", key, Proof, make)
@@ -474,9 +474,7 @@ class Stages:
 
     def _builder_code(self, variant: Variant) -> str:
         module = sys.modules[type(targets.discover()[variant.target.name]).__module__]
-        shared = [
-            f"builders/{p.name}" for p in (store.PACKAGE / "builders").glob("*.py") if not p.stem.startswith("to_")
-        ]
+        shared = [str(p) for p in (store.PACKAGE / "builders").rglob("*.py") if not p.stem.startswith("to_")]
         loads = targets.info(variant.target).needs in ("torch", "tensorflow") or "frontend" in variant.options
         loader = ["exporters"] if loads else []
         return store.code_hash(str(module.__file__), "graph", *shared, *loader)

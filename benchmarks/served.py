@@ -37,8 +37,8 @@ from accel.bench.usage import use
 from accel.builders import Feed, fit_inputs
 from accel.samples import read_feeds, write_feeds
 from accel.triton import manifest as manifests
-from accel.triton import server
 from accel.triton.reading import read_points
+from accel.triton.servers import server
 from accel.worker import Worker
 
 FACTORY = """

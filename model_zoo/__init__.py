@@ -41,7 +41,8 @@ class Entry:
         hub: hub id that the pretrained weights have, or None.
         revision: commit of the hub's repository that the entry stands for; None takes its newest ("main").
         drawn: what the pretrained weights lack and is drawn with seed 0, so that accuracy stays unproved, or None.
-        find: returns the local folder with the pretrained weights, or None where they are not on this machine.
+        find: returns the local folder with the pretrained weights, or None where they are not on this machine; without
+            it they are where the local Hugging Face cache holds ``hub`` at ``revision``.
         framework: what ``load`` builds with.
         load: builds the FP32 model from that folder, or with random weights (None). For torch a module in eval mode
             that takes the inputs by name and returns a mapping or an object with the outputs as items; for TensorFlow
@@ -67,10 +68,10 @@ class Entry:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profile: Mapping[str, ShapeRange]
-    find: Callable[[], Path | None]
     load: Callable[[Path | None], Any]
     samples: Callable[[int], Sequence[Item]]
     origin: str
+    find: Callable[[], Path | None] | None = None
     hub: str | None = None
     revision: str | None = None
     drawn: str | None = None
@@ -85,6 +86,16 @@ class Entry:
     framework: Literal["torch", "tensorflow"] = "torch"
     small: Callable[[], Entry] | None = None
     extra_files: tuple[str, ...] = field(default=())
+
+    def weights(self) -> Path | None:
+        """Return the local folder with the pretrained weights, or None where they are not on this machine."""
+        if self.find is not None:
+            return self.find()
+        if self.hub is None:
+            return None
+        from accel.exporters.hub import huggingface_folder
+
+        return huggingface_folder(self.hub, self.revision)
 
     def code_files(self) -> dict[str, Path]:
         """Return the files of this package that decide what the entry computes and samples, by name."""
@@ -128,8 +139,4 @@ def entry(name: str) -> Entry:
     reduced = found.small()
     _checks.check(reduced, f"the reduced entry of {name}")
     small = dataclasses.replace(reduced, name=name + SMALL, gate=None, metric=None)
-    return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=nowhere)
-
-
-def nowhere() -> None:
-    """Return None: what ``find`` says of a model that has no pretrained weights, as no reduced one has."""
+    return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=None)

@@ -106,7 +106,7 @@ def _mistakes(entry: Any) -> Iterator[Mistake]:
         for spec in specs:
             yield from _of_spec(f"{side}[{spec.name}]", spec, is_input=side == "inputs")
     yield from _profile(entry)
-    for name in ("find", "load", "samples"):
+    for name in ("load", "samples"):
         if not callable(getattr(entry, name)):
             yield name, "a function", getattr(entry, name)
     yield from _optional(entry)
@@ -182,7 +182,7 @@ def _optional(entry: Any) -> Iterator[Mistake]:
         yield "hub", "org/name", entry.hub
     if entry.mask is not None and entry.mask not in {s.name for s in entry.inputs}:
         yield "mask", f"one of the inputs {[s.name for s in entry.inputs]}", entry.mask
-    for name in ("tokenizer", "metric", "small"):
+    for name in ("find", "tokenizer", "metric", "small"):
         if getattr(entry, name) is not None and not callable(getattr(entry, name)):
             yield name, "a function or None", getattr(entry, name)
     if (entry.gate is None) != (entry.metric is None):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
-from model_zoo import Entry, Item, nowhere
+from model_zoo import Entry, Item
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,6 @@ def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
         title="Deep autoencoder for rows of a table",
         licence="random weights only",
         parameters=size.parameters,
-        find=nowhere,
         load=load,
         inputs=(TensorSpec("features", "float32", ("batch", size.columns)),),
         outputs=(

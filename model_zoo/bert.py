@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.exporters.hub import huggingface_folder
 from accel.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, _text
 
@@ -14,11 +13,6 @@ if TYPE_CHECKING:
 
 HUB = "google-bert/bert-base-uncased"
 REVISION = "86b5e0934494bd15c9632b12f734a8a67f723594"
-
-
-def find() -> Path | None:
-    """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB, REVISION)
 
 
 def load(folder: Path | None) -> torch.nn.Module:
@@ -58,7 +52,6 @@ ENTRY = Entry(
     parameters=109_482_240,
     hub=HUB,
     revision=REVISION,
-    find=find,
     load=load,
     inputs=_text.INPUTS,
     outputs=_text.hidden(768, pooled=True),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.artifacts import TensorSpec
-from accel.exporters.hub import huggingface_folder
 from accel.processing import Labels, Pipeline, Tokenize
 from model_zoo import Entry, _text
 
@@ -21,11 +20,6 @@ HUB = "google-bert/bert-large-uncased"
 REVISION = "6da4b6a26a1877e173fca3225479512db81a5e5b"
 CLASSES = 2
 OUTPUTS = (TensorSpec("logits", "float32", ("batch", CLASSES)),)
-
-
-def find() -> Path | None:
-    """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB, REVISION)
 
 
 def load(folder: Path | None) -> torch.nn.Module:
@@ -68,7 +62,6 @@ ENTRY = Entry(
     hub=HUB,
     revision=REVISION,
     drawn="a classification head",
-    find=find,
     load=load,
     inputs=_text.INPUTS,
     outputs=OUTPUTS,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from accel.artifacts import TensorSpec
 from accel.processing import Labels, Pipeline
-from model_zoo import Entry, _pictures, nowhere
+from model_zoo import Entry, _pictures
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,6 @@ ENTRY = Entry(
     title="DenseNet-121 picture classifier",
     licence=_pictures.NO_WEIGHTS,
     parameters=7_978_856,
-    find=nowhere,
     load=load,
     inputs=(INPUT,),
     outputs=(TensorSpec("logits", "float32", ("batch", 1000)),),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.artifacts import TensorSpec
-from accel.exporters.hub import huggingface_folder
 from accel.processing import Labels, Pipeline, Tokenize
 from model_zoo import Entry, _text
 
@@ -27,11 +26,6 @@ CLASSES = 2
 INPUTS = _text.text_inputs(30522)
 SMALL_INPUTS = _text.text_inputs(_text.SMALL_VOCABULARY)
 OUTPUTS = (TensorSpec("logits", "float32", ("batch", CLASSES)),)
-
-
-def find() -> Path | None:
-    """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB, REVISION)
 
 
 def load(folder: Path | None) -> torch.nn.Module:
@@ -96,7 +90,6 @@ ENTRY = Entry(
     parameters=66_955_010,
     hub=HUB,
     revision=REVISION,
-    find=find,
     load=load,
     inputs=INPUTS,
     outputs=OUTPUTS,

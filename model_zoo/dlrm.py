@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
-from model_zoo import Entry, Item, nowhere
+from model_zoo import Entry, Item
 
 if TYPE_CHECKING:
     import torch
@@ -164,7 +164,6 @@ def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
         title="DLRM recommendation model, 26 embedding bags",
         licence="random weights only",
         parameters=size.parameters,
-        find=nowhere,
         load=load,
         inputs=inputs,
         outputs=(TensorSpec("click_logit", "float32", ("batch", 1)),),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.artifacts import TensorSpec
 from accel.processing import Pipeline
-from model_zoo import Entry, Item, _lettering, _pictures, nowhere
+from model_zoo import Entry, Item, _lettering, _pictures
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +151,6 @@ ENTRY = Entry(
     title="EAST text detector on ResNet-50",
     licence=_pictures.NO_WEIGHTS,
     parameters=24_156_358,
-    find=nowhere,
     load=load,
     inputs=(FULL.input,),
     outputs=FULL.outputs,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from accel.artifacts import TensorSpec
-from model_zoo import Entry, Item, _pictures, nowhere
+from model_zoo import Entry, Item, _pictures
 
 INPUT = TensorSpec("images", "float32", ("batch", 299, 299, 3))
 SMALL_INPUT = TensorSpec("images", "float32", ("batch", 75, 75, 3))
@@ -83,7 +83,6 @@ ENTRY = Entry(
     title="Inception-v3 picture classifier, Keras",
     licence=_pictures.NO_WEIGHTS,
     parameters=23_851_784,
-    find=nowhere,
     framework="tensorflow",
     load=load,
     inputs=(INPUT,),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.artifacts import TensorSpec
-from accel.exporters.hub import huggingface_folder
 from accel.processing import Labels, Picture, Pipeline
 from model_zoo import Entry, _pictures
 
@@ -21,11 +20,6 @@ LABELS = 1001
 INPUT = TensorSpec("pixel_values", "float32", ("batch", 3, 224, 224))
 SMALL_INPUT = TensorSpec("pixel_values", "float32", ("batch", 3, 96, 96))
 """At 64 x 64 the INT8 build of this width ends OpenVINO 2026.4.1's process (SIGSEGV) as soon as the batch changes."""
-
-
-def find() -> Path | None:
-    """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB)
 
 
 def load(folder: Path | None, *, spec: TensorSpec = INPUT, labels: int = LABELS, **sizes: Any) -> torch.nn.Module:
@@ -81,7 +75,6 @@ ENTRY = Entry(
     licence="Apache-2.0",
     parameters=3_506_153,
     hub=HUB,
-    find=find,
     load=load,
     inputs=(INPUT,),
     outputs=(TensorSpec("logits", "float32", ("batch", LABELS)),),

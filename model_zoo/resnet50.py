@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.artifacts import TensorSpec
-from accel.exporters.hub import huggingface_folder
 from accel.processing import Labels, Pipeline
 from model_zoo import Entry, _pictures
 
@@ -20,11 +19,6 @@ INPUT = TensorSpec("pixel_values", "float32", ("batch", 3, 224, 224))
 SMALL_INPUT = TensorSpec("pixel_values", "float32", ("batch", 3, 64, 64))
 SMALL = {"embedding_size": 32, "hidden_sizes": [64, 128], "depths": [2, 2]}
 """Two of the four stages, two blocks each, at a quarter of the width."""
-
-
-def find() -> Path | None:
-    """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB)
 
 
 def load(folder: Path | None, *, spec: TensorSpec = INPUT, labels: int = 1000, **sizes: Any) -> torch.nn.Module:
@@ -68,7 +62,6 @@ ENTRY = Entry(
     licence="Apache-2.0",
     parameters=25_557_032,
     hub=HUB,
-    find=find,
     load=load,
     inputs=(INPUT,),
     outputs=(TensorSpec("logits", "float32", ("batch", 1000)),),

@@ -17,7 +17,7 @@ import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
 from accel.processing import Picture, Pipeline
-from model_zoo import Entry, Item, _lettering, _pictures, nowhere
+from model_zoo import Entry, Item, _lettering, _pictures
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,6 @@ ENTRY = Entry(
     title="CRNN text reader, CTC output",
     licence=_pictures.NO_WEIGHTS,
     parameters=8_723_749,
-    find=nowhere,
     load=load,
     inputs=(INPUT,),
     outputs=(OUTPUT,),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.artifacts import TensorSpec
-from accel.exporters.hub import huggingface_folder
 from accel.processing import Labels, Picture, Pipeline
 from model_zoo import Entry, _pictures
 
@@ -25,11 +24,6 @@ SMALL = {
     "intermediate_size": 128,
     "image_size": 64,
 }
-
-
-def find() -> Path | None:
-    """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB)
 
 
 def load(folder: Path | None, *, labels: int = 1000, **sizes: Any) -> torch.nn.Module:
@@ -81,7 +75,6 @@ ENTRY = Entry(
     licence="Apache-2.0",
     parameters=86_567_656,
     hub=HUB,
-    find=find,
     load=load,
     inputs=(INPUT,),
     outputs=(TensorSpec("logits", "float32", ("batch", 1000)),),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accel.artifacts import ShapeRange, TensorSpec
-from accel.exporters.hub import huggingface_folder
 from model_zoo import Entry, Item, _audio
 
 if TYPE_CHECKING:
@@ -42,11 +41,6 @@ class Size:
 
 TINY = Size(seconds=30, width=384, layers=4, heads=6, parameters=8_208_384)
 SMALL = Size(seconds=2, width=64, layers=2, heads=2, parameters=134_144)
-
-
-def find() -> Path | None:
-    """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
-    return huggingface_folder(HUB, REVISION)
 
 
 def build(size: Size) -> torch.nn.Module:
@@ -125,7 +119,6 @@ def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
         parameters=size.parameters,
         hub=HUB,
         revision=REVISION,
-        find=find,
         load=load,
         inputs=(TensorSpec("input_features", "float32", ("batch", *shape)),),
         outputs=(TensorSpec("last_hidden_state", "float32", ("batch", size.frames // 2, size.width)),),

@@ -17,7 +17,7 @@ import numpy as np
 
 from accel.artifacts import Detections, TensorSpec
 from accel.processing import Picture, Pipeline
-from model_zoo import Entry, Item, _pictures, nowhere
+from model_zoo import Entry, Item, _pictures
 
 if TYPE_CHECKING:
     import torch
@@ -285,7 +285,6 @@ ENTRY = Entry(
     title="YOLO detector (YOLOX-tiny) with NonMaxSuppression",
     licence=_pictures.NO_WEIGHTS,
     parameters=5_055_855,
-    find=nowhere,
     load=load,
     inputs=(FULL.input,),
     outputs=FULL.outputs,

@@ -34,7 +34,7 @@ from accel.bench.load import Generator, Load, Served, fit_feeds
 from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Labels, Method, items
 from accel.builders import Feed
 from accel.errors import InputError, StageError, UnavailableError
-from accel.triton.server import Endpoint
+from accel.triton.servers.server import Endpoint
 
 ENVIRONMENT = "perf-analyzer"
 PARTS = (

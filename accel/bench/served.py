@@ -26,7 +26,7 @@ from accel.bench.session import now_ns
 from accel.bench.usage import gauges, use
 from accel.builders import Feed
 from accel.errors import CheckFailed, StageError
-from accel.triton.server import Endpoint
+from accel.triton.servers.server import Endpoint
 
 AGREEING, MOST_WINDOWS = 3, 10
 AGREEMENT = 0.10

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 
 from accel import gpu
 from accel.artifacts import Artifact, CallSplit, TensorSpec
-from accel.builders import Feed, Mode, Session
+from accel.builders import Feed, Mode, Session, timed_parts
 from accel.builders.ort_providers import CUDA, GPU_SLOTS, OPENVINO, TENSORRT, Provider, fallen, load_libraries
 from accel.errors import StageError, UnavailableError
 
@@ -242,22 +241,16 @@ class OrtDeviceSession(OrtSession):
 
     def split(self, inputs: Feed) -> CallSplit | None:
         """Copy in, run and copy out, with the host waiting for the device after each."""
-        begin = time.perf_counter_ns()
-        self.bind(inputs)
-        self._binding(0).synchronize_inputs()
-        copied = time.perf_counter_ns()
-        self._run(0)
-        self._binding(0).synchronize_outputs()
-        computed = time.perf_counter_ns()
-        outputs = self.read()
-        done = time.perf_counter_ns()
-        return CallSplit(
-            (copied - begin) / 1e6,
-            (computed - copied) / 1e6,
-            (done - computed) / 1e6,
-            sum(a.nbytes for a in inputs.values()),
-            sum(a.nbytes for a in outputs.values()),
-        )
+
+        def copy_in() -> None:
+            self.bind(inputs)
+            self._binding(0).synchronize_inputs()
+
+        def compute() -> None:
+            self._run(0)
+            self._binding(0).synchronize_outputs()
+
+        return timed_parts(inputs, copy_in=copy_in, compute=compute, copy_out=self.read)
 
     def close(self) -> None:
         """Give the device's memory back."""

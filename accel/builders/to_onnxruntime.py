@@ -53,7 +53,7 @@ from accel.builders.ort_session import (
     profiled,
 )
 from accel.builders.requirements import demand, missing, missing_environment, missing_gpu, old_driver, versions
-from accel.builders.tensorrt_options import TensorRtOptions
+from accel.builders.tensorrt.options import TensorRtOptions
 from accel.errors import InputError, StageError
 
 ENTRY = "model.onnx"
@@ -319,7 +319,7 @@ def _to_half(request: BuildRequest, options: OrtOptions, plain: Path, out: Path)
 
 def _typed(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
     """Type the graph as a TensorRT plan of the same precision is typed, and hold it against the same rules."""
-    from accel.builders.tensorrt_typing import type_onnx
+    from accel.builders.tensorrt.typing import type_onnx
 
     precision = OrtBuilder.targets[request.variant.target.name].precision
     given = TensorRtOptions(margin=options.margin, calibration=options.method, keep=options.keep)

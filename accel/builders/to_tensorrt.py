@@ -1,8 +1,8 @@
 """TensorRT plans, in FP32, FP16, BF16, INT8 and FP8, for TensorRT 10 and 11.
 
-The precision is made in the ONNX file (``tensorrt_typing``), where it needs no GPU; the plan is built from that file
-as a strongly typed network (``tensorrt_build``), deserialised again and asked what it is (``tensorrt_engine``), and run
-through ``tensorrt_session``. On a machine that cannot build plans, accel types and proves the file and leaves a kit.
+The precision is made in the ONNX file (``tensorrt.typing``), where it needs no GPU; the plan is built from that file
+as a strongly typed network (``tensorrt.build``), deserialised again and asked what it is (``tensorrt.engine``), and run
+through ``tensorrt.session``. On a machine that cannot build plans, accel types and proves the file and leaves a kit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from accel.artifacts import (
     to_json,
 )
 from accel.builders import Mode, TargetInfo
-from accel.builders import tensorrt_fit as fit
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, old_driver, versions
-from accel.builders.tensorrt_library import INSTALL, PACKAGES, Log, import_tensorrt, unknown_major
-from accel.builders.tensorrt_options import TensorRtOptions
-from accel.builders.tensorrt_session import TensorRtSession
-from accel.builders.tensorrt_typing import TypedSession, read_report, type_onnx
+from accel.builders.tensorrt import fit
+from accel.builders.tensorrt.library import INSTALL, PACKAGES, Log, import_tensorrt, unknown_major
+from accel.builders.tensorrt.options import TensorRtOptions
+from accel.builders.tensorrt.session import TensorRtSession
+from accel.builders.tensorrt.typing import TypedSession, read_report, type_onnx
 from accel.errors import StageError
 
 ENTRY = "model.plan"
@@ -125,7 +125,7 @@ class TensorRtBuilder:
             UnavailableError: what ``available`` says.
             StageError: the plan was built elsewhere, memory ran out, or it cannot be read.
         """
-        from accel.builders.tensorrt_device import TorchDevice
+        from accel.builders.tensorrt.device import TorchDevice
 
         demand(self.available(artifact.variant.target))
         trt = import_tensorrt()
@@ -159,8 +159,8 @@ def build(
     Raises:
         StageError: a tensor, a shape range or a precision of the plan is not the one asked for.
     """
-    from accel.builders.tensorrt_build import build_plan, timing_file
-    from accel.builders.tensorrt_engine import check_precision, read_plan
+    from accel.builders.tensorrt.build import build_plan, timing_file
+    from accel.builders.tensorrt.engine import check_precision, read_plan
 
     precision = TensorRtBuilder.targets[request.variant.target.name].precision
     gpu = _gpu()
@@ -219,7 +219,7 @@ def deserialise(trt: Any, log: Any, plan: Path, *, lean: bool) -> Any:
         UnavailableError: CUDA does not start, or the driver is too old.
         StageError: it is no plan of this TensorRT and GPU.
     """
-    from accel.builders.tensorrt_build import create
+    from accel.builders.tensorrt.build import create
 
     runtime = create(lambda: trt.Runtime(log.logger), log, "TensorRT's runtime cannot be made")
     if lean:
@@ -233,7 +233,7 @@ def open_plan(trt: Any, log: Any, artifact: Artifact, folder: Path, device: Any)
     Raises:
         StageError: it was built elsewhere, memory ran out, or it cannot be read.
     """
-    from accel.builders.tensorrt_engine import read_plan
+    from accel.builders.tensorrt.engine import read_plan
 
     facts = artifact.built.facts
     _fits_here(trt, facts)
@@ -262,7 +262,7 @@ def describe_plan(plan: Path) -> dict[str, Any]:
         UnavailableError: TensorRT or a GPU is missing.
         StageError: it is no plan of this TensorRT and GPU.
     """
-    from accel.builders.tensorrt_engine import read_plan
+    from accel.builders.tensorrt.engine import read_plan
 
     trt = import_tensorrt()
     facts = read_plan(trt, deserialise(trt, Log(trt), plan, lean=False))
@@ -284,7 +284,7 @@ def _refit(trt: Any, log: Any, engine: Any, onnx: Path) -> None:
     Raises:
         StageError: they do not fit the plan.
     """
-    from accel.builders.tensorrt_build import create
+    from accel.builders.tensorrt.build import create
 
     refitter = create(lambda: trt.Refitter(engine, log.logger), log, "the stripped plan cannot be refitted")
     parser = create(lambda: trt.OnnxParserRefitter(refitter, log.logger), log, "the weights cannot be read")

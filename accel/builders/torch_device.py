@@ -7,7 +7,6 @@ the views on them stay for as long as the shapes do, so that a call adds only th
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from accel import gpu
 from accel.artifacts import CallSplit, TensorSpec
-from accel.builders import Feed, Session
+from accel.builders import Feed, Session, timed_parts
 from accel.errors import StageError, UnavailableError
 
 if TYPE_CHECKING:
@@ -153,24 +152,21 @@ class TorchDeviceSession(Session):
 
     def split(self, inputs: Feed) -> CallSplit | None:
         """Copy in, run and copy out, with the host waiting for the device after each."""
-        begin = time.perf_counter_ns()
-        self.bind(inputs)
-        self.wait()
-        copied = time.perf_counter_ns()
-        self._compute(0)
-        self.wait()
-        computed = time.perf_counter_ns()
-        self._fetch(0)
-        self.wait()
-        outputs = self.read()
-        done = time.perf_counter_ns()
-        return CallSplit(
-            (copied - begin) / 1e6,
-            (computed - copied) / 1e6,
-            (done - computed) / 1e6,
-            sum(a.nbytes for a in inputs.values()),
-            sum(a.nbytes for a in outputs.values()),
-        )
+
+        def copy_in() -> None:
+            self.bind(inputs)
+            self.wait()
+
+        def compute() -> None:
+            self._compute(0)
+            self.wait()
+
+        def copy_out() -> Feed:
+            self._fetch(0)
+            self.wait()
+            return self.read()
+
+        return timed_parts(inputs, copy_in=copy_in, compute=compute, copy_out=copy_out)
 
     def precision(self) -> str:
         """Return the dtype of the parameters; eager torch and AOTInductor compute in it, TF32 being off."""

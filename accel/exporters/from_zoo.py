@@ -30,7 +30,7 @@ def describe(request: SourceRequest) -> ModelSource:
         UnavailableError: ``--weights pretrained`` and the weights cannot be had.
     """
     entry = model_zoo.entry(request.reference)
-    folder = entry.find() if request.weights != "random" else None
+    folder = entry.weights() if request.weights != "random" else None
     if folder is None and request.weights == "pretrained":
         folder = _fetch(entry)
     notice = None
@@ -107,7 +107,7 @@ def load_graph(source: ModelSource) -> Graph:
 
 def _build(source: ModelSource) -> Any:
     entry = model_zoo.entry(source.reference)
-    folder = None if source.weights == RANDOM else entry.find()
+    folder = None if source.weights == RANDOM else entry.weights()
     if folder is None and source.weights != RANDOM:
         raise InputError(f"the weights of {entry.name} are gone from this machine", fix="run accel convert again")
     return entry.load(folder)

@@ -126,7 +126,7 @@ def _weights(source: ModelSource) -> Path | None:
     """Return the folder of a zoo entry's pretrained weights, where the source has them."""
     import model_zoo
 
-    return None if source.weights.startswith("random") else model_zoo.entry(source.reference).find()
+    return None if source.weights.startswith("random") else model_zoo.entry(source.reference).weights()
 
 
 def _changed(step: S, changes: Mapping[str, Any], where: str) -> S:

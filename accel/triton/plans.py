@@ -1,6 +1,7 @@
 """Whether a TensorRT plan runs where it is to be served: it is tied to one TensorRT version and one kind of GPU.
 
-What a plan was built with stands in the manifest, in the artifact's facts; the rules are ``tensorrt_fit``'s.
+What a plan was built with stands in the manifest, in the artifact's facts; the rules are those of
+``accel.builders.tensorrt.fit``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accel import hardware
-from accel.builders import tensorrt_fit as fit
+from accel.builders.tensorrt import fit
 from accel.errors import StageError
 from accel.triton import manifest as manifests
 from accel.triton.manifest import Finding, Manifest

@@ -11,8 +11,8 @@ import pytest
 
 from accel.artifacts import TensorSpec
 from accel.bench.load import Generator
-from accel.triton import server
 from accel.triton.config import DynamicBatching, TritonConfig, render
+from accel.triton.servers import server
 
 ECHO = '''
 import time

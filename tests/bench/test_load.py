@@ -29,7 +29,7 @@ from accel.bench.ranges import concurrencies, rates
 from accel.bench.sender import due_times
 from accel.bench.served import most_at_once
 from accel.errors import InputError, SampleError, StageError, UnavailableError, UsageError
-from accel.triton import server
+from accel.triton.servers import server
 
 
 def feeds(*shapes):

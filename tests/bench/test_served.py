@@ -28,8 +28,8 @@ from accel.bench.load import Load, Served, Window
 from accel.bench.ranges import concurrencies
 from accel.bench.served import Labels, Mark, Method, agree, summarise
 from accel.errors import CheckFailed, InputError, SampleError, StageError, UnavailableError, UsageError
-from accel.triton import server
 from accel.triton.config import measured_parameters, parse, to_text
+from accel.triton.servers import server
 
 QUICK = Method(seconds=0.2)
 LOADS = (Load(concurrency=1), Load(concurrency=8), Load(rate_per_s=80.0, arrivals="poisson"))

@@ -18,10 +18,9 @@ import pytest
 from trt_stubs.bindings import VERSIONS, bindings
 
 from accel.artifacts import Target
-from accel.builders import tensorrt_fit as fit
-from accel.builders import tensorrt_library
-from accel.builders.tensorrt_engine import Layer, PlanFacts, check_precision, read_layers
-from accel.builders.tensorrt_options import TensorRtOptions
+from accel.builders.tensorrt import fit, library
+from accel.builders.tensorrt.engine import Layer, PlanFacts, check_precision, read_layers
+from accel.builders.tensorrt.options import TensorRtOptions
 from accel.builders.to_tensorrt import BUILDER
 from accel.errors import StageError, UnavailableError, UsageError
 
@@ -227,7 +226,7 @@ def test_a_missing_or_unknown_tensorrt_is_named(tmp_path, monkeypatch, no_tensor
             (tmp_path / "tensorrt.py").write_text(text)
             monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(UnavailableError) as error:
-            tensorrt_library.import_tensorrt()
+            library.import_tensorrt()
         return error.value
 
     assert "No module named" in found(None).message
@@ -237,7 +236,7 @@ def test_a_missing_or_unknown_tensorrt_is_named(tmp_path, monkeypatch, no_tensor
     (tmp_path / "later" / "tensorrt.py").write_text("__version__ = '12.0.1'")
     monkeypatch.syspath_prepend(tmp_path / "later")
     with pytest.raises(UnavailableError, match=r"12\.0\.1 is of a major version"):
-        tensorrt_library.import_tensorrt()
+        library.import_tensorrt()
 
 
 def test_what_is_missing_on_a_gpu_machine_is_named_before_anything_runs(tmp_path, monkeypatch):

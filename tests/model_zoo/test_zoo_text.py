@@ -53,7 +53,7 @@ def test_a_reduced_model_has_the_structure_of_its_entry(name: str) -> None:
     named = {s.name: [d for d in s.dims if isinstance(d, str)] for s in (*full.inputs, *full.outputs)}
     assert all([d for d in s.dims if isinstance(d, str)] == named[s.name] for s in (*reduced.inputs, *reduced.outputs))
     assert (full.mask, full.family, full.licence) == (reduced.mask, reduced.family, reduced.licence)
-    assert (reduced.hub, reduced.revision, reduced.gate, reduced.find()) == (None, None, None, None)
+    assert (reduced.hub, reduced.revision, reduced.gate, reduced.weights()) == (None, None, None, None)
     assert reduced.parameters < 1_000_000 < full.parameters
 
 

@@ -11,8 +11,9 @@ from test_triton_lint_server_cases import ACCEPTED, ENSEMBLES, IO, OUT, RESHAPES
 from accel import environments
 from accel.artifacts import TensorSpec
 from accel.processing import Own, Pipeline, carried
-from accel.triton import ensemble, server
+from accel.triton import ensemble
 from accel.triton.lint import lint
+from accel.triton.servers import server
 
 FLAGS = ("--exit-on-error=false", "--strict-readiness=false", "--disable-auto-complete-config")
 STEPS = """

@@ -22,12 +22,13 @@ from test_triton_ensemble import OWN, tokenizer_file
 from accel import environments
 from accel.artifacts import TensorSpec
 from accel.processing import Own, Pipeline, Pool, Tokenize, carried
-from accel.triton import ensemble, server
+from accel.triton import ensemble
 from accel.triton import manifest as manifests
 from accel.triton.config import Step, TritonConfig, render
-from accel.triton.hosts import EMBEDDED_RELEASE
 from accel.triton.manifest import Manifest
 from accel.triton.repository import emit
+from accel.triton.servers import server
+from accel.triton.servers.hosts import EMBEDDED_RELEASE
 from model_zoo._pictures import dead_leaves
 from model_zoo._text import minilm_folder, sentences
 

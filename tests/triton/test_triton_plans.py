@@ -14,10 +14,10 @@ from accel.builders.to_tensorrt import BUILDER
 from accel.errors import StageError
 from accel.hardware import Gpu
 from accel.triton import plans, repository
-from accel.triton import server as servers
 from accel.triton.lint import lint
 from accel.triton.manifest import read
 from accel.triton.releases import RELEASES
+from accel.triton.servers import server as servers
 
 FACTS = {"tensorrt": "10.16.1.11", "compute_capability": "9.0", "gpu": "an H200", "driver": "580.1"}
 H200 = Gpu("an H200", 141 << 30, "580.1", "9.0")

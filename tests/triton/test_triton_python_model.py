@@ -16,10 +16,11 @@ import pytest
 from accel import environments, hardware
 from accel.errors import InputError
 from accel.targets import discover
-from accel.triton import python_model, server
+from accel.triton import python_model
 from accel.triton.config import parse
 from accel.triton.python_model import modules_of
-from accel.triton.served import client, infer
+from accel.triton.servers import server
+from accel.triton.servers.served import client, infer
 
 STANDIN = Path(__file__).with_name("standin")
 

@@ -24,10 +24,10 @@ from live import Live
 from accel import environments
 from accel.bench import usage
 from accel.errors import InputError, StageError, UnavailableError, UsageError
-from accel.triton import hosts, processes, server
 from accel.triton.manifest import read
-from accel.triton.served import check, client, infer
-from accel.triton.server import Server
+from accel.triton.servers import hosts, processes, server
+from accel.triton.servers.served import check, client, infer
+from accel.triton.servers.server import Server
 from accel.triton.twin import write_twin
 
 CACHED = "response_cache { enable: true }"
@@ -320,7 +320,7 @@ def test_reasons_are_the_lines_that_say_why():
 HOLDER = """
 import sys, time
 from pathlib import Path
-from accel.triton import server
+from accel.triton.servers import server
 running = server.start(Path(sys.argv[1]), via="embedded", log=Path(sys.argv[2]))
 print(running.endpoint.pid, running.endpoint.grpc, running.root, flush=True)
 time.sleep(100)

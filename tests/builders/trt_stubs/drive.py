@@ -42,7 +42,10 @@ from accel.artifacts import (  # noqa: E402
     TensorSpec,
     Variant,
 )
-from accel.builders import tensorrt_build, tensorrt_device, tensorrt_library, to_tensorrt  # noqa: E402
+from accel.builders import to_tensorrt  # noqa: E402
+from accel.builders.tensorrt import build as building_plans  # noqa: E402
+from accel.builders.tensorrt import device as cuda  # noqa: E402
+from accel.builders.tensorrt import library  # noqa: E402
 from accel.errors import AccelError  # noqa: E402
 
 IN = TensorSpec("x", "float32", ("batch", 3))
@@ -121,16 +124,16 @@ API: Api
 TENSOR = lambda network: API.stand_in(real.ITensor)  # noqa: E731
 
 
-def fresh(**more: Any) -> tuple[Any, tensorrt_library.Log]:
+def fresh(**more: Any) -> tuple[Any, library.Log]:
     """Make a new API with its script, known to Polygraphy as ``tensorrt``; returns the module and a log."""
     global API
     API = Api(real, script(**more))
     sys.modules["tensorrt"] = API.module
     for module in [m for m in sys.modules if m.startswith("polygraphy")]:
         del sys.modules[module]  # it keeps the TensorRT that it met first
-    trt = tensorrt_library.import_tensorrt()
+    trt = library.import_tensorrt()
     assert trt is API.module
-    return trt, tensorrt_library.Log(trt)
+    return trt, library.Log(trt)
 
 
 def request(target: str = "trt-fp16", **options: Any) -> BuildRequest:
@@ -192,7 +195,7 @@ def opened(more: Mapping[str, Any] | None = None, device: HostDevice | None = No
         API.script.update(more)
     asked = request(**options)
     artifact = Artifact(asked.variant, (), "0" * 64, built, 0.0)
-    trt, log = sys.modules["tensorrt"], tensorrt_library.Log(sys.modules["tensorrt"])
+    trt, log = sys.modules["tensorrt"], library.Log(sys.modules["tensorrt"])
     return to_tensorrt.open_plan(trt, log, artifact, SCRATCH / "out", device or HostDevice())
 
 
@@ -223,16 +226,16 @@ def says(text: str, result: Any = None) -> Callable[..., Any]:
     return act
 
 
-LOGS: list[tensorrt_library.Log] = []
-_plain_init = tensorrt_library.Log.__init__
+LOGS: list[library.Log] = []
+_plain_init = library.Log.__init__
 
 
-def _noted(self: tensorrt_library.Log, trt: Any) -> None:
+def _noted(self: library.Log, trt: Any) -> None:
     _plain_init(self, trt)
     LOGS[:] = [self]
 
 
-tensorrt_library.Log.__init__ = _noted  # type: ignore[method-assign]
+library.Log.__init__ = _noted  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -339,8 +342,8 @@ def failures() -> dict[str, Any]:
 
 def _real_builder() -> None:
     """The bindings' own builder over the stub libraries, which make none."""
-    log = tensorrt_library.Log(real)
-    tensorrt_build.create(lambda: real.Builder(log.logger), log, "TensorRT's builder cannot be made")
+    log = library.Log(real)
+    building_plans.create(lambda: real.Builder(log.logger), log, "TensorRT's builder cannot be made")
 
 
 def sessions() -> dict[str, Any]:
@@ -394,7 +397,7 @@ def inspected() -> dict[str, Any]:
 
 def planted() -> dict[str, Any]:
     """Build with mistakes planted in the builder's source: the stand-ins must refuse each."""
-    source = Path(tensorrt_build.__file__).read_text()
+    source = Path(building_plans.__file__).read_text()
     strong = "builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))"
     after = "    shapes = Profile()\n"
     gone = {"10": ("max_workspace_size", "STRICT_TYPES"), "11": ("int8_calibrator", "FP16")}[
@@ -417,10 +420,10 @@ def planted() -> dict[str, Any]:
     for name, (old, new) in plants.items():
         assert source.count(old) == 1, (name, old)
         try:
-            exec(compile(source.replace(old, new), "planted", "exec"), tensorrt_build.__dict__)
+            exec(compile(source.replace(old, new), "planted", "exec"), building_plans.__dict__)
             seen[name] = failing(build)
         finally:
-            importlib.reload(tensorrt_build)
+            importlib.reload(building_plans)
     return seen
 
 
@@ -431,7 +434,7 @@ def torch_calls() -> list[str]:
     import torch
 
     missing = []
-    for node in ast.walk(ast.parse(Path(tensorrt_device.__file__).read_text())):
+    for node in ast.walk(ast.parse(Path(cuda.__file__).read_text())):
         words = []
         while isinstance(node, ast.Attribute):
             words.insert(0, node.attr)

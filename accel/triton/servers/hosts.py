@@ -16,10 +16,10 @@ from accel import environments, targets
 from accel.errors import UnavailableError, UsageError
 from accel.triton import manifest as manifests
 from accel.triton.launch import image
-from accel.triton.processes import LOCALHOST
 from accel.triton.reading import read_configs
 from accel.triton.releases import RELEASES, Release
 from accel.triton.releases import release as find_release
+from accel.triton.servers.processes import LOCALHOST
 
 EMBEDDED_RELEASE = "24.10"
 """Release of the server in nvidia-pytriton 0.7.0, whose metadata says 2.51.0."""

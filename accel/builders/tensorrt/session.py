@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from accel.artifacts import CallSplit, ShapeRange, TensorSpec
-from accel.builders import Feed, Session
-from accel.builders.tensorrt_device import Block, Device
-from accel.builders.tensorrt_library import Log
+from accel.builders import Feed, Session, timed_parts
+from accel.builders.tensorrt.device import Block, Device
+from accel.builders.tensorrt.library import Log
 from accel.errors import SampleError, StageError
 
 ALIGNMENT = 256
@@ -137,20 +135,22 @@ class TensorRtSession(Session):
         """Run one request part by part, the device synchronised between."""
         device = self._device
         device.wait()
-        times = [perf_counter()]
-        self.bind(inputs)
-        layout = self._bound()
-        device.copy(self._in.device, self._in.host, layout.bytes_in)
-        device.wait()
-        times.append(perf_counter())
-        self._execute()
-        device.wait()
-        times.append(perf_counter())
-        device.copy(self._out.host, self._out.device, layout.bytes_out)
-        device.wait()
-        times.append(perf_counter())
-        copy_in, compute, copy_out = ((after - before) * 1e3 for before, after in pairwise(times))
-        return CallSplit(copy_in, compute, copy_out, layout.bytes_in, layout.bytes_out)
+
+        def copy_in() -> None:
+            self.bind(inputs)
+            device.copy(self._in.device, self._in.host, self._bound().bytes_in)
+            device.wait()
+
+        def compute() -> None:
+            self._execute()
+            device.wait()
+
+        def copy_out() -> Feed:
+            device.copy(self._out.host, self._out.device, self._bound().bytes_out)
+            device.wait()
+            return self.read()
+
+        return timed_parts(inputs, copy_in=copy_in, compute=compute, copy_out=copy_out)
 
     def close(self) -> None:
         """Drop the context before the engine, and the memory."""

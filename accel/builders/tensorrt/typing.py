@@ -19,8 +19,8 @@ import numpy as np
 from accel.artifacts import BuildRequest, ModelSource, Typed, to_json
 from accel.builders import Feed, Session, fit_inputs
 from accel.builders.calibration import calibration_feeds
-from accel.builders.tensorrt_options import TensorRtOptions
-from accel.builders.tensorrt_score import HeldBack
+from accel.builders.tensorrt.options import TensorRtOptions
+from accel.builders.tensorrt.score import HeldBack
 from accel.errors import InputError, StageError
 
 REPORT = "typing.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.triton import manifest as manifests
-from accel.triton.processes import reachable
+from accel.triton.servers.processes import reachable
 
 
 def ready(name: str, grpc: str, http: str, metrics: str) -> str | None:

@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel.errors import InputError, StageError, UnavailableError, UsageError, nearest
-from accel.triton import hosts, plans
 from accel.triton import manifest as manifests
-from accel.triton.asking import http_name, metadata, ready, twins_at
-from accel.triton.hosts import Host
-from accel.triton.processes import (
+from accel.triton import plans
+from accel.triton.reading import read_configs
+from accel.triton.servers import hosts
+from accel.triton.servers.asking import http_name, metadata, ready, twins_at
+from accel.triton.servers.hosts import Host
+from accel.triton.servers.processes import (
     LOCALHOST,
     LOOK_S,
     Running,
@@ -39,7 +41,6 @@ from accel.triton.processes import (
     reachable,
     reasons,
 )
-from accel.triton.reading import read_configs
 
 ATTEMPTS = 3
 """How often a start is tried where a chosen port was taken before the server had it."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from accel import environments
 from accel.artifacts import ShapeRange
-from accel.builders.tensorrt_library import Log
-from accel.builders.tensorrt_options import TensorRtOptions
+from accel.builders.tensorrt.library import Log
+from accel.builders.tensorrt.options import TensorRtOptions
 from accel.errors import StageError
 
 Tell = Callable[[str], None]

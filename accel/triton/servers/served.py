@@ -25,11 +25,11 @@ from accel.detections import match
 from accel.errors import InputError, StageError
 from accel.samples import write_feeds
 from accel.triton import manifest as manifests
-from accel.triton import server
 from accel.triton.manifest import REFERENCE, Finding, Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.samples import Point
-from accel.triton.server import Endpoint
+from accel.triton.servers import server
+from accel.triton.servers.server import Endpoint
 
 ROOM_DB = 1.0
 """How far a served answer may fall below the same build in process: room for another number of threads."""
