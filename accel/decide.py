@@ -27,7 +27,7 @@ class Candidate:
 
     Attributes:
         reason: why it cannot be chosen, where ``status`` is not ``ok``.
-        precision: the precision that really ran.
+        precision: the one whose gate it was held against: the coarsest that any part of it may compute in.
         measurements: all points known of it, oldest first; may come from several sessions.
         choosable: False for a variant that no repository of the wanted release can serve, with ``reason``.
         repository: what was served, relative to the run directory; None where the choice is between variants alone.
@@ -248,7 +248,7 @@ def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, *, tie: bool
     if not tie:
         return f"takes {figure} the time of {winner.id}"
     if _PRECISION.get(winner.precision, 0) > _PRECISION.get(loser.precision, 0):
-        return f"ties with {winner.id} ({figure} its time), which computes in {winner.precision}, not {loser.precision}"
+        return f"ties with {winner.id} ({figure} its time), which is held to the gate of {winner.precision}, not {loser.precision}"
     return f"ties with {winner.id} ({figure} its time), whose artifact is smaller or came first"
 
 

@@ -79,7 +79,7 @@ def candidate(result: Result) -> Candidate:
         id=result.variant.id,
         status=status,
         reason=emitted.reason if unserved and emitted and status == "ok" else reason,
-        precision=proof.precision if proof else "none",
+        precision=proof.asked if proof else "none",
         bytes=result.built.value.bytes if result.built else 0,
         measurements=tuple(m for m in result.points if m.via == "inprocess"),
         choosable=not unserved,

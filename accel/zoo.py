@@ -40,7 +40,7 @@ class Asked:
 
     Attributes:
         models: names of the zoo; all of them where none is given.
-        full: take the models as they are, and measure as ``accel convert`` does.
+        full: take the models as they are, and measure latency as ``accel convert`` does.
         targets: targets of every model.
         out: folder of the run directories and figures.
     """
@@ -102,9 +102,10 @@ def _job(name: str, asked: Asked) -> tuple[str, Job]:
         "source": name if asked.full else name + model_zoo.SMALL,
         "targets": asked.targets,
         "out": asked.folder / name,
+        "objective": "latency",
     }
     if not asked.full:
-        given |= {"rounds": ROUNDS, "round_s": ROUND_S, "objective": "latency"}
+        given |= {"rounds": ROUNDS, "round_s": ROUND_S}
     words = [given["source"], *(f"--{k.replace('_', '-')}={v}" for k, v in given.items() if k != "source")]
     return name, jobs.assemble(given, None, command=shlex.join(["accel", "convert", *words]))
 

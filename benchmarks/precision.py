@@ -184,7 +184,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(one(options.one[0], Path(options.one[1]))))
         return
-    results: dict[str, object] = {
+    head = {
         "onnx": onnx.__version__,
         "onnxruntime": onnxruntime.__version__,
         "date": time.strftime("%Y-%m-%d"),
@@ -192,12 +192,13 @@ def main() -> None:
         "threads": THREADS,
         "small": options.small,
     }
+    results = json.loads(options.json.read_text()) if options.json.is_file() else {}
     with tempfile.TemporaryDirectory() as name:
         folder = options.folder or Path(name)
         if options.only in (None, "typing"):
-            results["typing"] = typing(folder, small=options.small)
+            results["typing"] = head | typing(folder, small=options.small)
         if options.only in (None, "search"):
-            results["search"] = search(folder, small=options.small)
+            results["search"] = head | search(folder, small=options.small)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
 

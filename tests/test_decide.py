@@ -1,14 +1,19 @@
 """The choice: right before fast, ties by precision, a reason for everyone."""
 
 import math
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.artifacts import Measurement
+from accel import results
+from accel.artifacts import Measurement, Parity, Target, Variant
 from accel.decide import Candidate, Constraints, decide, finalists
+from accel.results import Result
+from accel.stages import Proof, Stage
 
 rng = np.random.default_rng(0)
 
@@ -227,3 +232,11 @@ def test_whatever_is_chosen_passed_and_nothing_that_passed_is_clearly_faster(row
     if found.chosen:
         assert good[found.chosen] <= 1.06 * min(good.values())
         assert math.isfinite(point(1).mean_ms)
+
+
+def test_a_file_that_computes_mostly_in_fp32_ties_as_what_it_is_held_to():
+    variant = Variant(Target("ort-int8-dynamic", "cpu"), {})
+    proof = Proof(Parity(True, {}, {}, ()), "fp32", "int8", 3)
+    built = types.SimpleNamespace(bytes=7)
+    result = Result(variant, built=Stage(built, Path(), "", False), proof=Stage(proof, Path(), "", False))
+    assert results.candidate(result).precision == "int8"
