@@ -248,7 +248,8 @@ def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, *, tie: bool
     if not tie:
         return f"takes {figure} the time of {winner.id}"
     if _PRECISION.get(winner.precision, 0) > _PRECISION.get(loser.precision, 0):
-        return f"ties with {winner.id} ({figure} its time), which is held to the gate of {winner.precision}, not {loser.precision}"
+        held = f"which is held to the gate of {winner.precision}, not {loser.precision}"
+        return f"ties with {winner.id} ({figure} its time), {held}"
     return f"ties with {winner.id} ({figure} its time), whose artifact is smaller or came first"
 
 
