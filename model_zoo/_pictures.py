@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -166,6 +166,22 @@ def settle(
         model(**{name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in items[0]})
     for hook in hooks:
         hook.remove()
+    return model
+
+
+def settle_keras(model: Any, items: Sequence[Mapping[str, np.ndarray]]) -> Any:
+    """Give BatchNorm the statistics of ``items``, all of one size, and return the Keras model; see ``settle``.
+
+    Args:
+        model: of one input, pictures channels last.
+    """
+    norms = [layer for layer in model.layers if hasattr(layer, "moving_variance")]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0  # the statistics of the one batch that follows
+    model(np.concatenate([value for item in items for value in item.values()]), training=True)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
     return model
 
 

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from accel.artifacts import TensorSpec
 from model_zoo import Entry, Item, _pictures
 
@@ -48,14 +46,7 @@ def build(spec: TensorSpec, labels: int, *, end: str | None = None) -> Any:
     last = trunk.output if end is None else trunk.get_layer(end).output
     pooled = keras.layers.GlobalAveragePooling2D(name="avg_pool")(last)
     model = keras.Model(images, keras.layers.Dense(labels, name="logits")(pooled))
-    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
-    for norm in norms:
-        norm.momentum = 0.0  # the statistics of the one batch that follows
-    batch = np.concatenate([item[spec.name] for item in samples(_pictures.SETTLING, spec=spec)])
-    model(batch, training=True)
-    for norm in norms:
-        norm.momentum = 0.99
-    return model
+    return _pictures.settle_keras(model, samples(_pictures.SETTLING, spec=spec))
 
 
 def samples(count: int, *, spec: TensorSpec, skipped: int = 0) -> Sequence[Item]:

@@ -1,0 +1,167 @@
+"""Keras's Inception-v3 and DenseNet-121 at full size, as SavedModels: how exact, and whether layout matters for speed.
+
+    .venv/bin/python benchmarks/tensorflow_sources.py [--folder DIR] [--out docs/benchmarks/tensorflow.json]
+
+`accel convert` runs on each SavedModel three times: as it is, with `--inputs-as-nchw`, and with OpenVINO reading the
+SavedModel itself. Bar: every FP32 variant within 1e-4 of TensorFlow's own logits. Then the files that were built are
+timed in turn through ONNX Runtime's and OpenVINO's own APIs, one picture a call. Takes about 20 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel import hardware
+from accel.artifacts import TensorSpec
+from accel.bench.stability import ratio_interval
+from accel.exporters.layout import array_first
+from model_zoo import _pictures
+
+SIZES = {"InceptionV3": 299, "DenseNet121": 224}
+TARGETS = "tf,tf-xla,ort,openvino-fp32"
+BAR = 1e-4
+ITEMS, ROUNDS, CALLS = 96, 15, 8
+SAMPLES = """
+from pathlib import Path
+import numpy as np
+def pictures():
+    with np.load(Path(__file__).with_suffix(".npz")) as held:
+        yield from ({"images": picture[None]} for picture in held["images"])
+"""
+WAYS = {
+    "nhwc": [],
+    "nchw": ["--inputs-as-nchw", "images"],
+    "frontend": ["--config", "frontend.yaml"],
+}
+"""How the model is converted: pictures channels last, channels first, and past ONNX into OpenVINO."""
+
+
+def save(name: str, folder: Path) -> np.ndarray:
+    """Write ``folder/saved_model``, seeded and settled, logits out; returns pictures (items, height, width, 3)."""
+    from accel.builders.tensorflow_runtime import import_tensorflow
+
+    keras = import_tensorflow().keras
+    keras.utils.set_random_seed(0)
+    spec = TensorSpec("images", "float32", ("batch", SIZES[name], SIZES[name], 3))
+    drawn = _pictures.pictures(_pictures.SETTLING + ITEMS, spec, mean=_pictures.HALF, deviation=_pictures.HALF)
+    images = keras.Input(spec.dims[1:], name=spec.name)
+    model = getattr(keras.applications, name)(weights=None, input_tensor=images, classifier_activation=None)
+    _pictures.settle_keras(model, drawn[: _pictures.SETTLING])
+    model.export(folder / "saved_model", verbose=False)
+    return np.concatenate([item["images"] for item in drawn[_pictures.SETTLING :]])
+
+
+def converted(folder: Path, way: str, pictures: np.ndarray) -> dict[str, Any]:
+    """Convert the SavedModel from nothing one way; returns what became of each variant."""
+    feeds = array_first(pictures) if way == "nchw" else pictures
+    np.savez(folder / f"drawn_{way}.npz", images=feeds)
+    (folder / f"drawn_{way}.py").write_text(SAMPLES)
+    (folder / "frontend.yaml").write_text("options:\n  openvino-fp32: {frontend: tensorflow}\n")
+    words = ["convert", "saved_model", "--targets", TARGETS if way != "frontend" else "openvino-fp32"]
+    words += ["--samples", f"drawn_{way}.py:pictures", "--objective", "latency", "-o", way, "--quiet", *WAYS[way]]
+    start = time.monotonic()
+    code = subprocess.run([sys.executable, "-m", "accel", *words], cwd=folder).returncode
+    wall_s = time.monotonic() - start
+    if code:
+        raise SystemExit(f"accel {' '.join(words)} ended with {code}")
+    document = json.loads((folder / way / "run.json").read_text())
+    rows = {
+        v["id"]: {
+            "status": v["status"],
+            "max_abs": max((o["max_abs"] for o in v["parity"]["outputs"]), default=None) if v["parity"] else None,
+            "sqnr_db": v["parity"]["found"].get("sqnr_db") if v["parity"] else None,
+            "p50_ms": [m["p50_ms"] for m in v["measurements"]],
+        }
+        for v in document["variants"]
+    }
+    return {"wall_s": wall_s, "variants": rows}
+
+
+Call = Callable[[], Any]
+
+
+def ort_call(file: Path, feed: np.ndarray) -> Call:
+    """Return one call of an ONNX file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = hardware.cpu_threads()
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {"images": feed})
+
+
+def openvino_call(file: Path, feed: np.ndarray) -> Call:
+    """Return one call of an IR, in FP32."""
+    import openvino
+
+    asked = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(hardware.cpu_threads())}
+    request = openvino.Core().compile_model(file, "CPU", asked).create_infer_request()
+    return lambda: request.infer({"images": feed})
+
+
+def layouts(folder: Path, picture: np.ndarray) -> dict[str, Any]:
+    """Time the built files in turn; ratios are to channels last through ONNX, above 1 is slower."""
+    made = {
+        "ort nhwc": ort_call(folder / "nhwc/variants/ort@cpu/model.onnx", picture),
+        "ort nchw": ort_call(folder / "nchw/variants/ort@cpu/model.onnx", array_first(picture)),
+        "openvino-fp32 nhwc": openvino_call(folder / "nhwc/variants/openvino-fp32@cpu/model.xml", picture),
+        "openvino-fp32 nchw": openvino_call(folder / "nchw/variants/openvino-fp32@cpu/model.xml", array_first(picture)),
+        "openvino-fp32 frontend": openvino_call(folder / "frontend/variants/openvino-fp32@cpu/model.xml", picture),
+    }
+    times: dict[str, list[float]] = {name: [] for name in made}
+    order = np.random.default_rng(0)
+    for number in range(ROUNDS + 1):
+        for name in order.permutation(list(made)):
+            spent = []
+            for _ in range(CALLS):
+                start = time.perf_counter_ns()
+                made[name]()
+                spent.append((time.perf_counter_ns() - start) / 1e6)
+            if number:  # the first round warms all
+                times[name].append(float(np.median(spent)))
+    rows = {}
+    for name, rounds in times.items():
+        ratio, low, high = ratio_interval(rounds, times[name.split()[0] + " nhwc"])
+        rows[name] = {"p50_ms": float(np.median(rounds)), "ratio": ratio, "ratio_ci": [low, high], "rounds_ms": rounds}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where models and runs go; a temporary one by default")
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/tensorflow.json"))
+    asked = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    machine = hardware.detect()
+    found: dict[str, Any] = {"hardware": machine.id, "versions": dict(machine.versions), "date": time.strftime("%F")}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in SIZES:
+            folder = (asked.folder or Path(scratch)).absolute() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            pictures = save(name, folder)
+            ways = {way: converted(folder, way, pictures) for way in WAYS}
+            found[name] = {"ways": ways, "layouts": layouts(folder, pictures[:1])}
+            for way, done in ways.items():
+                for id, row in done["variants"].items():
+                    held = "" if row["max_abs"] is None else f"{row['max_abs']:.1e} (bar {BAR:.0e})"
+                    print(f"{name:12} {way:9} {id:20} {row['status']:12} {held}", flush=True)
+            for way, row in found[name]["layouts"].items():
+                low, high = row["ratio_ci"]
+                print(f"{name:12} {way:24} {row['p50_ms']:7.1f} ms  {row['ratio']:.2f} [{low:.2f}, {high:.2f}]")
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
