@@ -142,7 +142,7 @@ def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folde
     with contextlib.closing(session):
         if made.variant.static:
             fixed = {name: shape.opt for name, shape in made.variant.profile.items()}
-            hidden = {d for i in described.inputs if i.name == described.mask for d in i.dims[1:]}
+            hidden = _hidden_axes(described)
             results = {}
             for name, feed in feeds.items():
                 if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in described.inputs):
@@ -368,6 +368,18 @@ def _read_answers(path: Path) -> dict[str, dict[str, np.ndarray]]:
             feed, _, name = key.partition("/")
             found.setdefault(feed, {})[name] = file[key]
     return found
+
+
+def _hidden_axes(source: ModelSource) -> Set[int | str]:
+    """Return the axes that may be padded: the mask hides what is added, and every output can be cut back by its axes.
+
+    An output may have an axis of its own, as the keys of a decoder's past and the new position have: where padding
+    ends in it nothing says.
+    """
+    given = {d for spec in source.inputs for d in spec.dims}
+    if any(isinstance(d, str) and d not in given for spec in source.outputs for d in spec.dims):
+        return set()
+    return {d for spec in source.inputs if spec.name == source.mask for d in spec.dims[1:]}
 
 
 def _fits(shape: tuple[int, ...], fixed: tuple[int, ...], dims: tuple[int | str, ...], hidden: Set[int | str]) -> bool:

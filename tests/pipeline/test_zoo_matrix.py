@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import model_zoo
-from accel import cli, zoo
+from accel import cli, jobs, pipeline, zoo
 from accel.artifacts import Target
 from accel.errors import CheckFailed, InputError, UsageError
 from accel.targets import discover
@@ -123,3 +123,14 @@ def test_the_terminal_shows_the_longer_side_downwards(rows: list[dict[str, Any]]
     with console.capture() as shown:
         console.print(zoo.table(many))
     assert shown.get().split()[0] == ("target" if len(many) < 4 else "model")
+
+
+@pytest.mark.slow
+def test_a_fixed_shape_is_proved_on_what_can_be_compared(tmp_path: Path) -> None:
+    """The keys that a decoder gives have an axis of their own: a padded answer could not be cut back to its size."""
+    given = {"source": "gpt2@small", "targets": "openvino-fp32", "out": tmp_path, "static": True, "rounds": 2}
+    job = jobs.assemble({**given, "round_s": 0.05, "objective": "latency"}, None, command="accel convert gpt2@small")
+    found = {v["id"]: v for v in pipeline.convert(job)["variants"]}
+    static = found["openvino-fp32@cpu+1x1"]
+    assert static["status"] == "ok", static["reason"]
+    assert 0 < static["parity"]["feeds"] < found["openvino-fp32@cpu"]["parity"]["feeds"]
