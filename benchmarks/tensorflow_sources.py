@@ -84,7 +84,7 @@ def converted(folder: Path, way: str, pictures: np.ndarray) -> dict[str, Any]:
         }
         for v in document["variants"]
     }
-    return {"wall_s": wall_s, "variants": rows}
+    return {"wall_s": wall_s, "versions": document["hardware"]["versions"], "variants": rows}
 
 
 Call = Callable[[], Any]
@@ -142,8 +142,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/tensorflow.json"))
     asked = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    machine = hardware.detect()
-    found: dict[str, Any] = {"hardware": machine.id, "versions": dict(machine.versions), "date": time.strftime("%F")}
+    found: dict[str, Any] = {"hardware": hardware.detect().id, "date": time.strftime("%F")}
     with tempfile.TemporaryDirectory() as scratch:
         for name in SIZES:
             folder = (asked.folder or Path(scratch)).absolute() / name
