@@ -30,10 +30,10 @@ Row = dict[str, Any]
 def cold_s(folder: Path, run: Row) -> float | None:
     """Return how long the run took from the command to the decision; None where parts of it were there already.
 
-    A run that was repeated is in ``history/``: the newest one on the same machine that built and measured everything.
+    A run that was repeated is in ``history/``: it is the first one on the same machine, where nothing was there yet.
     """
-    past = [json.loads(path.read_text()) for path in sorted((folder / "history").glob("*.json"), reverse=True)]
-    for document in (run, *past):
+    past = [json.loads(path.read_text()) for path in sorted((folder / "history").glob("*.json"))]
+    for document in (*past, run):
         fresh = not any(v["cached"] for v in document["variants"])
         if fresh and document["hardware"]["id"] == run["hardware"]["id"]:
             return float(document["timings_s"]["total"])
