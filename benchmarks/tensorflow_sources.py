@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 
 from accel import hardware
 from accel.artifacts import TensorSpec
+from accel.bench.interleave import interleave
 from accel.bench.stability import ratio_interval
 from accel.exporters.layout import array_first
 from model_zoo import _pictures
@@ -109,30 +112,52 @@ def openvino_call(file: Path, feed: np.ndarray) -> Call:
     return lambda: request.infer({"images": feed})
 
 
+@dataclass
+class Timed:
+    """A file that takes its turn: the median of some calls, in ms, for each round."""
+
+    name: str
+    make: Callable[[], Call]
+    rounds_ms: list[float] = field(default_factory=list)
+    call: Call | None = None
+
+    def open(self) -> None:
+        self.call = self.make()
+        self._median_ms()  # warms up
+
+    def turn(self) -> None:
+        self.rounds_ms.append(self._median_ms())
+
+    def close(self) -> None:
+        self.call = None
+
+    def _median_ms(self) -> float:
+        assert self.call is not None
+        spent = []
+        for _ in range(CALLS):
+            start = time.perf_counter_ns()
+            self.call()
+            spent.append((time.perf_counter_ns() - start) / 1e6)
+        return float(np.median(spent))
+
+
 def layouts(folder: Path, picture: np.ndarray) -> dict[str, Any]:
     """Time the built files in turn; ratios are to channels last through ONNX, above 1 is slower."""
-    made = {
-        "ort nhwc": ort_call(folder / "nhwc/variants/ort@cpu/model.onnx", picture),
-        "ort nchw": ort_call(folder / "nchw/variants/ort@cpu/model.onnx", array_first(picture)),
-        "openvino-fp32 nhwc": openvino_call(folder / "nhwc/variants/openvino-fp32@cpu/model.xml", picture),
-        "openvino-fp32 nchw": openvino_call(folder / "nchw/variants/openvino-fp32@cpu/model.xml", array_first(picture)),
-        "openvino-fp32 frontend": openvino_call(folder / "frontend/variants/openvino-fp32@cpu/model.xml", picture),
-    }
-    times: dict[str, list[float]] = {name: [] for name in made}
-    order = np.random.default_rng(0)
-    for number in range(ROUNDS + 1):
-        for name in order.permutation(list(made)):
-            spent = []
-            for _ in range(CALLS):
-                start = time.perf_counter_ns()
-                made[name]()
-                spent.append((time.perf_counter_ns() - start) / 1e6)
-            if number:  # the first round warms all
-                times[name].append(float(np.median(spent)))
+    makers = {"ort": (ort_call, "model.onnx"), "openvino-fp32": (openvino_call, "model.xml")}
+    timed = {}
+    for way, target in (("nhwc", "ort"), ("nchw", "ort"), *((way, "openvino-fp32") for way in WAYS)):
+        make, file = makers[target]
+        feed = array_first(picture) if way == "nchw" else picture
+        name = f"{target} {way}"
+        timed[name] = Timed(name, partial(make, folder / way / "variants" / f"{target}@cpu" / file, feed))
+    failed = interleave(list(timed.values()), ROUNDS, opening="open", turn="round", progress=lambda name, doing: None)
+    if failed:
+        raise SystemExit(f"could not be timed: {failed}")
     rows = {}
-    for name, rounds in times.items():
-        ratio, low, high = ratio_interval(rounds, times[name.split()[0] + " nhwc"])
-        rows[name] = {"p50_ms": float(np.median(rounds)), "ratio": ratio, "ratio_ci": [low, high], "rounds_ms": rounds}
+    for name, one in timed.items():
+        ratio, low, high = ratio_interval(one.rounds_ms, timed[name.split()[0] + " nhwc"].rounds_ms)
+        p50_ms = float(np.median(one.rounds_ms))
+        rows[name] = {"p50_ms": p50_ms, "ratio": ratio, "ratio_ci": [low, high], "rounds_ms": one.rounds_ms}
     return rows
 
 
