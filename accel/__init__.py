@@ -16,15 +16,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from accel.decide import Constraints
-    from accel.errors import AccelError
+    from accel.builders.targets import parse as parse_targets
+    from accel.core.errors import AccelError
+    from accel.core.progress import Progress
+    from accel.exporters.sources import recognise
     from accel.graph.int32 import narrow_file
-    from accel.job import Job
     from accel.pipeline import convert
-    from accel.progress import Progress
     from accel.report import write_comparison
-    from accel.sources import recognise
-    from accel.targets import parse as parse_targets
+    from accel.run.decide import Constraints
+    from accel.run.job import Job
     from accel.triton.releases import NEWEST
     from accel.triton.verify import verify
 
@@ -44,14 +44,14 @@ __all__ = [
 
 _HOMES = {
     "NEWEST": ("accel.triton.releases", "NEWEST"),
-    "AccelError": ("accel.errors", "AccelError"),
-    "Constraints": ("accel.decide", "Constraints"),
-    "Job": ("accel.job", "Job"),
-    "Progress": ("accel.progress", "Progress"),
+    "AccelError": ("accel.core.errors", "AccelError"),
+    "Constraints": ("accel.run.decide", "Constraints"),
+    "Job": ("accel.run.job", "Job"),
+    "Progress": ("accel.core.progress", "Progress"),
     "convert": ("accel.pipeline", "convert"),
     "narrow_file": ("accel.graph.int32", "narrow_file"),
-    "parse_targets": ("accel.targets", "parse"),
-    "recognise": ("accel.sources", "recognise"),
+    "parse_targets": ("accel.builders.targets", "parse"),
+    "recognise": ("accel.exporters.sources", "recognise"),
     "verify": ("accel.triton.verify", "verify"),
     "write_comparison": ("accel.report", "write_comparison"),
 }
@@ -60,5 +60,6 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'accel' has no attribute {name!r}")
+    importlib.import_module("accel.run")  # hands the zoo to the rooms below
     module, attribute = _HOMES[name]
     return getattr(importlib.import_module(module), attribute)

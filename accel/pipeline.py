@@ -22,8 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from accel import contract, hardware, kits, measuring, parity, runfile, store, targets, worker
-from accel.artifacts import (
+from accel.accuracy import parity
+from accel.builders import TypedBuilder, targets
+from accel.core import hardware, processes
+from accel.core.errors import AccelError, StageError, UnavailableError
+from accel.core.files import lock
+from accel.core.progress import Progress
+from accel.core.values import (
     Artifact,
     Decision,
     Deferred,
@@ -37,17 +42,16 @@ from accel.artifacts import (
     Typed,
     Variant,
 )
-from accel.builders import TypedBuilder
-from accel.decide import Objective, decide, finalists
-from accel.errors import AccelError, StageError, UnavailableError
-from accel.job import Job
-from accel.measuring import Measured, measure_all
-from accel.progress import Progress
-from accel.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
-from accel.serving import Entrant, Session, serve_all
-from accel.sources import SourceRequest
-from accel.stages import FILES, TWIN, Answered, Described, Proof, Stage, Stages
-from accel.store import Store
+from accel.exporters.request import SourceRequest
+from accel.run import kits, measuring, run_json
+from accel.run.decide import Objective, decide, finalists
+from accel.run.job import Job
+from accel.run.measuring import Measured, measure_all
+from accel.run.narrowed import applied
+from accel.run.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
+from accel.run.serving import Entrant, Session, serve_all
+from accel.run.stages import FILES, TWIN, Answered, Described, Proof, Stage, Stages
+from accel.run.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,10 @@ class _Work:
 @contextmanager
 def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
     """Hold the run directory for as long as the block runs."""
-    with store.lock(job.run_dir, job.command):
+    with lock(job.run_dir, job.command):
         machine, kept = hardware.detect(), Store(job.run_dir)
         work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
-        worker.start()
+        processes.start()
         yield work
 
 
@@ -196,10 +200,10 @@ def _conclude(
             run.served = _serve(results, described, work)
     run.decisions = decide_all(run)
     with work.timed("write"):
-        runfile.show(run)
+        run_json.show(run)
     timings["total"] = time.monotonic() - work.begin
-    timings["outside_tasks"] = timings["total"] - worker.busy_s()
-    document = runfile.write(run)
+    timings["outside_tasks"] = timings["total"] - processes.busy_s()
+    document = run_json.write(run)
     work.kept.prune()
     return document
 
@@ -207,7 +211,7 @@ def _conclude(
 def _contract(described: Stage, narrowed: Stage) -> tuple[Stage, Stage]:
     """Return source and ONNX as every variant of the run takes them, with the narrowed dtypes."""
     made: Described = described.value
-    source = contract.apply(made.source, narrowed.value)
+    source = applied(made.source, narrowed.value)
     onnx = Stage(narrowed.value.onnx, narrowed.folder, narrowed.key, narrowed.cached)
     return Stage(Described(source, made.samples), described.folder, described.key, described.cached), onnx
 
@@ -338,7 +342,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         except BaseException:
             for future in futures:
                 future.cancel()
-            worker.stop_all()
+            processes.stop_all()
             raise
 
 

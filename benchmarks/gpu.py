@@ -20,12 +20,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from accel import environments, hardware, store, targets
-from accel.artifacts import Artifact, from_json
 from accel.bench.stability import ratio_interval
+from accel.builders import targets
 from accel.builders.ort_providers import ENGINES, provider_for
-from accel.gpu import open_card
-from accel.worker import Worker
+from accel.core import environments, hardware
+from accel.core.gpu import open_card
+from accel.core.processes import Worker
+from accel.core.values import Artifact, from_json
+from accel.run import store
 
 BARS = {"speedup": 3.0, "by_hand": 1.10, "added_us": 30.0}
 """Over eager FP32 torch for one of FAST; accel's time over the time by hand; what accel adds to a call."""

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from accel import hardware
-from accel.artifacts import Artifact, from_json
 from accel.bench.stability import ratio_interval
-from accel.worker import Worker
+from accel.core import hardware
+from accel.core.processes import Worker
+from accel.core.values import Artifact, from_json
 
 FACTORY = """
 import torch

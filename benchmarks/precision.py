@@ -27,8 +27,10 @@ import onnxruntime
 import psutil
 
 import model_zoo
-from accel import exporters, hardware, samples, sources
-from accel.artifacts import ModelSource, to_json
+from accel import exporters
+from accel.core import hardware
+from accel.core.values import ModelSource, to_json
+from accel.exporters import samples, sources
 from accel.graph import fp16, measured, prepared, quantize, sensitivity
 
 THREADS = len(os.sched_getaffinity(0))

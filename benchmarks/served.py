@@ -26,20 +26,20 @@ from typing import Any
 
 import numpy as np
 
-from accel import hardware, parity
-from accel.artifacts import ModelSource, from_json, to_json
+from accel.accuracy import parity
 from accel.bench import perf_analyzer, served
 from accel.bench.expected import Expected
 from accel.bench.load import Generator, Load, Window, fit_feeds
 from accel.bench.served import Method
 from accel.bench.stability import ratio_interval
 from accel.bench.usage import use
-from accel.builders import Feed, fit_inputs
-from accel.samples import read_feeds, write_feeds
+from accel.core import hardware
+from accel.core.feeds import Feed, fit_inputs, read_feeds, write_feeds
+from accel.core.processes import Worker
+from accel.core.values import ModelSource, from_json, to_json
 from accel.triton import manifest as manifests
 from accel.triton.reading import read_points
 from accel.triton.servers import server
-from accel.worker import Worker
 
 FACTORY = """
 import torch

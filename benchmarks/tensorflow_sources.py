@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from accel import hardware
-from accel.artifacts import TensorSpec
 from accel.bench.interleave import interleave
 from accel.bench.stability import ratio_interval
+from accel.core import hardware
+from accel.core.values import TensorSpec
 from accel.exporters.layout import array_first
 from model_zoo import _pictures
 
@@ -51,7 +51,7 @@ WAYS = {
 
 def save(name: str, folder: Path) -> np.ndarray:
     """Write ``folder/saved_model``, seeded and settled, logits out; returns pictures (items, height, width, 3)."""
-    from accel.builders.tensorflow_runtime import import_tensorflow
+    from accel.exporters.tensorflow_runtime import import_tensorflow
 
     keras = import_tensorflow().keras
     keras.utils.set_random_seed(0)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accel import zoo
+from accel.release import zoo_matrix
 from accel.report import markdown
 from accel.report.formats import figures, metric, seconds, times
 
@@ -46,7 +46,7 @@ def collect(folder: Path) -> Row:
         row: Row = json.loads(folder.with_name(f"{folder.name}.json").read_text())
         return row
     run = json.loads((folder / "run.json").read_text())
-    return {**zoo.summary(run, folder.name), "cold_s": cold_s(folder, run)}
+    return {**zoo_matrix.summary(run, folder.name), "cold_s": cold_s(folder, run)}
 
 
 def winners(rows: list[Row]) -> Iterator[str]:
@@ -126,14 +126,14 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if asked.check:
         check(asked.models, asked.runs)
-    named = asked.models or [row["model"] for row in zoo.read(asked.runs)]
+    named = asked.models or [row["model"] for row in zoo_matrix.read(asked.runs)]
     asked.out.mkdir(parents=True, exist_ok=True)
     for name in named:
         row = collect(asked.runs / name)
         (asked.out / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
-    rows = zoo.read(asked.out)
+    rows = zoo_matrix.read(asked.out)
     table = list(winners(rows))
-    put(asked.page, "matrix", zoo.markdown(rows))
+    put(asked.page, "matrix", zoo_matrix.markdown(rows))
     put(asked.page, "winners", table)
     print("\n".join(table))
 

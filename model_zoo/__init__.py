@@ -8,99 +8,14 @@ reduced model of an entry: fewer layers or smaller pictures, the same structure,
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
 
-import numpy as np
+from accel.core.errors import InputError
+from accel.core.values import TensorSpec
+from accel.exporters.zoo import SMALL, Entry, Item
 
-from accel.artifacts import Detections, ShapeRange, TensorSpec
-from accel.errors import InputError
-from accel.processing import Pipeline
-
-SMALL = "@small"
-"""What the name of a reduced model ends in."""
-
-Item = Mapping[str, np.ndarray]
-"""One sample without padding: a leading batch axis of 1, arrays by input name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One model of the zoo.
-
-    Attributes:
-        name / title / licence: as `accel zoo` shows them; the licence is that of the pretrained weights.
-        parameters: number of weights.
-        inputs / outputs: a tuple of TensorSpec each: name, dtype, dims (a string names an axis that varies), and for
-            integer inputs the range of values.
-        profile: input name → ShapeRange: smallest, typical and largest shape.
-        hub: hub id that the pretrained weights have, or None.
-        revision: commit of the hub's repository that the entry stands for; None takes its newest ("main").
-        drawn: what the pretrained weights lack and is drawn with seed 0, so that accuracy stays unproved, or None.
-        find: returns the local folder with the pretrained weights, or None where they are not on this machine; without
-            it they are where the local Hugging Face cache holds ``hub`` at ``revision``.
-        framework: what ``load`` builds with.
-        load: builds the FP32 model from that folder, or with random weights (None). For torch a module in eval mode
-            that takes the inputs by name and returns a mapping or an object with the outputs as items; for TensorFlow
-            a Keras model whose inputs and outputs have the declared names.
-        samples: yields ``count`` distinct items in a fixed order, real ones, without padding.
-        origin: what the samples are, for the report.
-        tokenizer: returns the folder of the tokenizer, for text models.
-        mask: name of the input that is 0 at padded positions.
-        family: what kind of network it is.
-        detections: the outputs that are compared as sets of rows: order and padding mean nothing in them.
-        static: targets for which a build fixed at the opt shape is worth making.
-        gate: name of the task metric and the least value that passes; it replaces SQNR.
-        metric: (reference outputs, outputs, feeds), each a sequence over the gate's feeds → the gate's value.
-        pipeline: the steps of an ensemble around the model; ``tokenizer`` and the weights' folder complete them.
-        small: returns the entry of the reduced model, whose random weights alone exist.
-        extra_files: names of other files of the folder that decide what the entry computes or samples.
-    """
-
-    name: str
-    title: str
-    licence: str
-    parameters: int
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    profile: Mapping[str, ShapeRange]
-    load: Callable[[Path | None], Any]
-    samples: Callable[[int], Sequence[Item]]
-    origin: str
-    find: Callable[[], Path | None] | None = None
-    hub: str | None = None
-    revision: str | None = None
-    drawn: str | None = None
-    tokenizer: Callable[[], Path | None] | None = None
-    mask: str | None = None
-    family: Literal["transformer", "vision", "other"] = "other"
-    detections: Detections | None = None
-    static: tuple[str, ...] = ()
-    gate: tuple[str, float] | None = None
-    metric: Callable[[Sequence[Item], Sequence[Item], Sequence[Item]], float] | None = None
-    pipeline: Pipeline | None = None
-    framework: Literal["torch", "tensorflow"] = "torch"
-    small: Callable[[], Entry] | None = None
-    extra_files: tuple[str, ...] = field(default=())
-
-    def weights(self) -> Path | None:
-        """Return the local folder with the pretrained weights, or None where they are not on this machine."""
-        if self.find is not None:
-            return self.find()
-        if self.hub is None:
-            return None
-        from accel.exporters.hub import huggingface_folder
-
-        return huggingface_folder(self.hub, self.revision)
-
-    def code_files(self) -> dict[str, Path]:
-        """Return the files of this package that decide what the entry computes and samples, by name."""
-        folder, own = Path(__file__).parent, Path(inspect.getfile(self.load))
-        return {own.name: own} | {name: folder / name for name in ("__init__.py", *self.extra_files)}
+__all__ = ["SMALL", "Entry", "Item", "entries", "entry", "pictures", "sentences"]
 
 
 def entries() -> dict[str, Entry]:
@@ -140,3 +55,17 @@ def entry(name: str) -> Entry:
     _checks.check(reduced, f"the reduced entry of {name}")
     small = dataclasses.replace(reduced, name=name + SMALL, gate=None, metric=None)
     return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=None)
+
+
+def sentences(count: int) -> Sequence[str]:
+    """Return ``count`` sentences in a fixed order."""
+    from model_zoo import _text
+
+    return _text.sentences(count)
+
+
+def pictures(count: int, spec: TensorSpec) -> Sequence[Item]:
+    """Return ``count`` pictures with natural statistics, each an item for a model whose one input is ``spec``."""
+    from model_zoo import _pictures
+
+    return _pictures.pictures(count, spec)

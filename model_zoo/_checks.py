@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import Detections, ShapeRange, TensorSpec
-from accel.errors import InputError, nearest
-from accel.processing import Pipeline
+from accel.core.errors import InputError, nearest
+from accel.core.processing import Pipeline
+from accel.core.values import Detections, ShapeRange, TensorSpec
 
 if TYPE_CHECKING:
-    from model_zoo import Entry
+    from accel.exporters.zoo import Entry
 
 MISSING = re.compile(r"Entry\.__init__\(\) missing \d+ required (?:positional|keyword-only) arguments?: (?P<names>.+)")
 UNKNOWN = re.compile(r"Entry\.__init__\(\) got an unexpected keyword argument '(?P<name>\w+)'")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
-from accel.processing import Picture
+from accel.core.processing import Picture
+from accel.core.values import ShapeRange, TensorSpec
 
 if TYPE_CHECKING:
     import torch

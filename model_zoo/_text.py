@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
+from accel.core.values import ShapeRange, TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from model_zoo import Entry
+    from accel.exporters.zoo import Entry
 
 LONGEST = 512
 """Tokens that the encoders of the zoo take at most."""
@@ -105,7 +105,7 @@ def tokenised(
 
 
 def _vocabulary() -> Path:
-    from accel.errors import UnavailableError
+    from accel.core.errors import UnavailableError
 
     folder = minilm_folder()
     if folder is None:

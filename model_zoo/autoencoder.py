@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
+from accel.core.values import ShapeRange, TensorSpec
 from model_zoo import Entry, Item
 
 if TYPE_CHECKING:

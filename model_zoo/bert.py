@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.processing import Pipeline, Pool, Tokenize
+from accel.core.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, _text
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.artifacts import TensorSpec
-from accel.processing import Labels, Pipeline
+from accel.core.processing import Labels, Pipeline
+from accel.core.values import TensorSpec
 from model_zoo import Entry, _pictures
 
 if TYPE_CHECKING:

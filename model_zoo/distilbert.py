@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.artifacts import TensorSpec
-from accel.processing import Labels, Pipeline, Tokenize
+from accel.core.processing import Labels, Pipeline, Tokenize
+from accel.core.values import TensorSpec
 from model_zoo import Entry, _text
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.artifacts import TensorSpec
-from accel.processing import Pipeline
+from accel.core.processing import Pipeline
+from accel.core.values import TensorSpec
 from model_zoo import Entry, Item, _lettering, _pictures
 
 if TYPE_CHECKING:

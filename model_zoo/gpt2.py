@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
+from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.hub import huggingface_folder
 from model_zoo import Entry, Item, _text
 

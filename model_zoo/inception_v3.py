@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accel.artifacts import TensorSpec
+from accel.core.values import TensorSpec
 from model_zoo import Entry, Item, _pictures
 
 INPUT = TensorSpec("images", "float32", ("batch", 299, 299, 3))
@@ -37,7 +37,7 @@ def build(spec: TensorSpec, labels: int, *, end: str | None = None) -> Any:
     Args:
         end: name of the block after which the classifier stands; None for the last.
     """
-    from accel.builders.tensorflow_runtime import import_tensorflow
+    from accel.exporters.tensorflow_runtime import import_tensorflow
 
     keras = import_tensorflow().keras
     keras.utils.set_random_seed(0)

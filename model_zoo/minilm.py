@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.processing import Pipeline, Pool, Tokenize
+from accel.core.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, Item, _text
 
 if TYPE_CHECKING:

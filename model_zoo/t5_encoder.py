@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accel.core.processing import Pipeline, Pool, Tokenize
 from accel.exporters.hub import huggingface_folder
-from accel.processing import Pipeline, Pool, Tokenize
 from model_zoo import Entry, _text
 
 if TYPE_CHECKING:

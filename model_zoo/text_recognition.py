@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
-from accel.processing import Picture, Pipeline
+from accel.core.processing import Picture, Pipeline
+from accel.core.values import ShapeRange, TensorSpec
 from model_zoo import Entry, Item, _lettering, _pictures
 
 if TYPE_CHECKING:

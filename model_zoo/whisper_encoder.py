@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
+from accel.core.values import ShapeRange, TensorSpec
 from model_zoo import Entry, Item, _audio
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import Detections, TensorSpec
-from accel.processing import Picture, Pipeline
+from accel.core.processing import Picture, Pipeline
+from accel.core.values import Detections, TensorSpec
 from model_zoo import Entry, Item, _pictures
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import accel.run  # noqa: F401  hands the zoo to the rooms below, as every command does
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from accel.bench.pool import Pool, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Checker, Sender, parse_response
 from accel.bench.session import now_ns
-from accel.errors import InputError, StageError, UnavailableError
+from accel.core.errors import InputError, StageError, UnavailableError
 
 COUNTERS = (
     "queue_ns",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from accel.artifacts import GpuUse
-from accel.gpu import Card, Look, Watched, open_card
+from accel.core.gpu import Card, Look, Watched, open_card
+from accel.core.values import GpuUse
 
 BUSY = 0.05
 """Utilisation before the session from which on the card counts as used by somebody else."""

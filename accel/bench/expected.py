@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from accel import parity
-from accel.artifacts import Parity, TensorSpec
+from accel.accuracy import parity
 from accel.bench.load import Check
-from accel.builders import Feed
+from accel.core.feeds import Feed
+from accel.core.values import Parity, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import TensorSpec
 from accel.bench.wire import tensor_bytes
-from accel.builders import Feed
-from accel.errors import InputError, SampleError
+from accel.core.errors import InputError, SampleError
+from accel.core.feeds import Feed
+from accel.core.values import TensorSpec
 
 
 def read(path: Path, inputs: Sequence[TensorSpec], *, batched: bool) -> list[dict[str, np.ndarray]]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from accel.errors import AccelError
-from accel.hardware import available_memory_bytes
+from accel.core.errors import AccelError
+from accel.core.hardware import available_memory_bytes
 
 MEMORY_RESERVE = 0.25
 """Share of the memory that was free at the start which must stay free while all contestants are open."""

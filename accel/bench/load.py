@@ -20,12 +20,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.artifacts import TensorSpec
 from accel.bench.session import now_ns
 from accel.bench.wire import described, raw_bytes, spec_of
-from accel.builders import Feed, fit_inputs
-from accel.errors import SampleError, StageError, UnavailableError, UsageError
-from accel.worker import Worker
+from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
+from accel.core.feeds import Feed, fit_inputs
+from accel.core.processes import Worker
+from accel.core.values import TensorSpec
 
 Arrivals = Literal["constant", "poisson"]
 FEED, INTENDED, SENT, END, OK = range(5)

@@ -26,15 +26,15 @@ from pathlib import Path
 
 import numpy as np
 
-from accel import environments
-from accel.artifacts import Measurement, ServerSplit, TensorSpec
 from accel.bench import feeds as forms
 from accel.bench import stability
+from accel.bench.endpoint import Endpoint
 from accel.bench.load import Generator, Load, Served, fit_feeds
 from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Labels, Method, items
-from accel.builders import Feed
-from accel.errors import InputError, StageError, UnavailableError
-from accel.triton.servers.server import Endpoint
+from accel.core import environments
+from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.feeds import Feed
+from accel.core.values import Measurement, ServerSplit, TensorSpec
 
 ENVIRONMENT = "perf-analyzer"
 PARTS = (

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.errors import UnavailableError
+from accel.core.errors import UnavailableError
 
 ALIGN = 64
 """Tensors in shared memory begin at multiples of this many bytes."""

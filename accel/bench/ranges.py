@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from accel.bench.load import Arrivals, Load
-from accel.errors import UsageError
+from accel.core.errors import UsageError
 
 
 def concurrencies(text: str) -> tuple[Load, ...]:

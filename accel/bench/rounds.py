@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.artifacts import Artifact, CallSplit, Failed, Measurement, from_json, to_json
 from accel.bench import stability
 from accel.bench.card import CardWatch, watch_card
 from accel.bench.interleave import interleave
-from accel.hardware import available_memory_bytes
-from accel.worker import Worker
+from accel.core.hardware import available_memory_bytes
+from accel.core.processes import Worker
+from accel.core.values import Artifact, CallSplit, Failed, Measurement, from_json, to_json
 
 SPLIT_CALLS = 7
 """Calls of a point that are taken apart on a GPU."""

@@ -18,15 +18,15 @@ from typing import Protocol
 
 import numpy as np
 
-from accel.artifacts import Measurement, ServerSplit, TensorSpec
 from accel.bench import stability
+from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
 from accel.bench.load import FEED, Generator, Load, Served, Window, fit_feeds
 from accel.bench.session import now_ns
 from accel.bench.usage import gauges, use
-from accel.builders import Feed
-from accel.errors import CheckFailed, StageError
-from accel.triton.servers.server import Endpoint
+from accel.core.errors import CheckFailed, StageError
+from accel.core.feeds import Feed
+from accel.core.values import Measurement, ServerSplit, TensorSpec
 
 AGREEING, MOST_WINDOWS = 3, 10
 AGREEMENT = 0.10

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.artifacts import CallSplit
-from accel.builders import Feed, Session, fit_inputs
+from accel.builders import Session
+from accel.core.feeds import Feed, fit_inputs
+from accel.core.values import CallSplit
 
 WARM_WINDOW = 5
 WARM_TOLERANCE = 0.05

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.triton.servers.server import Endpoint
+from accel.bench.endpoint import Endpoint
 
 GAUGES: Mapping[str, Callable[[list[float]], Any]] = {
     "nv_gpu_utilization": np.mean,

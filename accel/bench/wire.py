@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import TensorSpec
-from accel.builders import Feed
-from accel.triton.config import DATATYPES, datatype
+from accel.core.dtypes import DATATYPES, datatype
+from accel.core.feeds import Feed
+from accel.core.values import TensorSpec
 
 
 def tensor_bytes(value: np.ndarray) -> bytes:

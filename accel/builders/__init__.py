@@ -16,7 +16,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from accel.artifacts import (
+from accel.core.feeds import Feed, fit_inputs
+from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
@@ -29,10 +30,7 @@ from accel.artifacts import (
     TritonModel,
     Typed,
 )
-from accel.errors import SampleError
 
-Feed = Mapping[str, np.ndarray]
-"""Input or output arrays by the client's names."""
 Mode = Literal["latency", "throughput"]
 
 
@@ -73,7 +71,7 @@ class Builder(Protocol):
     """Frozen dataclass of the options a user may set; every field has a default."""
 
     def environment(self, target: Target) -> str:
-        """Name the environment whose interpreter builds and runs the target: ``main`` or one of accel.environments."""
+        """Name the environment whose interpreter builds and runs the target: ``main`` or one of ``environments``."""
 
     def available(self, target: Target) -> Skipped | None:
         """Say why the target cannot be built or run here, or None where it can. Imports nothing heavy."""
@@ -186,56 +184,3 @@ def timed_parts(
         sum(a.nbytes for a in inputs.values()),
         sum(a.nbytes for a in outputs.values()),
     )
-
-
-def fit_inputs(feed: Feed, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Check a feed against the specs, in their order, casting integers only where every value fits.
-
-    Raises:
-        SampleError: a name is missing or unknown, a rank or fixed size differs, a dtype cannot be cast without loss,
-            or an integer lies outside the declared range; the message names the input, the first bad value and its
-            index.
-    """
-    names = [s.name for s in specs]
-    if missing := [n for n in names if n not in feed]:
-        raise SampleError(f"input {missing[0]!r} is missing: got {sorted(feed)}", fix=f"give all of {names}")
-    if unknown := [n for n in feed if n not in names]:
-        raise SampleError(f"the model has no input {unknown[0]!r}", fix=f"its inputs are {names}")
-    sizes: dict[str, tuple[str, int]] = {}
-    fitted: dict[str, np.ndarray] = {}
-    for spec in specs:
-        value = np.asarray(feed[spec.name])
-        if value.ndim != len(spec.dims):
-            raise SampleError(
-                f"input {spec.name!r} has shape {value.shape}, expected rank {len(spec.dims)}: {spec.dims}"
-            )
-        for size, dim in zip(value.shape, spec.dims, strict=True):
-            if isinstance(dim, int) and size != dim:
-                raise SampleError(f"input {spec.name!r} has shape {value.shape}, expected {spec.dims}")
-            if isinstance(dim, str):
-                other, seen = sizes.setdefault(dim, (spec.name, size))
-                if seen != size:
-                    raise SampleError(
-                        f"axis {dim!r} is {seen} in input {other!r} and {size} in {spec.name!r}: expected one size"
-                    )
-        fitted[spec.name] = _cast(value, spec)
-    return fitted
-
-
-def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    wanted = np.dtype(spec.dtype)
-    if value.dtype.kind in "iu" and wanted.kind in "iu":
-        info = np.iinfo(wanted)
-        low, high = spec.range if spec.range is not None else (info.min, info.max)
-        low, high = max(low, int(info.min)), min(high, int(info.max))
-        if value.size and (int(value.min()) < low or int(value.max()) > high):
-            outside = (value < low) | (value > high)
-            index = tuple(int(i) for i in np.argwhere(outside)[0])
-            raise SampleError(
-                f"input {spec.name!r} holds {int(value[index])} at index {index}, expected values in [{low}, {high}]",
-                fix="correct the value, or declare the range with --range NAME=LO:HI",
-            )
-        return np.ascontiguousarray(value, dtype=wanted)
-    if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
-        return np.ascontiguousarray(value, dtype=wanted)
-    raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")

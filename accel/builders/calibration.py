@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.artifacts import BuildRequest
-from accel.builders import fit_inputs
-from accel.errors import InputError
+from accel.core.errors import InputError
+from accel.core.feeds import fit_inputs
+from accel.core.values import BuildRequest
 
 
 def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
@@ -20,7 +20,7 @@ def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
     Raises:
         InputError: there is no calibration set.
     """
-    from accel.samples import read_feeds
+    from accel.core.feeds import read_feeds
 
     reference = request.samples.calibration
     if reference is None:

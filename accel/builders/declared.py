@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accel.artifacts import BuildRequest, ModelSource, TensorSpec
-from accel.errors import StageError
+from accel.core.errors import StageError
+from accel.core.values import BuildRequest, ModelSource, TensorSpec
 
 
 def reconcile(found: Sequence[TensorSpec], promised: Sequence[TensorSpec], *, what: str) -> tuple[TensorSpec, ...]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel import environments
-from accel.artifacts import Profile, Variant
 from accel.builders import Mode
+from accel.core import environments
+from accel.core.values import Profile, Variant
 
 CPU = "CPUExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from accel import gpu
-from accel.artifacts import Artifact, CallSplit, TensorSpec
-from accel.builders import Feed, Mode, Session, timed_parts
+from accel.builders import Mode, Session, timed_parts
 from accel.builders.ort_providers import CUDA, GPU_SLOTS, OPENVINO, TENSORRT, Provider, fallen, load_libraries
-from accel.errors import StageError, UnavailableError
+from accel.core import gpu
+from accel.core.errors import StageError, UnavailableError
+from accel.core.feeds import Feed
+from accel.core.values import Artifact, CallSplit, TensorSpec
 
 _DTYPES = {
     "float": "float32",

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from accel import environments, gpu, hardware
-from accel.artifacts import Skipped, Target
-from accel.errors import UnavailableError
+from accel.core import environments, gpu, hardware
+from accel.core.errors import UnavailableError
+from accel.core.values import Skipped, Target
 
 
 def missing(*modules: str) -> Skipped | None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import Artifact, BuildRequest, Built, Skipped, Target, TensorSpec, TritonModel
-from accel.builders import Feed, Mode, Session, TargetInfo
+from accel.builders import Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
-from accel.errors import UsageError
+from accel.core.errors import UsageError
+from accel.core.feeds import Feed
+from accel.core.values import Artifact, BuildRequest, Built, Skipped, Target, TensorSpec, TritonModel
 
 ENTRY = "null.json"
 

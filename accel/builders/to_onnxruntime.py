@@ -16,19 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel import environments
-from accel.artifacts import (
-    VERSION_FOLDER,
-    Artifact,
-    BuildRequest,
-    Built,
-    Precision,
-    Skipped,
-    Target,
-    TritonModel,
-    to_json,
-)
-from accel.builders import Mode, TargetInfo, fit_inputs
+from accel.builders import Mode, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile
 from accel.builders.ort_providers import (
@@ -44,17 +32,23 @@ from accel.builders.ort_providers import (
     tensorrt_folder,
     tensorrt_options,
 )
-from accel.builders.ort_session import (
-    OrtDeviceSession,
-    OrtSession,
-    declared_specs,
-    fallback,
-    open_session,
-    profiled,
-)
+from accel.builders.ort_session import OrtDeviceSession, OrtSession, declared_specs, fallback, open_session, profiled
 from accel.builders.requirements import demand, missing, missing_environment, missing_gpu, old_driver, versions
 from accel.builders.tensorrt.options import TensorRtOptions
-from accel.errors import InputError, StageError
+from accel.core import environments
+from accel.core.errors import InputError, StageError
+from accel.core.feeds import fit_inputs
+from accel.core.values import (
+    VERSION_FOLDER,
+    Artifact,
+    BuildRequest,
+    Built,
+    Precision,
+    Skipped,
+    Target,
+    TritonModel,
+    to_json,
+)
 
 ENTRY = "model.onnx"
 FUSED_DB: Mapping[Precision, float] = {"fp32": 80.0, "tf32": 50.0, "fp16": 45.0}
@@ -328,7 +322,7 @@ def _typed(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Pat
 
 def _range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
     """Return the samples on which ranges are measured: the calibration set, or the gate's own where there is none."""
-    from accel.samples import read_feeds
+    from accel.core.feeds import read_feeds
 
     if request.samples.calibration is not None:
         return calibration_feeds(request)
@@ -371,7 +365,7 @@ def _agreement_db(one: Path, other: Path, request: BuildRequest) -> float:
     Raises:
         StageError: one of them cannot be opened or run, or a node of the fused graph has no kernel on the GPU.
     """
-    from accel.samples import read_feeds
+    from accel.core.feeds import read_feeds
 
     stored = read_feeds(Path(request.samples_folder) / request.samples.shapes.path)
     provider = provider_for(request.variant, threads=request.threads, mode="latency")
@@ -430,7 +424,7 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
 
 def _has_vnni() -> bool:
     """Say whether products of 8 bits are summed in 32; without it pairs meet in 16 bits and saturate."""
-    from accel import hardware
+    from accel.core import hardware
 
     return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimd"} & set(hardware.detect().cpu.flags))
 

@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
-from accel.builders import Feed, Mode, Session, TargetInfo
+from accel.builders import Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.requirements import demand, missing, missing_gpu, versions
-from accel.errors import InputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UsageError
+from accel.core.feeds import Feed
+from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
 
 ENTRY = "model.xml"
 HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
@@ -242,7 +243,7 @@ def _origin(request: BuildRequest, options: OpenVinoOptions, scratch: Path) -> P
             fix="leave the option out",
         )
     from accel import exporters
-    from accel.builders.tensorflow_runtime import import_tensorflow
+    from accel.exporters.tensorflow_runtime import import_tensorflow
 
     import_tensorflow(request.threads)
     graph = exporters.load(request.source).graph

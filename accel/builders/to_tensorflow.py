@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
-from accel.builders import Feed, Mode, Session, TargetInfo
+from accel.builders import Mode, Session, TargetInfo
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing_gpu, versions
-from accel.builders.tensorflow_runtime import INSTALL, explain, import_tensorflow
-from accel.errors import InputError, StageError, UnavailableError
+from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.feeds import Feed
+from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.exporters.tensorflow_runtime import INSTALL, explain, import_tensorflow
 
 ENTRY = "model.savedmodel"
 """Folder that Triton's tensorflow backend takes for a SavedModel."""

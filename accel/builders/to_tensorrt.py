@@ -14,8 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel import hardware, progress
-from accel.artifacts import (
+from accel.builders import Mode, TargetInfo
+from accel.builders.declared import reconcile
+from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, old_driver, versions
+from accel.builders.tensorrt import fit
+from accel.builders.tensorrt.library import INSTALL, PACKAGES, Log, import_tensorrt, unknown_major
+from accel.builders.tensorrt.options import TensorRtOptions
+from accel.builders.tensorrt.session import TensorRtSession
+from accel.builders.tensorrt.typing import TypedSession, read_report, type_onnx
+from accel.core import hardware, progress
+from accel.core.errors import StageError
+from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
@@ -29,15 +38,6 @@ from accel.artifacts import (
     Typed,
     to_json,
 )
-from accel.builders import Mode, TargetInfo
-from accel.builders.declared import reconcile
-from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, old_driver, versions
-from accel.builders.tensorrt import fit
-from accel.builders.tensorrt.library import INSTALL, PACKAGES, Log, import_tensorrt, unknown_major
-from accel.builders.tensorrt.options import TensorRtOptions
-from accel.builders.tensorrt.session import TensorRtSession
-from accel.builders.tensorrt.typing import TypedSession, read_report, type_onnx
-from accel.errors import StageError
 
 ENTRY = "model.plan"
 WEIGHTS = "weights"

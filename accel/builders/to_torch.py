@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import gpu
-from accel.artifacts import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
-from accel.builders import Feed, Mode, Session, TargetInfo
+from accel.builders import Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, versions
 from accel.builders.torch_device import SLOTS, Call, TorchDeviceSession, failure, first_line, use_cuda
-from accel.errors import AccelError, InputError, StageError
+from accel.core import gpu
+from accel.core.errors import AccelError, InputError, StageError
+from accel.core.feeds import Feed
+from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import gpu
-from accel.artifacts import CallSplit, TensorSpec
-from accel.builders import Feed, Session, timed_parts
-from accel.errors import StageError, UnavailableError
+from accel.builders import Session, timed_parts
+from accel.core import gpu
+from accel.core.errors import StageError, UnavailableError
+from accel.core.feeds import Feed
+from accel.core.values import CallSplit, TensorSpec
 
 if TYPE_CHECKING:
     import torch

@@ -7,85 +7,16 @@ inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from accel.artifacts import ModelSource, OnnxModel
-from accel.builders import Feed, fit_inputs
-from accel.sources import TENSORFLOW_FILES, SourceRequest
+from accel.core.values import ModelSource, OnnxModel
+from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
+from accel.exporters.source_model import SourceModel, of_graph, of_onnx, of_torch
 
 if TYPE_CHECKING:
     from accel.exporters.check import Point
-    from accel.exporters.positional import Positional, Recast
-    from accel.exporters.tensorflow_graph import Graph
-
-
-@dataclass(frozen=True, eq=False)
-class SourceModel:
-    """A loaded source: the truth that every variant is compared with, and what its framework's builders start from.
-
-    Attributes:
-        source: what it is.
-        answer: takes inputs that fit ``source.inputs`` and gives at least ``source.outputs``, in the clients' dtypes.
-        module: of a torch source: takes tensors by position in the order of ``source.inputs`` and returns a tuple in
-            the order of ``source.outputs``; FP32 on CPU, eval mode, the framework's default attention.
-        graph: of a TensorFlow source: its function under the client's contract.
-    """
-
-    source: ModelSource
-    answer: Callable[[Feed], Mapping[str, np.ndarray]]
-    module: Positional | Recast | None = None
-    graph: Graph | None = None
-
-    def run(self, feed: Feed) -> dict[str, np.ndarray]:
-        """Run the source on arrays under the client's names.
-
-        Raises:
-            SampleError: the feed does not fit the inputs.
-            StageError: the model raised.
-        """
-        found = self.answer(fit_inputs(feed, self.source.inputs))
-        return {s.name: found[s.name] for s in self.source.outputs}
-
-
-def of_torch(source: ModelSource, module: Positional) -> SourceModel:
-    """Make the source model of a torch module, with a cast at its door where clients see a narrowed dtype."""
-    from accel.exporters.positional import Recast, call, client_array
-
-    door: Positional | Recast = module
-    if source.native:
-        takes = [source.native.get(s.name) for s in source.inputs]
-        gives = [s.dtype if s.name in source.native else None for s in source.outputs]
-        door = Recast(module, takes, gives)
-
-    def answer(feed: Feed) -> dict[str, np.ndarray]:
-        results = call(door, door.inputs, feed)
-        return {s.name: client_array(r) for s, r in zip(source.outputs, results, strict=True)}
-
-    return SourceModel(source, answer, module=door)
-
-
-def of_graph(source: ModelSource, graph: Graph) -> SourceModel:
-    """Make the source model of a TensorFlow function, which holds the casts itself."""
-    return SourceModel(source, graph.run, graph=graph)
-
-
-def of_onnx(source: ModelSource) -> SourceModel:
-    """Make the source model of an ONNX file, run with every optimisation off."""
-    from accel.exporters.from_onnx import open_session, run_session
-
-    session = open_session(Path(source.reference))
-
-    def answer(feed: Feed) -> dict[str, np.ndarray]:
-        native = {n: v.astype(source.native.get(n, v.dtype)) for n, v in feed.items()}
-        found = run_session(session, native, [o.name for o in source.outputs])
-        return {s.name: found[s.name].astype(s.dtype, copy=False) for s in source.outputs}
-
-    return SourceModel(source, answer)
 
 
 def describe(request: SourceRequest) -> ModelSource:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from accel.artifacts import ShapeRange, TensorSpec
-from accel.errors import UsageError, nearest
-from accel.sources import SourceRequest
+from accel.core.errors import UsageError, nearest
+from accel.core.values import ShapeRange, TensorSpec
+from accel.exporters.request import SourceRequest
 
 BATCH = ShapeRange((1,), (1,), (16,))
 """Sizes of a leading axis about which nobody said anything."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import Detections, ModelSource, OnnxModel, TensorSpec, file_ref
-from accel.detections import match
-from accel.errors import StageError
+from accel.accuracy.detections import match
+from accel.accuracy.parity import GATES_MATCHED
+from accel.core.errors import StageError
+from accel.core.values import Detections, ModelSource, OnnxModel, TensorSpec, file_ref
 from accel.exporters.axes import extents, odd_sizes, shapes_at
-from accel.parity import GATES_MATCHED
 
 if TYPE_CHECKING:
-    from accel.exporters import SourceModel
+    from accel.exporters.source_model import SourceModel
 
 ATOL, RTOL = 1e-4, 1e-3
 """Allowed difference: ATOL + RTOL × largest reference value of the output."""
@@ -88,7 +88,8 @@ def read_onnx(path: Path) -> OnnxModel:
     """Read back what an ONNX file declares: opset, IR, operators, inputs, outputs, and its external data files."""
     import onnx
 
-    from accel.exporters.from_onnx import external_files, graph_specs
+    from accel.exporters.from_onnx import graph_specs
+    from accel.exporters.onnx_file import external_files
 
     model = onnx.load(str(path), load_external_data=False)
     inputs, outputs = graph_specs(model)

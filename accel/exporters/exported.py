@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.artifacts import ShapeRange, TensorSpec
-from accel.errors import AccelError, InputError, UnavailableError
+from accel.core.errors import AccelError, InputError, UnavailableError
+from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import Extent, name_axes, resolve
-from accel.sources import SourceRequest, content_key
+from accel.exporters.request import SourceRequest
+from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
     import torch

@@ -9,36 +9,21 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec, sha256_file, sha256_json
-from accel.errors import AccelError, InputError, SampleError, UsageError
+from accel.core.errors import AccelError, InputError, SampleError, UsageError
+from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
-from accel.sources import SourceRequest
+from accel.exporters.factory_result import Made
+from accel.exporters.request import SourceRequest
 
 if TYPE_CHECKING:
     import torch
 
     from accel.exporters.positional import Positional
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """What a factory returned.
-
-    Attributes:
-        framework: whose model it is.
-        module: a torch module in eval mode, or whatever of TensorFlow's takes and gives tensors.
-        samples: by input name, each with its batch axis.
-    """
-
-    framework: Literal["torch", "tensorflow"]
-    module: Any
-    samples: tuple[Mapping[str, np.ndarray], ...]
 
 
 def call(reference: str, what: str, before: Callable[[], None] | None = None) -> Any:
@@ -240,7 +225,7 @@ def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceReque
 
 def content_key(reference: str, module: torch.nn.Module) -> str:
     """Hash a factory: its file's source and its state dict."""
-    from accel.exporters.from_torch import state_key
+    from accel.exporters.state_key import state_key
 
     file, _, function = reference.rpartition(":")
     return sha256_json(["factory", sha256_file(Path(file)), function, state_key(module)])

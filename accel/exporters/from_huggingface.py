@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from accel.artifacts import ModelSource, ShapeRange, TensorSpec
-from accel.errors import AccelError, InputError, UnavailableError, UsageError, nearest
+from accel.core.errors import AccelError, InputError, UnavailableError, UsageError, nearest
+from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters.axes import resolve
 from accel.exporters.hub import download, huggingface_folder
-from accel.sources import SourceRequest, content_key
+from accel.exporters.request import SourceRequest
+from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
     import torch

@@ -3,91 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import ModelSource, TensorSpec
-from accel.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, profile_of, resolve
-from accel.sources import SourceRequest, content_key
+from accel.exporters.onnx_file import external_files, parse
+from accel.exporters.request import SourceRequest
+from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
     import onnx
 
 SEQUENCE = Extent(1, 128, 512)
 LEADING = Extent(1, 1, 16)
-
-
-def parse(path: Path) -> onnx.ModelProto:
-    """Read the protobuf without its external data.
-
-    Raises:
-        InputError: no ONNX, or truncated.
-    """
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
-        raise InputError(f"{path} is no ONNX model, or truncated: {error}", fix="copy or export it again") from error
-    if not model.graph.node and not model.graph.output:
-        raise InputError(f"{path} holds no graph: truncated, or no ONNX model", fix="copy or export it again")
-    return model
-
-
-def external_files(path: Path) -> list[str]:
-    """Return the external data files of a model, by name relative to its folder, each inside that folder.
-
-    Raises:
-        InputError: a path that leaves the folder, a missing file, or a tensor that reaches past the file's end.
-    """
-    found: dict[str, None] = {}
-    folder = path.parent.resolve()
-    for tensor in _tensors(parse(path).graph):
-        if tensor.data_location != tensor.EXTERNAL:
-            continue
-        entries = {e.key: e.value for e in tensor.external_data}
-        name = entries.get("location", "")
-        inside = PurePosixPath(name)
-        target = folder / name
-        if not name or inside.is_absolute() or ".." in inside.parts or not target.resolve().is_relative_to(folder):
-            raise InputError(
-                f"{path.name}: tensor {tensor.name!r} keeps its data at {name!r}, outside the model's folder",
-                fix="do not use a model that points at other files of this machine; export it again",
-            )
-        if not target.is_file():
-            raise InputError(f"{path.name}: its data file {name} is missing", fix=f"put {name} beside {path.name}")
-        try:
-            end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
-        except ValueError as error:
-            raise InputError(f"{path.name}: tensor {tensor.name!r} has a broken data offset") from error
-        if end > target.stat().st_size:
-            raise InputError(
-                f"{path.name}: tensor {tensor.name!r} ends at byte {end} of {name}, which has {target.stat().st_size}: "
-                "the data file is truncated",
-                fix="copy both files again",
-            )
-        found.setdefault(inside.as_posix())
-    return list(found)
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from _tensors(attribute.g)
-            for inner in attribute.graphs:
-                yield from _tensors(inner)
 
 
 def check_file(path: Path) -> None:

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_file, sha256_json
-from accel.builders.tensorflow_runtime import explain, import_tensorflow
-from accel.errors import InputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UsageError
+from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters import tensorflow_files
 from accel.exporters.axes import BATCH, Extent, checked_ranges, known_input, name_axes, resolve
 from accel.exporters.layout import first
 from accel.exporters.probe import probe_outputs
+from accel.exporters.request import SourceRequest
+from accel.exporters.sources import content_key
 from accel.exporters.tensorflow_graph import NARROW, Graph, Opened, Port, quiet
-from accel.sources import SourceRequest, content_key
+from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 
 if TYPE_CHECKING:
     import onnx
 
-    from accel.exporters.factory import Made
+    from accel.exporters.factory_result import Made
 
 SEQUENCE = Extent(1, 128, 512)
 """Sizes of the second axis of integers about which nobody said anything: most likely a sequence."""

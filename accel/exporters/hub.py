@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from accel.errors import AccelError, InputError, UnavailableError
+from accel.core.errors import AccelError, InputError, UnavailableError
 
 
 def huggingface_folder(reference: str, revision: str | None = None) -> Path | None:

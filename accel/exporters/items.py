@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accel.artifacts import ModelSource, TensorSpec
-from accel.builders import Feed
-from accel.errors import SampleError
+from accel.core.errors import SampleError
+from accel.core.feeds import Feed
+from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.layout import array_first
+from accel.exporters.zoo import SMALL, zoo
 
 REDUCED = 4
 """A reduced model takes a quarter of the items: it shows that every step works, and its accuracy means nothing."""
@@ -20,22 +21,20 @@ def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarra
     """Return the zoo's own items, or its sentences and pictures made into this model's inputs, and what they are."""
     items: Sequence[Feed]
     if source.kind == "zoo":
-        import model_zoo
-
-        entry = model_zoo.entry(source.reference)
-        if entry.name.endswith(model_zoo.SMALL):
+        entry = zoo().entry(source.reference)
+        if entry.name.endswith(SMALL):
             count //= REDUCED
         made, origin = entry.samples(count), entry.origin
         items = [{n: array_first(v) if n in source.graph.nchw else v for n, v in item.items()} for item in made]
     elif source.family == "vision":
-        from model_zoo._pictures import pictures
-
-        items, origin = pictures(count, source.inputs[0]), "dead-leaves pictures with natural statistics"
+        items, origin = zoo().pictures(count, source.inputs[0]), "dead-leaves pictures with natural statistics"
     else:
         from accel.exporters.user_samples import tokenised
-        from model_zoo._text import sentences
 
-        items, origin = tokenised(sentences(count), source), "zoo sentences, tokenised by the model's own tokenizer"
+        items, origin = (
+            tokenised(zoo().sentences(count), source),
+            "zoo sentences, tokenised by the model's own tokenizer",
+        )
     return [_within(item, source) for item in items], origin
 
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
-from accel.errors import UsageError
+from accel.core.errors import UsageError
+from accel.core.values import ShapeRange, TensorSpec
 
 T = TypeVar("T")
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)

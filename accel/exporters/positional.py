@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel.errors import AccelError, StageError
+from accel.core.errors import AccelError, StageError
 
 
 class Positional(torch.nn.Module):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from accel.artifacts import ShapeRange, TensorSpec
-from accel.builders import Feed
-from accel.errors import StageError
+from accel.core.errors import StageError
+from accel.core.feeds import Feed
+from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import extents, output_dims, shapes_at
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel.artifacts import GraphChoice
-from accel.builders.tensorflow_runtime import explain, import_tensorflow
-from accel.errors import InputError, UsageError, nearest
-from accel.exporters.factory import Made
+from accel.core.errors import InputError, UsageError, nearest
+from accel.core.values import GraphChoice
+from accel.exporters.factory_result import Made
+from accel.exporters.request import SAVED_MODEL
 from accel.exporters.tensorflow_graph import SIGNATURE, Opened, Port, check_dtype, named_tensors, quiet
-from accel.sources import SAVED_MODEL
+from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 
 SERVE = "serve"
 """Tag of the graph that is meant for serving. Source: tensorflow/python/saved_model/tag_constants.py."""

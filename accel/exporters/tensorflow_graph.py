@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import TensorSpec
-from accel.builders import Feed
-from accel.builders.tensorflow_runtime import explain, import_tensorflow
-from accel.errors import AccelError, InputError, StageError
+from accel.core.errors import AccelError, InputError, StageError
+from accel.core.feeds import Feed
+from accel.core.values import TensorSpec
 from accel.exporters.layout import TO_LAST
+from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 
 SIGNATURE = "serving_default"
 """The signature that TensorFlow's own tools and Triton take where none is named."""

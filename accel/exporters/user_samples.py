@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import ModelSource
-from accel.builders import Feed
-from accel.errors import SampleError
+from accel.core.errors import SampleError
+from accel.core.feeds import Feed, read_feeds, read_npz
+from accel.core.values import ModelSource
 from accel.exporters.axes import extents
 from accel.exporters.hub import huggingface_folder
-from accel.samples import read_feeds, read_npz
-from accel.sources import FACTORY
+from accel.exporters.request import FACTORY
+from accel.exporters.zoo import zoo
 
 
 def tokenised(texts: Sequence[str], source: ModelSource) -> list[dict[str, Any]]:
@@ -28,9 +28,7 @@ def tokenised(texts: Sequence[str], source: ModelSource) -> list[dict[str, Any]]
 
     folder: Path | None = None
     if source.kind == "zoo":
-        import model_zoo
-
-        find = model_zoo.entry(source.reference).tokenizer
+        find = zoo().entry(source.reference).tokenizer
         folder = find() if find else None
     elif source.kind == "huggingface":
         folder = huggingface_folder(source.reference, source.revision)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.errors import StageError
+from accel.core.errors import StageError
 from accel.graph.quantize import open_cpu
 
 Feeds = Sequence[Mapping[str, np.ndarray]]

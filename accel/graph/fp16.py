@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from accel import environments, worker
-from accel.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core import environments, processes
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.feeds import Feed
 from accel.graph import measured, qdq
-from accel.graph.measured import Feed, Range
+from accel.graph.measured import Range
 
 if TYPE_CHECKING:
     import onnx
@@ -162,7 +163,7 @@ def convert(
         ranges = measured.measure_ranges(plain, values, samples, threads=threads) | weights
         kept = _kept(model, ranges, to=to, limit=limit)
         typed = folder / "typed.onnx"
-        done = worker.run_task(
+        done = processes.run_task(
             "autocast",
             {"source": str(plain), "out": str(typed), "to": to, "keep": [k.node for k in kept]},
             log=folder / "autocast.log",

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from accel.errors import StageError
+from accel.core.errors import StageError
 
 ATTENTION = ("attention", "mha1", "mha2", "gqa", "sdpa_via_mha")
 """Names under which the fuser counts attention layers."""

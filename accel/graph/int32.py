@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from accel.artifacts import ShapeRange, sha256_file
-from accel.errors import InputError, OutputError, StageError, UsageError
+from accel.core.errors import InputError, OutputError, StageError, UsageError
+from accel.core.values import ShapeRange, sha256_file
 from accel.graph.narrow_report import AxisRange, Cause, InputRange, NarrowReport, ValueReport
 
 if TYPE_CHECKING:

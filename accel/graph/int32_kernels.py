@@ -14,7 +14,7 @@ from typing import Literal
 
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, shape_inference
 
-from accel.errors import UnavailableError
+from accel.core.errors import UnavailableError
 from accel.graph.ranges_facts import INT32, Fact
 
 Runtime = Literal["ort", "openvino", "tensorrt"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from accel.errors import OutputError
+from accel.core.errors import OutputError
 from accel.graph.int32_plan import Plan, retype
 from accel.graph.ranges import ONNX_DOMAINS
 from accel.graph.ranges_facts import INT32

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.errors import InputError, SampleError, StageError
+from accel.core.errors import InputError, SampleError, StageError
 from accel.graph.qdq import replace_nodes
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What narrowing decided about each value, and what the proof assumed about the inputs.
 
-Values only, with a JSON form (``accel.artifacts.to_json`` / ``from_json``): this is what ``accel narrow --report``
+Values only, with a JSON form (``accel.core.values.to_json`` / ``from_json``): this is what ``accel narrow --report``
 writes,
 ``accel convert`` stores and the manifest carries. ``NarrowReport.check`` is the guard at the door.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from accel.errors import SampleError
+from accel.core.errors import SampleError
 
 FLOAT_MAX = 3.4028234663852886e38
 """Largest finite FLOAT."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from accel.errors import StageError, UsageError, nearest
+from accel.core.errors import StageError, UsageError, nearest
+from accel.core.feeds import Feed
 from accel.graph import fp16, measured, qdq, symmetric
-from accel.graph.measured import Feed
 from accel.graph.symmetric import Method, Product, Quantised, QuantRange
 
 if TYPE_CHECKING:

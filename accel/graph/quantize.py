@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.errors import StageError, UsageError
+from accel.core.errors import StageError, UsageError
 from accel.graph import qdq
 from accel.graph.qdq import SWITCH, Recipe, Scale, Unit
 

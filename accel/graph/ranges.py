@@ -19,19 +19,11 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from accel.artifacts import ShapeRange
-from accel.errors import UsageError, nearest
+from accel.core.errors import UsageError, nearest
+from accel.core.values import ShapeRange
 from accel.graph.narrow_report import AxisRange, InputRange
 from accel.graph.ranges_facts import INT64, LIMITS, Dims, Fact, Interval, join, known, unknown
-from accel.graph.ranges_inference import (
-    bound_axes,
-    constant_fact,
-    infer,
-    node_graphs,
-    overridable,
-    real_inputs,
-    typed,
-)
+from accel.graph.ranges_inference import bound_axes, constant_fact, infer, node_graphs, overridable, real_inputs, typed
 from accel.graph.ranges_moves import RULES
 from accel.graph.ranges_rules import Call
 from accel.graph.ranges_shapes import sizes

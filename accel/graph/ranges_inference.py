@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from accel.artifacts import ShapeRange
-from accel.errors import InputError, UsageError, nearest
+from accel.core.errors import InputError, UsageError, nearest
+from accel.core.values import ShapeRange
 from accel.graph.narrow_report import AxisRange
 from accel.graph.ranges_facts import ANY_SIZE, INT32, LIMITS, Bounds, Dims, Fact, Interval, known, unknown
 

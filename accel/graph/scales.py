@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.errors import SampleError
+from accel.core.errors import SampleError
+from accel.core.feeds import Feed
 from accel.graph import fp16, measured
-from accel.graph.measured import Feed
 from accel.graph.typed import QUANTISATION, Finding
 
 MOST_CUT = 0.01

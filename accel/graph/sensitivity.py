@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.errors import StageError, UsageError
+from accel.core.errors import StageError, UsageError
+from accel.core.feeds import Feed
 from accel.graph import prepared
-from accel.graph.measured import Feed
 from accel.graph.prepared import Base, Prepared
 from accel.graph.symmetric import Method, Quantised
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from accel.errors import StageError
+from accel.core.errors import StageError
+from accel.core.feeds import Feed
 from accel.graph import measured, qdq
-from accel.graph.measured import Feed, Range
+from accel.graph.measured import Range
 
 if TYPE_CHECKING:
     import onnx

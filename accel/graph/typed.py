@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from accel.errors import InputError
+from accel.core.errors import InputError
 
 if TYPE_CHECKING:
     import onnx

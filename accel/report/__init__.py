@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import OutputError, UsageError
+from accel.core.errors import OutputError, UsageError
 from accel.report.compare import Comparison, comparison_markdown, comparison_page, merge_runs
 from accel.report.from_run import run_view
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.errors import UsageError
+from accel.core.errors import UsageError
 from accel.report.formats import NONE, between, figures, moment, times
 from accel.report.from_run import run_view
 from accel.report.markdown import code, escape, table

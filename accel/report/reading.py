@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.artifacts import SCHEMA
-from accel.errors import InputError
+from accel.core.errors import InputError
+from accel.core.values import SCHEMA
 
 OLDEST = max(1, SCHEMA - 2)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")

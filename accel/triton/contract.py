@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accel.artifacts import Artifact, TensorSpec, TritonModel
-from accel.errors import InputError
-from accel.triton.config import datatype
+from accel.core.dtypes import datatype
+from accel.core.errors import InputError
+from accel.core.values import Artifact, TensorSpec, TritonModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.artifacts import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
-from accel.errors import InputError, OutputError
-from accel.processing import File, Own, Pipeline, Tokenize
+from accel.core.errors import InputError, OutputError
+from accel.core.processing import File, Own, Pipeline, Tokenize
+from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch
 from accel.triton import manifest as manifests
 from accel.triton.config import DynamicBatching, Step, TritonConfig, render, to_protobuf, to_text

@@ -7,9 +7,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from accel.artifacts import FileRef, file_ref
-from accel.errors import InputError
-from accel.store import link_or_copy
+from accel.core.errors import InputError
+from accel.core.files import link_or_copy
+from accel.core.values import FileRef, file_ref
 
 
 def link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) -> dict[str, FileRef]:

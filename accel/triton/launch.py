@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accel.artifacts import Artifact
+from accel.core.values import Artifact
 from accel.triton.releases import Release
 
 NEEDS = "# Its Python backend needs"

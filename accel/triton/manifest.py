@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from accel.artifacts import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, from_json, to_json
-from accel.errors import InputError
+from accel.core.errors import InputError
+from accel.core.values import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, from_json, to_json
 
 FILENAME = "manifest.json"
 REFERENCE = "reference.npz"

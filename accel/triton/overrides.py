@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel.artifacts import sha256_file
-from accel.errors import InputError, UsageError, nearest
+from accel.core.errors import InputError, UsageError, nearest
+from accel.core.values import sha256_file
 from accel.triton.config import to_text
 
 TARGETS = "targets"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from accel import hardware
 from accel.builders.tensorrt import fit
-from accel.errors import StageError
+from accel.core import hardware
+from accel.core.errors import StageError
 from accel.triton import manifest as manifests
 from accel.triton.manifest import Finding, Manifest
 from accel.triton.releases import RELEASES, Release

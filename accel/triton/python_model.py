@@ -17,13 +17,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.artifacts import SCHEMA, Artifact, TensorSpec, to_json
-from accel.errors import InputError
+from accel.core.errors import InputError
+from accel.core.values import SCHEMA, Artifact, TensorSpec, to_json
 
 if TYPE_CHECKING:
     from accel.builders import Builder
 
-ALWAYS = ("accel.artifacts", "accel.errors", "accel.builders")
+ALWAYS = ("accel.core.values", "accel.core.errors", "accel.builders")
 OWN = ("accel", "model_zoo")
 DATA_SUFFIXES = (".txt", ".json")
 """Files beside a shipped module that go along: a zoo entry reads its vocabulary or sentences from there."""

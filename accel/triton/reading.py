@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accel.errors import InputError
+from accel.core.errors import InputError
 from accel.triton.config import parse
 from accel.triton.manifest import REFERENCE, Manifest
 from accel.triton.samples import Point

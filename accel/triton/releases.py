@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from accel.errors import UsageError, nearest
+from accel.core.errors import UsageError, nearest
 
 _SERVER = "https://github.com/triton-inference-server/server"
 _MATRIX = f"{_SERVER}/blob/main/docs/introduction/compatibility.md"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.artifacts import (
+from accel.core.errors import InputError, OutputError, UsageError
+from accel.core.values import (
     VERSION_FOLDER,
     Artifact,
     Detections,
@@ -25,7 +26,6 @@ from accel.artifacts import (
     TensorSpec,
     TritonModel,
 )
-from accel.errors import InputError, OutputError, UsageError
 from accel.triton import manifest as manifests
 from accel.triton import overrides as changes
 from accel.triton.config import (

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.artifacts import Profile, TensorSpec
-from accel.errors import InputError
+from accel.core.errors import InputError
+from accel.core.values import Profile, TensorSpec
 from accel.triton.config import WarmupSample
 
 if TYPE_CHECKING:
-    from accel.builders import Feed
+    from accel.core.feeds import Feed
 
 POINTS = ("min", "odd", "opt", "max")
 LARGEST_FILE_BYTES = 4 << 20
@@ -64,8 +64,8 @@ def load_points(
     Raises:
         InputError: a file is no ``.npz``, or the opt point is missing, does not fit the contract or lacks an output.
     """
-    from accel.builders import fit_inputs
-    from accel.errors import SampleError
+    from accel.core.errors import SampleError
+    from accel.core.feeds import fit_inputs
 
     def load(path: Path) -> dict[str, np.ndarray]:
         try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel.artifacts import TensorSpec, to_json
-from accel.errors import InputError
-from accel.processing import TOKENS, File, Labels, Own, Picture, Pipeline, Pool, Tokenize
+from accel.core.errors import InputError
+from accel.core.processing import TOKENS, File, Labels, Own, Picture, Pipeline, Pool, Tokenize
+from accel.core.values import TensorSpec, to_json
 from accel.triton.manifest import Manifest
 
 MASK = TOKENS[1]

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel import targets
-from accel.artifacts import Repository, Skipped
-from accel.errors import InputError, OutputError, UnavailableError
-from accel.samples import write_feeds
+from accel.builders import targets
+from accel.core.errors import InputError, OutputError, UnavailableError
+from accel.core.feeds import write_feeds
+from accel.core.values import Repository, Skipped
 from accel.triton import ensemble, overrides
 from accel.triton import manifest as manifests
 from accel.triton.config import check, check_model_name, parse, to_text

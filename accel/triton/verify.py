@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from accel.artifacts import TensorSpec, sha256_file
-from accel.errors import InputError
-from accel.triton.config import byte_size, datatype, dims, parse
+from accel.core.dtypes import datatype
+from accel.core.errors import InputError
+from accel.core.values import TensorSpec, sha256_file
+from accel.triton.config import byte_size, dims, parse
 from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read
 
 AGAIN = "emit the repository again"

@@ -9,8 +9,8 @@ from pathlib import Path
 import null_repository
 import pytest
 
-from accel.artifacts import TensorSpec
 from accel.bench.load import Generator
+from accel.core.values import TensorSpec
 from accel.triton.config import DynamicBatching, TritonConfig, render
 from accel.triton.servers import server
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.artifacts import (
+from accel.builders.to_null import BUILDER, NullOptions
+from accel.core.values import (
     Artifact,
     BuildRequest,
     ModelSource,
@@ -21,7 +22,6 @@ from accel.artifacts import (
     file_ref,
     file_refs,
 )
-from accel.builders.to_null import BUILDER, NullOptions
 from accel.triton.repository import emit
 
 INPUTS = (TensorSpec("input_ids", "int64", ("batch", "seq"), (0, 49)),)

@@ -14,21 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.bench.load import (
-    END,
-    FEED,
-    INTENDED,
-    SENT,
-    Check,
-    Generator,
-    Load,
-    fit_feeds,
-    generate,
-)
+from accel.bench.load import END, FEED, INTENDED, SENT, Check, Generator, Load, fit_feeds, generate
 from accel.bench.ranges import concurrencies, rates
 from accel.bench.sender import due_times
 from accel.bench.served import most_at_once
-from accel.errors import InputError, SampleError, StageError, UnavailableError, UsageError
+from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.triton.servers import server
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel import worker
-from accel.artifacts import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
 from accel.bench import interleave
 from accel.bench.rounds import Contestant, Plan, Point, measure
+from accel.core import processes
+from accel.core.values import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
 
 SPEC = TensorSpec("x", "int64", ("batch", 4))
 LATENCY = Plan("latency", rounds=3, round_s=0.01, warm_s=0.01)
@@ -18,7 +18,7 @@ LATENCY = Plan("latency", rounds=3, round_s=0.01, warm_s=0.01)
 @pytest.fixture
 def contest(tmp_path):
     """Measure null variants (id → latency in ms, or the name of an odd file) on one input of shape (1, 4)."""
-    worker.start()
+    processes.start()
     np.savez(tmp_path / "feeds.npz", **{"b1/x": np.zeros((1, 4), np.int64), "bad/x": np.zeros((1, 3), np.int64)})
 
     def run(plan=LATENCY, points=("b1",), **files):
@@ -66,7 +66,7 @@ def test_a_failing_contestant_leaves_whatever_class_its_error_has(contest):
     assert point.mean_ms >= 2
     assert point.effective_precision == "fp32"
     assert len(point.rounds_ms) == 3
-    assert not worker._running
+    assert not processes._running
 
 
 @pytest.mark.parametrize("reserve", [0.0, 2.0])
@@ -80,4 +80,4 @@ def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(contest, monke
     assert b.concurrency == 2
     assert b.p50_ms is None or b.p50_ms >= 8
     assert len(a.rounds_ms) == len(b.rounds_ms) == 2
-    assert not worker._running
+    assert not processes._running

@@ -18,8 +18,6 @@ import null_repository
 import numpy as np
 import pytest
 
-from accel import benching
-from accel.artifacts import Measurement, TensorSpec, from_json, to_json
 from accel.bench import feeds as forms
 from accel.bench import perf_analyzer, served, usage
 from accel.bench.calls import COUNTERS
@@ -27,7 +25,9 @@ from accel.bench.expected import Expected
 from accel.bench.load import Load, Served, Window
 from accel.bench.ranges import concurrencies
 from accel.bench.served import Labels, Mark, Method, agree, summarise
-from accel.errors import CheckFailed, InputError, SampleError, StageError, UnavailableError, UsageError
+from accel.core.errors import CheckFailed, InputError, SampleError, StageError, UnavailableError, UsageError
+from accel.core.values import Measurement, TensorSpec, from_json, to_json
+from accel.run import load_test
 from accel.triton.config import measured_parameters, parse, to_text
 from accel.triton.servers import server
 
@@ -538,16 +538,18 @@ def test_a_repository_is_served_and_measured(null_root, tmp_path):
 @pytest.mark.slow
 def test_the_classic_table(null_root, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in null_root.rglob("*")}
-    asked = benching.Asked(str(null_root), (), via="embedded", method=Method(seconds=0.15), out=tmp_path / "table.json")
+    asked = load_test.Asked(
+        str(null_root), (), via="embedded", method=Method(seconds=0.15), out=tmp_path / "table.json"
+    )
     shown = []
-    benching.classic(asked, shown.append, lambda text: None)
+    load_test.classic(asked, shown.append, lambda text: None)
     points = shown[0]["measurements"]
     assert [(p["dynamic_batching"], p["instances"]) for p in points] == [(False, 1), (False, 2), (True, 1), (True, 2)]
     plain, more, batching, _ = points
     assert plain["server"]["inferences"] == plain["server"]["executions"]
     assert batching["server"]["inferences"] > 2 * batching["server"]["executions"]
     assert more["throughput_per_s"] > 1.2 * plain["throughput_per_s"]
-    assert [benching.row(p)["batching"] for p in points] == ["without", "without", "with", "with"]
+    assert [load_test.row(p)["batching"] for p in points] == ["without", "without", "with", "with"]
     assert before == {p: p.stat().st_mtime_ns for p in null_root.rglob("*")}
     assert (tmp_path / "table-True-2.npz").exists()
 
@@ -562,26 +564,26 @@ def test_a_config_is_changed_and_its_twin_by_hard_link_is_not(null_root, tmp_pat
         model.parameters[key].string_value = value
     file.unlink()
     file.write_text(to_text(model))
-    assert benching.configure(root, batching=True, instances=2)
+    assert load_test.configure(root, batching=True, instances=2)
     changed = parse(file.read_text())
     assert changed.HasField("dynamic_batching")
     assert [group.count for group in changed.instance_group] == [2]
     assert set(changed.parameters) == set(measured_parameters("onnxruntime", threads=4, instances=2))
-    assert benching.configure(root, batching=False, instances=1)
+    assert load_test.configure(root, batching=False, instances=1)
     assert not parse(file.read_text()).HasField("dynamic_batching")
     assert parse((null_root / "nothing" / "config.pbtxt").read_text()).backend == "python"
     unbatched = parse(file.read_text())
     unbatched.max_batch_size = 0
     file.write_text(to_text(unbatched))
-    assert not benching.configure(root, batching=True, instances=1)
-    assert benching.configure(root, batching=False, instances=2)
+    assert not load_test.configure(root, batching=True, instances=1)
+    assert load_test.configure(root, batching=False, instances=2)
 
 
 def test_a_url_is_told_from_a_folder(tmp_path):
-    asked = benching.Asked(str(tmp_path / "no-such"), ())
+    asked = load_test.Asked(str(tmp_path / "no-such"), ())
     with pytest.raises(InputError, match="is no folder"):
-        benching.bench(asked, print, print)
+        load_test.bench(asked, print, print)
     with pytest.raises(UnavailableError):
-        benching.bench(replace(asked, target="127.0.0.1:9"), print, print)
+        load_test.bench(replace(asked, target="127.0.0.1:9"), print, print)
     with pytest.raises(UsageError):
-        benching.loads("1", "1", "constant")
+        load_test.loads("1", "1", "constant")

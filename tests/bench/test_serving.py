@@ -7,12 +7,12 @@ from pathlib import Path
 import null_repository
 import pytest
 
-from accel import serving
-from accel.artifacts import Target
-from accel.job import Job
-from accel.serving import Entrant
-from accel.sources import SourceRequest
-from accel.stages import REPOSITORY, Stage
+from accel.core.values import Target
+from accel.exporters.request import SourceRequest
+from accel.run import serving
+from accel.run.job import Job
+from accel.run.serving import Entrant
+from accel.run.stages import REPOSITORY, Stage
 
 BREAKS = """
 

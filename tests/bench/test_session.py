@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from accel.artifacts import TensorSpec
 from accel.bench.session import TimedSession
 from accel.builders.to_null import NullSession
+from accel.core.values import TensorSpec
 
 SPEC = TensorSpec("x", "float32", ("batch", 2))
 

@@ -5,11 +5,11 @@ import onnx
 import pytest
 from small_onnx import convnet, mlp
 
-from accel.errors import StageError
+from accel.core.errors import StageError
 from accel.graph import convolutions, qdq
 from accel.graph.fuse import attention_layers, fuse
 from accel.graph.quantize import open_cpu, quantize_matmuls
-from accel.inspection import int8_products
+from accel.run.inspection import int8_products
 
 
 def feeds(count=12, shape=(8, 32)):

@@ -6,8 +6,8 @@ import pytest
 from small_onnx import mlp
 
 from accel.builders.to_openvino import import_openvino
-from accel.errors import InputError, UnavailableError
-from accel.inspection import inspect
+from accel.core.errors import InputError, UnavailableError
+from accel.run.inspection import inspect
 
 
 def test_onnx(tmp_path):

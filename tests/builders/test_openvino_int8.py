@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from accel import samples, targets
-from accel.artifacts import Artifact, BuildRequest, Target, Variant
-from accel.exporters import describe, export_onnx, load
-from accel.sources import recognise
+from accel.builders import targets
+from accel.core.values import Artifact, BuildRequest, Target, Variant
+from accel.exporters import describe, export_onnx, load, samples
+from accel.exporters.sources import recognise
 
 WIDTH_OF_A_HEAD = 16
 

@@ -12,13 +12,14 @@ import small_onnx
 import torch
 from onnx import TensorProto, helper
 
-from accel import environments, gpu, targets
-from accel.artifacts import Artifact, Built, ShapeRange, Target, TensorSpec, Variant
 from accel.bench.session import TimedSession
+from accel.builders import targets
 from accel.builders.ort_providers import CPU, CUDA, TENSORRT, Provider, fallen, provider_for, tensorrt_folder
 from accel.builders.ort_session import OrtDeviceSession, OrtSession, failure, fallback, open_session, profiled
 from accel.builders.torch_device import TorchDeviceSession
-from accel.errors import StageError, UnavailableError
+from accel.core import environments, gpu
+from accel.core.errors import StageError, UnavailableError
+from accel.core.values import Artifact, Built, ShapeRange, Target, TensorSpec, Variant
 from accel.graph.fuse import lend_shapes
 from accel.graph.products import products_by_type
 from accel.triton import lint, repository
@@ -159,7 +160,7 @@ def test_repositories_of_gpu_targets_pass_the_linter(tmp_path, folder, name, rel
     (files / "trt").mkdir(parents=True)
     (files / "model.onnx").write_bytes((folder / "model.onnx").read_bytes())
     (files / "trt" / "any.engine").write_bytes(b"engine")
-    from accel.artifacts import file_refs
+    from accel.core.values import file_refs
 
     made = artifact(name)
     made = Artifact(made.variant, file_refs(files), "0", made.built, 1.0)

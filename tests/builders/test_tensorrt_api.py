@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from trt_stubs.bindings import VERSIONS, bindings
 
-from accel.artifacts import Target
 from accel.builders.tensorrt import fit, library
 from accel.builders.tensorrt.engine import Layer, PlanFacts, check_precision, read_layers
 from accel.builders.tensorrt.options import TensorRtOptions
 from accel.builders.to_tensorrt import BUILDER
-from accel.errors import StageError, UnavailableError, UsageError
+from accel.core.errors import StageError, UnavailableError, UsageError
+from accel.core.values import Target
 
 DRIVE = Path(__file__).parent / "trt_stubs" / "drive.py"
 

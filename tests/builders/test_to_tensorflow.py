@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 
 from accel import exporters
-from accel.artifacts import (
+from accel.builders.targets import discover
+from accel.builders.to_tensorflow import BUILDER, ENTRY
+from accel.core.errors import InputError, StageError, UsageError
+from accel.core.feeds import write_feeds
+from accel.core.values import (
     Artifact,
     BuildRequest,
     GraphChoice,
@@ -25,13 +29,9 @@ from accel.artifacts import (
     file_ref,
     file_refs,
 )
-from accel.builders.tensorflow_runtime import import_tensorflow
-from accel.builders.to_tensorflow import BUILDER, ENTRY
-from accel.errors import InputError, StageError, UsageError
 from accel.exporters.check import reference_points
-from accel.samples import write_feeds
-from accel.sources import recognise
-from accel.targets import discover
+from accel.exporters.sources import recognise
+from accel.exporters.tensorflow_runtime import import_tensorflow
 from accel.triton.config import parse
 from accel.triton.lint import lint
 from accel.triton.repository import emit

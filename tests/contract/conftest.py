@@ -18,8 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel import environments, targets
-from accel.artifacts import (
+from accel.accuracy.parity import gate_for
+from accel.builders import targets
+from accel.core import environments
+from accel.core.feeds import read_feeds
+from accel.core.processes import run_task
+from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
@@ -34,10 +38,8 @@ from accel.artifacts import (
     from_json,
     to_json,
 )
-from accel.parity import gate_for
-from accel.samples import read_feeds
-from accel.sources import SourceRequest, recognise
-from accel.worker import run_task
+from accel.exporters.request import SourceRequest
+from accel.exporters.sources import recognise
 
 THREADS = 2
 CONFIG = {

@@ -7,10 +7,9 @@ import contextlib
 import numpy as np
 import pytest
 
-from accel import targets
-from accel.artifacts import Skipped, Target, TritonModel, Typed, from_json, to_json
-from accel.builders import TypedBuilder
-from accel.errors import AccelError, SampleError, StageError, UnavailableError
+from accel.builders import TypedBuilder, targets
+from accel.core.errors import AccelError, SampleError, StageError, UnavailableError
+from accel.core.values import Skipped, Target, TritonModel, Typed, from_json, to_json
 from accel.triton.releases import NEWEST
 
 ALL = [Target(name, device) for name, builder in targets.discover().items() for device in builder.targets[name].devices]

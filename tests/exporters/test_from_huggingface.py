@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from accel.errors import InputError, UnavailableError, UsageError
+from accel.core.errors import InputError, UnavailableError, UsageError
+from accel.core.feeds import read_feeds
 from accel.exporters import describe, export_onnx, load
-from accel.samples import make_samples, read_feeds
-from accel.sources import recognise
+from accel.exporters.samples import make_samples
+from accel.exporters.sources import recognise
 
 
 def test_a_folder_is_described(hf_folder: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from accel.errors import InputError, SampleError, StageError, UsageError
+from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.exporters import describe, export_onnx, load
-from accel.sources import quick_key, recognise
+from accel.exporters.sources import quick_key, recognise
 
 MakeOnnx = Callable[..., Path]
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from accel import exporters
-from accel.artifacts import GraphChoice, ModelSource
-from accel.builders.tensorflow_runtime import import_tensorflow
-from accel.errors import AccelError, InputError, StageError, UsageError
+from accel.core.errors import AccelError, InputError, StageError, UsageError
+from accel.core.values import GraphChoice, ModelSource
 from accel.exporters.check import reference_points
-from accel.sources import quick_key, recognise
+from accel.exporters.sources import quick_key, recognise
+from accel.exporters.tensorflow_runtime import import_tensorflow
 
 FACTORY = """
 import keras
@@ -386,8 +386,8 @@ def test_a_lambda_layer_is_code_and_never_runs(tmp_path: Path) -> None:
 
 def test_importing_accel_imports_no_tensorflow() -> None:
     code = (
-        "import sys, accel.pipeline, accel.targets, accel.exporters.from_tensorflow, accel.exporters.from_zoo;"
-        "accel.targets.discover(); print([m for m in ('tensorflow', 'keras', 'tf2onnx') if m in sys.modules])"
+        "import sys, accel.pipeline, accel.builders.targets, accel.exporters.from_tensorflow, accel.exporters.from_zoo;"
+        "accel.builders.targets.discover(); print([m for m in ('tensorflow', 'keras', 'tf2onnx') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -396,7 +396,7 @@ def test_importing_accel_imports_no_tensorflow() -> None:
 def test_tensorflow_starts_without_a_word() -> None:
     code = (
         "import os; os.environ['OMP_NUM_THREADS'] = '3'\n"
-        "from accel.builders.tensorflow_runtime import import_tensorflow\n"
+        "from accel.exporters.tensorflow_runtime import import_tensorflow\n"
         "tf = import_tensorflow(); tf.function(lambda x: x @ x, jit_compile=True)(tf.ones((2, 2)))\n"
         "print(tf.config.threading.get_intra_op_parallelism_threads())"
     )

@@ -11,9 +11,9 @@ import onnx
 import pytest
 import torch
 
-from accel.errors import InputError, SampleError, StageError, UnavailableError, UsageError
+from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.exporters import check, describe, export_onnx, exported, from_torch, load
-from accel.sources import recognise
+from accel.exporters.sources import recognise
 
 
 def test_a_factory_without_samples_gets_a_dynamic_batch(factory_file: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from accel.artifacts import ModelSource, ShapeRange, TensorSpec, from_json, to_json
-from accel.ensembles import Asked, asked
-from accel.errors import AccelError, InputError, UsageError
-from accel.exporters.processing import find
-from accel.processing import Labels, Own, Picture, Pipeline, Pool, Tokenize
-from accel.sources import recognise
+from accel.core.errors import AccelError, InputError, UsageError
+from accel.core.processing import Labels, Own, Picture, Pipeline, Pool, Tokenize
+from accel.core.values import ModelSource, ShapeRange, TensorSpec, from_json, to_json
+from accel.exporters.ensemble_request import Asked, asked
+from accel.exporters.processing_files import find
+from accel.exporters.sources import recognise
 from model_zoo._text import minilm_folder
 
 IDS = tuple(TensorSpec(n, "int64", ("batch", "seq")) for n in ("input_ids", "attention_mask"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel import hardware
+from accel.core import hardware
 
 _ROWS = pytest.StashKey[list[tuple[str, ...]]]()
 

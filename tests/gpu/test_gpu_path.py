@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel import environments, gpu, targets
-from accel.artifacts import Artifact, TensorSpec, from_json
+from accel.builders import targets
 from accel.builders.torch_device import TorchDeviceSession, use_cuda
-from accel.errors import StageError
+from accel.core import environments, gpu
+from accel.core.errors import StageError
+from accel.core.values import Artifact, TensorSpec, from_json
 from accel.triton import lint
 
 pytestmark = pytest.mark.gpu

@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import nn
 
-from accel.artifacts import ShapeRange
+from accel.core.values import ShapeRange
 
 Range = tuple[int, int]
 Axes = Mapping[str, Mapping[int, str]]

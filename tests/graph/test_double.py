@@ -14,8 +14,8 @@ import pytest
 from narrowing_checks import assert_same, by_name, save, session
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from accel.artifacts import from_json, to_json
-from accel.errors import InputError, SampleError, UsageError
+from accel.core.errors import InputError, SampleError, UsageError
+from accel.core.values import from_json, to_json
 from accel.graph.double import loss
 from accel.graph.int32 import NarrowReport, narrow_file
 

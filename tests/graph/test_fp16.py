@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unmasked_db
 
-from accel import environments, worker
-from accel.artifacts import from_json, to_json
-from accel.errors import InputError, SampleError, UnavailableError, UsageError
+from accel.core import environments, processes
+from accel.core.errors import InputError, SampleError, UnavailableError, UsageError
+from accel.core.values import from_json, to_json
 from accel.graph import fp16, measured, typed
 
 BATCH = {"x": (FLOAT, ["batch", 16])}
@@ -34,7 +34,7 @@ def planted(tmp_path_factory):
 def test_an_overflow_that_the_cpu_hides_is_caught(planted, tmp_path):
     source, out, report = planted
     naive = tmp_path / "naive.onnx"
-    worker.run_task(
+    processes.run_task(
         "autocast",
         {"source": str(source), "out": str(naive), "to": "fp16", "keep": []},
         log=tmp_path / "log",

@@ -12,8 +12,8 @@ import pytest
 from narrowing_checks import assert_equal_models, by_name, run, save, session
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from accel.artifacts import ShapeRange, from_json, to_json
-from accel.errors import AccelError, InputError, OutputError, SampleError, UsageError
+from accel.core.errors import AccelError, InputError, OutputError, SampleError, UsageError
+from accel.core.values import ShapeRange, from_json, to_json
 from accel.graph.int32 import NarrowReport, narrow_file, prove_int32_interior
 
 I32, I64, FLOAT, BOOL = TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL

@@ -11,7 +11,7 @@ from exported_models import MODELS
 from narrowing_checks import assert_equal_models
 from onnx import TensorProto
 
-from accel.artifacts import from_json, to_json
+from accel.core.values import from_json, to_json
 from accel.graph.int32 import NarrowReport, narrow_file, prove_int32_interior
 
 pytestmark = [

@@ -18,7 +18,7 @@ from narrowing_checks import assert_equal_models, assert_same, run, session
 from onnx import TensorProto, defs, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from accel.errors import InputError, UsageError
+from accel.core.errors import InputError, UsageError
 from accel.graph.int32 import narrow_file
 
 pytestmark = pytest.mark.slow

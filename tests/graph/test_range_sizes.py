@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from accel.artifacts import ShapeRange
+from accel.core.values import ShapeRange
 from accel.graph.ranges import analyse
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from integer_graphs import IntegerGraph, feeds, graphs
 from narrowing_checks import assert_equal_models, run, session
 
-from accel.artifacts import ShapeRange
+from accel.core.values import ShapeRange
 from accel.graph.int32 import narrow_file
 from accel.graph.ranges import analyse
 from accel.graph.ranges_facts import INT32, Fact

@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 from typed_graphs import FLOAT, answers, save, sqnr_db
 
-from accel.artifacts import from_json, to_json
-from accel.errors import UsageError
+from accel.core.errors import UsageError
+from accel.core.values import from_json, to_json
 from accel.graph import prepared, quantize, sensitivity, typed
 
 WIDTH, LAYERS = 24, 10

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unmasked_db
 
-from accel import environments
-from accel.artifacts import from_json, to_json
-from accel.errors import InputError, SampleError, StageError, UsageError
+from accel.core import environments
+from accel.core.errors import InputError, SampleError, StageError, UsageError
+from accel.core.values import from_json, to_json
 from accel.graph import fp16, qdq, quantize, symmetric, typed
 from accel.graph.prepared import QuantReport
 from accel.graph.scales import check_scales

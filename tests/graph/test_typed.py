@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typed_graphs import FLOAT, overflowing, save
 
-from accel.artifacts import from_json, to_json
-from accel.errors import InputError
+from accel.core.errors import InputError
+from accel.core.values import from_json, to_json
 from accel.graph import typed
 
 IN = {"x": (FLOAT, ["batch", 4])}

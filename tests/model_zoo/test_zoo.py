@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import model_zoo
-from accel.artifacts import TensorSpec
-from accel.errors import InputError, UnavailableError
+from accel.core.errors import InputError, UnavailableError
+from accel.core.values import TensorSpec
 from accel.exporters import describe, load
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.from_torch import example_arrays
-from accel.sources import recognise
+from accel.exporters.sources import recognise
 from model_zoo import _text
 from model_zoo._pictures import dead_leaves, pictures
 
@@ -27,7 +27,7 @@ NAMES = {
     *("whisper-encoder", "dlrm", "autoencoder"),
 }
 FILE = """
-from accel.artifacts import ShapeRange, TensorSpec
+from accel.core.values import ShapeRange, TensorSpec
 from model_zoo import Entry
 
 ENTRY = Entry(

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import model_zoo
-from accel.exporters import SourceModel, describe, load
+from accel.exporters import describe, load
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.from_torch import example_arrays
-from accel.sources import recognise
+from accel.exporters.source_model import SourceModel
+from accel.exporters.sources import recognise
 from model_zoo._audio import RATE, speech
 
 OTHER = ("autoencoder", "dlrm", "whisper-encoder")

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import model_zoo
-from accel.ensembles import Asked
-from accel.errors import InputError
-from accel.exporters import SourceModel, describe, export_onnx, load
-from accel.exporters.processing import find
-from accel.samples import batched
-from accel.sources import recognise
+from accel.core.errors import InputError
+from accel.exporters import describe, export_onnx, load
+from accel.exporters.ensemble_request import Asked
+from accel.exporters.processing_files import find
+from accel.exporters.samples import batched
+from accel.exporters.source_model import SourceModel
+from accel.exporters.sources import recognise
 from model_zoo import _text, gpt2, roberta
 
 TEXT = ("bert", "bert-large", "distilbert", "gpt2", "minilm", "roberta", "t5-encoder")

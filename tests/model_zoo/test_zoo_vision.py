@@ -11,12 +11,13 @@ import onnxruntime
 import pytest
 
 import model_zoo
-from accel.artifacts import Detections
-from accel.detections import match
-from accel.exporters import SourceModel, describe, load
+from accel.accuracy.detections import match
+from accel.core.values import Detections
+from accel.exporters import describe, load
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.from_torch import write_onnx
-from accel.sources import recognise
+from accel.exporters.source_model import SourceModel
+from accel.exporters.sources import recognise
 from model_zoo import _lettering, _pictures, densenet121, yolo
 
 TORCH = ["densenet121", "east", "mobilenet-v2", "resnet50", "text-recognition", "vit", "yolo"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_run import convert
 
-from accel.errors import UsageError
+from accel.core.errors import UsageError
 from accel.triton import manifest as manifests
 from accel.triton.verify import verify
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from tiny_run import FACTORY, SHAPES, convert
 
-from accel import parity, targets
-from accel.artifacts import Artifact, from_json, to_json
-from accel.errors import AccelError, StageError
-from accel.stages import FILES, Described
-from accel.worker import run_task
+from accel.accuracy import parity
+from accel.builders import targets
+from accel.core.errors import AccelError, StageError
+from accel.core.processes import run_task
+from accel.core.values import Artifact, from_json, to_json
+from accel.run.stages import FILES, Described
 
 CLI = [sys.executable, "-m", "accel"]
 

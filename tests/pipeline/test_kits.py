@@ -19,11 +19,12 @@ import onnx
 import pytest
 from tiny_run import convert
 
-from accel import kits, report
-from accel.artifacts import sha256_json
-from accel.errors import InputError, UnavailableError, UsageError
+from accel import report
+from accel.core.errors import InputError, UnavailableError, UsageError
+from accel.core.progress import Progress
+from accel.core.values import sha256_json
 from accel.graph import typed
-from accel.progress import Progress
+from accel.run import kits
 from accel.triton.manifest import read as read_manifest
 from accel.triton.overrides import take_files
 from accel.triton.releases import NEWEST, RELEASES

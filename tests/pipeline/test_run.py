@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_run import convert
 
-from accel.artifacts import sha256_file
+from accel.core.values import sha256_file
 from accel.triton.verify import verify
 
 IDS = ["torch@cpu", "ort@cpu", "openvino-fp32@cpu", "openvino-fp32@cpu+1x5", "null@cpu", "trt-fp16@cuda"]

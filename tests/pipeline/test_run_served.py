@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny_run import convert
 
-from accel import serving
-from accel.errors import UsageError
+from accel.core.errors import UsageError
+from accel.run import serving
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import model_zoo
-from accel import cli, jobs, pipeline, zoo
-from accel.artifacts import Target
-from accel.errors import CheckFailed, InputError, UsageError
-from accel.targets import discover
+from accel import cli, pipeline
+from accel.builders.targets import discover
+from accel.core.errors import CheckFailed, InputError, UsageError
+from accel.core.values import Target
+from accel.release import zoo_matrix
+from accel.run import options
 
 SIX = ("gpt2", "inception-v3", "yolo", "text-recognition", "dlrm", "whisper-encoder")
 FRAMEWORKS = {"torch": {"torch", "torch-bf16", "aoti"}, "tensorflow": {"tf", "tf-xla"}}
@@ -25,8 +27,8 @@ NOTHING_TO_DO = {("yolo", "ort-int8-dynamic")}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIX)
 def test_no_cell_of_the_matrix_fails(name: str, tmp_path: Path) -> None:
-    [row] = zoo.check(zoo.Asked((name,), out=tmp_path))
-    assert zoo.failures([row]) == []
+    [row] = zoo_matrix.check(zoo_matrix.Asked((name,), out=tmp_path))
+    assert zoo_matrix.failures([row]) == []
     assert row["source"] == f"{name}@small"
     foreign = set().union(*(names for framework, names in FRAMEWORKS.items() if framework != row["framework"]))
     builders = discover()
@@ -58,9 +60,9 @@ def test_a_model_that_cannot_be_loaded_fails_alone(tmp_path: Path, monkeypatch: 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{")
     (folder / "model.safetensors").write_bytes(b"")
-    rows = zoo.check(zoo.Asked(("bert", "autoencoder"), full=True, targets="null", out=tmp_path / "out"))
+    rows = zoo_matrix.check(zoo_matrix.Asked(("bert", "autoencoder"), full=True, targets="null", out=tmp_path / "out"))
     assert [row["error"] is None for row in rows] == [False, True]
-    assert zoo.failures(rows)[0].startswith("bert: null@cpu: ")
+    assert zoo_matrix.failures(rows)[0].startswith("bert: null@cpu: ")
     assert [v["status"] for v in rows[1]["variants"]] == ["gate_failed"]
     with pytest.raises(CheckFailed, match="bert: null@cpu: "):
         cli.zoo_check(["bert"], full=True, targets="null", out=tmp_path / "out", quiet=True)
@@ -68,9 +70,9 @@ def test_a_model_that_cannot_be_loaded_fails_alone(tmp_path: Path, monkeypatch: 
 
 def test_what_cannot_be_checked_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"unknown model 'dlrn' \(did you mean dlrm\?\)"):
-        zoo.check(zoo.Asked(("autoencoder", "dlrn"), out=tmp_path))
+        zoo_matrix.check(zoo_matrix.Asked(("autoencoder", "dlrn"), out=tmp_path))
     with pytest.raises(UsageError, match="unknown target 'orrt'"):
-        zoo.check(zoo.Asked(("autoencoder",), targets="orrt", out=tmp_path))
+        zoo_matrix.check(zoo_matrix.Asked(("autoencoder",), targets="orrt", out=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,17 +103,17 @@ ROWS = [
 def test_rows_that_were_checked_apart_add_up(tmp_path: Path) -> None:
     for made in ROWS:
         (tmp_path / f"{made['model']}.json").write_text(json.dumps(made))
-    zoo.write(tmp_path)
-    assert [r["model"] for r in zoo.read(tmp_path)] == ["one", "two"]
-    assert zoo.columns(ROWS) == ["ort", "tf", "openvino", "openvino+static"]
+    zoo_matrix.write(tmp_path)
+    assert [r["model"] for r in zoo_matrix.read(tmp_path)] == ["one", "two"]
+    assert zoo_matrix.columns(ROWS) == ["ort", "tf", "openvino", "openvino+static"]
     text = (tmp_path / "zoo.md").read_text()
     assert "| one | ok<br>2.50 s<br>0.125 ms | skipped | · | ok<br>2.50 s<br>0.125 ms |" in text
     assert "- **failed** `openvino`: two: boom\n" in text
     assert "- **skipped** `tf`: one, two: no \\| TensorFlow" in text
-    assert zoo.failures(ROWS) == ["two: openvino@cpu: boom\nlong log"]
+    assert zoo_matrix.failures(ROWS) == ["two: openvino@cpu: boom\nlong log"]
     (tmp_path / "one.json").write_text("{}")
     with pytest.raises(InputError, match=r"one\.json is no row"):
-        zoo.write(tmp_path)
+        zoo_matrix.write(tmp_path)
 
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS * 3])
@@ -121,7 +123,7 @@ def test_the_terminal_shows_the_longer_side_downwards(rows: list[dict[str, Any]]
     many = [{**r, "model": f"{r['model']}{i}"} for i, r in enumerate(rows)]
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(zoo.table(many))
+        console.print(zoo_matrix.table(many))
     assert shown.get().split()[0] == ("target" if len(many) < 4 else "model")
 
 
@@ -129,7 +131,7 @@ def test_the_terminal_shows_the_longer_side_downwards(rows: list[dict[str, Any]]
 def test_a_fixed_shape_is_proved_on_what_can_be_compared(tmp_path: Path) -> None:
     """The keys that a decoder gives have an axis of their own: a padded answer could not be cut back to its size."""
     given = {"source": "gpt2@small", "targets": "openvino-fp32", "out": tmp_path, "static": True, "rounds": 2}
-    job = jobs.assemble({**given, "round_s": 0.05, "objective": "latency"}, None, command="accel convert gpt2@small")
+    job = options.assemble({**given, "round_s": 0.05, "objective": "latency"}, None, command="accel convert gpt2@small")
     found = {v["id"]: v for v in pipeline.convert(job)["variants"]}
     static = found["openvino-fp32@cpu+1x1"]
     assert static["status"] == "ok", static["reason"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accel import jobs, pipeline
-from accel.progress import Progress
+from accel import pipeline
+from accel.core.progress import Progress
+from accel.run import options
 
 FACTORY = '''
 import numpy as np
@@ -81,4 +82,4 @@ def convert(
         **given,
     }
     command = f"accel convert {asked['source']} --targets {targets} -o {out}"
-    return pipeline.convert(jobs.assemble(asked, None, command=command), progress)
+    return pipeline.convert(options.assemble(asked, None, command=command), progress)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from accel.artifacts import Decision, Measurement, OutputParity, Parity, ServerSplit, to_json
-from accel.hardware import Cpu, Gpu
+from accel.core.hardware import Cpu, Gpu
+from accel.core.values import Decision, Measurement, OutputParity, Parity, ServerSplit, to_json
 
 VERSIONS = {"torch": "2.13.0", "onnxruntime": "1.31.1", "openvino": "2026.4.1", "nncf": "3.4.0"}
 REASON_GPU = "no NVIDIA GPU on this machine: TensorRT can neither build nor parse here"

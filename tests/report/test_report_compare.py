@@ -12,7 +12,7 @@ import pytest
 import report_runs
 from test_report_pages import Page
 
-from accel.errors import InputError, OutputError, UsageError
+from accel.core.errors import InputError, OutputError, UsageError
 from accel.report import merge_runs, write_comparison
 
 

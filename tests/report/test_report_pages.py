@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 import pytest
 import report_runs
 
-from accel.errors import AccelError, InputError, OutputError
+from accel.core.errors import AccelError, InputError, OutputError
 from accel.report import write_reports
 from accel.report.figures import accuracy_figure, served_figure, throughput_figure
 from accel.report.from_run import run_view

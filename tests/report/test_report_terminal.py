@@ -9,7 +9,7 @@ import pytest
 import report_runs
 from rich.console import Console
 
-from accel.errors import InputError
+from accel.core.errors import InputError
 from accel.report import terminal_table
 
 

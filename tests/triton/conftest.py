@@ -12,8 +12,8 @@ import pytest
 from embedding import AOTI_NAMES, AOTI_OUTPUTS, SERVED, write_onnx
 from live import Live
 
-from accel import environments
-from accel.artifacts import Artifact, Repository, ShapeRange
+from accel.core import environments
+from accel.core.values import Artifact, Repository, ShapeRange
 from accel.triton.repository import emit
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import (
+from accel.builders import Mode, Session, TargetInfo
+from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
@@ -23,7 +24,6 @@ from accel.artifacts import (
     Variant,
     file_refs,
 )
-from accel.builders import Mode, Session, TargetInfo
 
 VOCABULARY, WIDTH = 50, 4
 INPUTS = (

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel import environments, parity, targets, tasks
-from accel.artifacts import (
+from accel.accuracy import parity
+from accel.builders import targets
+from accel.core import environments
+from accel.core.processes import run_task
+from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
@@ -21,10 +24,10 @@ from accel.artifacts import (
     from_json,
     to_json,
 )
-from accel.sources import recognise
+from accel.exporters.sources import recognise
+from accel.run import tasks
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit
-from accel.worker import run_task
 
 THREADS = 2
 FACTORY = '''

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from accel import exporters, samples, targets
-from accel.artifacts import Artifact, BuildRequest, OnnxModel, Skipped, Target, Variant, file_refs
-from accel.ensembles import Asked
+from accel import exporters
+from accel.builders import targets
+from accel.core.values import Artifact, BuildRequest, OnnxModel, Skipped, Target, Variant, file_refs
+from accel.exporters import samples
 from accel.exporters.check import Point
-from accel.exporters.processing import find
-from accel.sources import recognise
+from accel.exporters.ensemble_request import Asked
+from accel.exporters.processing_files import find
+from accel.exporters.sources import recognise
 from accel.triton import ensemble
 from accel.triton.repository import emit
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import embedding
 import pytest
 
-from accel.artifacts import (
+from accel.builders.targets import discover
+from accel.core.values import (
     Artifact,
     BuildRequest,
     OnnxModel,
@@ -20,7 +21,6 @@ from accel.artifacts import (
     file_ref,
     file_refs,
 )
-from accel.targets import discover
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit, verify
 

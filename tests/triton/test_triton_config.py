@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
-from accel.artifacts import TensorSpec
-from accel.errors import InputError, UsageError
+from accel.core.dtypes import DATATYPES
+from accel.core.errors import InputError, UsageError
+from accel.core.values import TensorSpec
 from accel.triton.config import (
-    DATATYPES,
     DynamicBatching,
     Step,
     TritonConfig,

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from embedding import SERVED
 
-from accel.artifacts import TensorSpec, TritonModel
-from accel.errors import InputError
-from accel.processing import File, Labels, Own, Picture, Pipeline, Pool, Tokenize, carried
+from accel.core.errors import InputError
+from accel.core.processing import File, Labels, Own, Picture, Pipeline, Pool, Tokenize, carried
+from accel.core.values import TensorSpec, TritonModel
 from accel.triton import ensemble
 from accel.triton import manifest as manifests
 from accel.triton.config import parse
@@ -371,7 +371,7 @@ def test_a_picture_of_another_size_or_colour_is_refused(tmp_path, dims, why):
 
 def picture_repository(folder: Path, spec: TensorSpec) -> Path:
     """Emit a repository of a model that takes pictures; it is not run here."""
-    from accel.artifacts import ShapeRange
+    from accel.core.values import ShapeRange
     from accel.triton.repository import emit
 
     shape = (1, *spec.dims[1:])
@@ -416,7 +416,7 @@ def test_served_models_name_the_folders_they_are_read_from(bench, text):
 
 def test_the_twin_of_a_repository_gets_the_ensemble_anew(bench, text, monkeypatch):
     """The openvino backend cannot batch and its twin can: so can the ensemble around the twin."""
-    from accel import targets
+    from accel.builders import targets
     from accel.triton.twin import write_twin
 
     artifact = bench.artifact("openvino")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tritonclient.grpc import model_config_pb2 as pb
 
-from accel.artifacts import Target
+from accel.core.values import Target
 from accel.triton.launch import CONFIG_NAMES_SINCE, kubernetes, require, script
 from accel.triton.releases import RELEASES, release
 

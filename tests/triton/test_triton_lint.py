@@ -15,8 +15,8 @@ import pytest
 from embedding import write_onnx
 from lint_repositories import BASES, CONFIG, add, onnx_base, openvino_model, parameter, python_base, swap, write
 
-from accel.artifacts import Artifact, file_refs
-from accel.errors import InputError, UsageError
+from accel.core.errors import InputError, UsageError
+from accel.core.values import Artifact, file_refs
 from accel.triton.lint import lint
 from accel.triton.lint.rules import ACCELERATORS, PARAMETERS
 from accel.triton.releases import NEWEST, RELEASES, release

@@ -8,9 +8,9 @@ import pytest
 from lint_repositories import MODEL_PY, Files, add, python_base, swap, write
 from test_triton_lint_server_cases import ACCEPTED, ENSEMBLES, IO, OUT, RESHAPES, SINGLE, UNBATCHED
 
-from accel import environments
-from accel.artifacts import TensorSpec
-from accel.processing import Own, Pipeline, carried
+from accel.core import environments
+from accel.core.processing import Own, Pipeline, carried
+from accel.core.values import TensorSpec
 from accel.triton import ensemble
 from accel.triton.lint import lint
 from accel.triton.servers import server

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
-from accel import jobs
-from accel.artifacts import TensorSpec
-from accel.errors import InputError, UsageError
+from accel.core.errors import InputError, UsageError
+from accel.core.values import TensorSpec
+from accel.run import options
 from accel.triton import manifest as manifests
 from accel.triton import overrides
 from accel.triton.config import (
@@ -289,7 +289,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 def assemble(folder: Path, job: str, **given):
     (folder / "job.yaml").write_text(job)
-    return jobs.assemble({"source": "bert", "targets": "ort,openvino"} | given, folder / "job.yaml", command="accel")
+    return options.assemble({"source": "bert", "targets": "ort,openvino"} | given, folder / "job.yaml", command="accel")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_targets_win_over_the_whole_and_the_command_line_over_both(tmp_path):
         batching = applied(found[target]).dynamic_batching
         assert (batching.max_queue_delay_microseconds, batching.preserve_ordering) == (3, True)
     assert assemble(tmp_path, "rounds: 3").triton == {}
-    alone = jobs.assemble(
+    alone = options.assemble(
         {"source": "bert", "targets": "ort", "triton_config": tmp_path / "o.pbtxt"}, None, command="accel"
     )
     assert applied(alone.triton["ort"]).dynamic_batching.max_queue_delay_microseconds == 3

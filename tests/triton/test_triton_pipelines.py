@@ -19,9 +19,9 @@ from PIL import Image
 from pipelines import repository
 from test_triton_ensemble import OWN, tokenizer_file
 
-from accel import environments
-from accel.artifacts import TensorSpec
-from accel.processing import Own, Pipeline, Pool, Tokenize, carried
+from accel.core import environments
+from accel.core.processing import Own, Pipeline, Pool, Tokenize, carried
+from accel.core.values import TensorSpec
 from accel.triton import ensemble
 from accel.triton import manifest as manifests
 from accel.triton.config import Step, TritonConfig, render

@@ -8,11 +8,11 @@ from dataclasses import replace
 import embedding
 import pytest
 
-from accel import hardware
-from accel.artifacts import Skipped
 from accel.builders.to_tensorrt import BUILDER
-from accel.errors import StageError
-from accel.hardware import Gpu
+from accel.core import hardware
+from accel.core.errors import StageError
+from accel.core.hardware import Gpu
+from accel.core.values import Skipped
 from accel.triton import plans, repository
 from accel.triton.lint import lint
 from accel.triton.manifest import read

@@ -13,14 +13,14 @@ import embedding
 import numpy as np
 import pytest
 
-from accel import environments, hardware
-from accel.errors import InputError
-from accel.targets import discover
+from accel.builders.targets import discover
+from accel.core import environments, hardware
+from accel.core.errors import InputError
 from accel.triton import python_model
 from accel.triton.config import parse
 from accel.triton.python_model import modules_of
 from accel.triton.servers import server
-from accel.triton.servers.served import client, infer
+from accel.triton.servers.answers import client, infer
 
 STANDIN = Path(__file__).with_name("standin")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel.errors import UsageError
+from accel.core.errors import UsageError
 from accel.triton.releases import NEWEST, RELEASES, release, runtimes, unverified
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from embedding import SERVED
 
-from accel.artifacts import ShapeRange, Skipped, TensorSpec
-from accel.errors import InputError, OutputError, UsageError
+from accel.core.errors import InputError, OutputError, UsageError
+from accel.core.values import ShapeRange, Skipped, TensorSpec
 from accel.triton import manifest as manifests
 from accel.triton.config import parse
 from accel.triton.repository import verify

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from live import Live
 
-from accel.errors import InputError, OutputError, StageError, UsageError
+from accel.core.errors import InputError, OutputError, StageError, UsageError
 from accel.triton import manifest as manifests
 from accel.triton.reading import read_configs, read_points
 from accel.triton.servers import server
-from accel.triton.servers.served import check, client, examine, infer
+from accel.triton.servers.answers import check, client, examine, infer
 from accel.triton.servers.server import Server
 from accel.triton.twin import write_twin
 from accel.triton.verify import verify

@@ -21,12 +21,12 @@ import psutil
 import pytest
 from live import Live
 
-from accel import environments
 from accel.bench import usage
-from accel.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core import environments
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.triton.manifest import read
 from accel.triton.servers import hosts, processes, server
-from accel.triton.servers.served import check, client, infer
+from accel.triton.servers.answers import check, client, infer
 from accel.triton.servers.server import Server
 from accel.triton.twin import write_twin
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel import environments
-from accel.artifacts import ShapeRange
 from accel.builders.tensorrt.library import Log
 from accel.builders.tensorrt.options import TensorRtOptions
-from accel.errors import StageError
+from accel.core import environments
+from accel.core.errors import StageError
+from accel.core.values import ShapeRange
 
 Tell = Callable[[str], None]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accel.errors import StageError
+from accel.core.errors import StageError
 
 
 class Block(Protocol):

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accel.artifacts import ShapeRange, TensorSpec
-from accel.errors import StageError
+from accel.core.errors import StageError
+from accel.core.values import ShapeRange, TensorSpec
 
 DTYPES: Mapping[str, str] = {
     "FLOAT": "float32",

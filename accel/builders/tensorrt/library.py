@@ -11,9 +11,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from accel.artifacts import Skipped
 from accel.builders.requirements import demand
-from accel.errors import AccelError, StageError, UnavailableError
+from accel.core.errors import AccelError, StageError, UnavailableError
+from accel.core.values import Skipped
 
 MAJORS = (10, 11)
 """Majors whose API the builder was checked against; both know strongly typed networks."""

@@ -6,7 +6,7 @@ import typing
 from dataclasses import dataclass
 from typing import Literal
 
-from accel.errors import UsageError, nearest
+from accel.core.errors import UsageError, nearest
 
 
 @dataclass(frozen=True, slots=True)

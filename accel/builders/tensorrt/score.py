@@ -5,16 +5,17 @@ The same comparison as the gate's, but never on the gate's samples: a choice tha
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from accel import parity, progress
-from accel.artifacts import BuildRequest
-from accel.builders import Feed
+from accel.accuracy import parity
+from accel.core import progress
+from accel.core.feeds import Feed
+from accel.core.values import BuildRequest
+from accel.exporters.zoo import zoo
 
 HELD_BACK = 8
 """Samples for an SQNR, which averages over every value."""
@@ -80,9 +81,10 @@ class HeldBack:
         return 200.0 if value is None else value
 
     def _task(self, truth: Path, found: Path) -> float:
-        entry = importlib.import_module("model_zoo").entries()[self._request.source.reference]
-        answers = [[_one(path, name) for name in self._feeds] for path in (truth, found)]
-        return float(entry.metric(*answers, list(self._feeds.values())))
+        metric = zoo().entry(self._request.source.reference).metric
+        assert metric is not None  # a task gate comes from an entry that has one
+        expected, answered = ([_one(path, name) for name in self._feeds] for path in (truth, found))
+        return float(metric(expected, answered, list(self._feeds.values())))
 
     def _answer(self, onnx: Path, out: Path) -> None:
         from accel.graph import measured

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from accel.artifacts import CallSplit, ShapeRange, TensorSpec
-from accel.builders import Feed, Session, timed_parts
+from accel.builders import Session, timed_parts
 from accel.builders.tensorrt.device import Block, Device
 from accel.builders.tensorrt.library import Log
-from accel.errors import SampleError, StageError
+from accel.core.errors import SampleError, StageError
+from accel.core.feeds import Feed
+from accel.core.values import CallSplit, ShapeRange, TensorSpec
 
 ALIGNMENT = 256
 """Bytes; what cudaMalloc aligns to, so that every tensor lies as if it had been allocated alone.

@@ -16,12 +16,13 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from accel.artifacts import BuildRequest, ModelSource, Typed, to_json
-from accel.builders import Feed, Session, fit_inputs
+from accel.builders import Session
 from accel.builders.calibration import calibration_feeds
 from accel.builders.tensorrt.options import TensorRtOptions
 from accel.builders.tensorrt.score import HeldBack
-from accel.errors import InputError, StageError
+from accel.core.errors import InputError, StageError
+from accel.core.feeds import Feed, fit_inputs
+from accel.core.values import BuildRequest, ModelSource, Typed, to_json
 
 REPORT = "typing.json"
 ENTRY = "model.onnx"
@@ -174,7 +175,7 @@ def _quantized(
 
 def _feeds(request: BuildRequest) -> list[dict[str, Any]]:
     """Return real samples for ranges: the calibration set, or where there is none the gate's own."""
-    from accel.samples import read_feeds
+    from accel.core.feeds import read_feeds
 
     if request.samples.calibration is not None:
         return calibration_feeds(request)

@@ -42,8 +42,8 @@ class TritonPythonModel:
 
     def initialize(self, args):  # type: ignore[no-untyped-def]
         """Open the artifact's session."""
-        artifacts = importlib.import_module("accel.artifacts")
-        errors = importlib.import_module("accel.errors")
+        artifacts = importlib.import_module("accel.core.values")
+        errors = importlib.import_module("accel.core.errors")
         config = json.loads(args["model_config"])
         spec = json.loads((HERE / "artifact.json").read_text(encoding="utf-8"))
         if spec["numpy_below_2"] and int(np.__version__.split(".")[0]) >= 2:
@@ -77,7 +77,7 @@ class TritonPythonModel:
 
     def execute(self, requests):  # type: ignore[no-untyped-def]
         """Answer every request, in order."""
-        from accel.errors import AccelError
+        from accel.core.errors import AccelError
 
         responses = [None] * len(requests)
         groups: dict = {}
@@ -99,8 +99,8 @@ class TritonPythonModel:
 
         A size beyond the profile was never proved, and some runtimes answer it without a word.
         """
-        from accel.builders import fit_inputs
-        from accel.errors import SampleError
+        from accel.core.errors import SampleError
+        from accel.core.feeds import fit_inputs
 
         feed = fit_inputs(tensors, self.inputs)
         for name, value in feed.items():

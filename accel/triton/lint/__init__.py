@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel import hardware
-from accel.errors import InputError
+from accel.core import hardware
+from accel.core.errors import InputError
 from accel.triton import plans
 from accel.triton.lint import backends, config, ensembles, files, tensors
 from accel.triton.lint.model import Model, folders, load

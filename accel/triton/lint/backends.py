@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from accel.errors import InputError, nearest
+from accel.core.errors import InputError, nearest
 from accel.triton.lint.model import Model, read_text, unsafe
 from accel.triton.lint.rules import (
     ACCELERATORS,

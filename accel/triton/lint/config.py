@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from accel.errors import nearest
+from accel.core.errors import nearest
 from accel.triton.lint.model import Model, Severity, type_name, unsafe
 from accel.triton.lint.rules import (
     AUTO_COMPLETE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from accel.errors import nearest
+from accel.core.errors import nearest
 from accel.triton.lint.model import Model, type_name, unsafe
 from accel.triton.manifest import Finding
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from accel.errors import InputError
+from accel.core.errors import InputError
 from accel.triton.config import parse
 from accel.triton.lint.rules import AUTO_COMPLETE, FILENAMES, PLATFORMS
 from accel.triton.manifest import Finding

@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from accel.errors import InputError
+from accel.core.errors import InputError
 from accel.triton.lint.model import read_bytes
 
 LARGEST_MODEL_BYTES = 2 << 30

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from accel.errors import InputError
-from accel.triton.config import DATATYPES
+from accel.core.dtypes import DATATYPES
+from accel.core.errors import InputError
 from accel.triton.lint.model import Model, leads_inside, read_text, type_name, unsafe
 from accel.triton.lint.ports import Port, Ports, read_ports
 from accel.triton.manifest import Finding

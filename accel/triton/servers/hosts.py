@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel import environments, targets
-from accel.errors import UnavailableError, UsageError
+from accel.builders import targets
+from accel.core import environments
+from accel.core.errors import UnavailableError, UsageError
 from accel.triton import manifest as manifests
 from accel.triton.launch import image
 from accel.triton.reading import read_configs

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.errors import StageError, UsageError
+from accel.core.errors import StageError, UsageError
 
 LOCALHOST = "127.0.0.1"
 STOP_S = 15.0

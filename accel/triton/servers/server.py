@@ -20,10 +20,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from accel.errors import InputError, StageError, UnavailableError, UsageError, nearest
+from accel.bench.endpoint import Endpoint
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests
 from accel.triton import plans
 from accel.triton.reading import read_configs
@@ -44,26 +44,6 @@ from accel.triton.servers.processes import (
 
 ATTEMPTS = 3
 """How often a start is tried where a chosen port was taken before the server had it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a server answers.
-
-    Attributes:
-        grpc / http: ``host:port``; ``http`` is empty where nothing answers there.
-        metrics: ``host:port`` of ``/metrics``, or None.
-        pid: process of a server that was started here, else None.
-        release: Triton release, or None where the server's version belongs to no known one.
-        via: ``embedded``, ``local``, ``docker`` or ``url``.
-    """
-
-    grpc: str
-    http: str
-    metrics: str | None
-    pid: int | None
-    release: str | None
-    via: str
 
 
 class Server:

@@ -30,7 +30,12 @@ os.environ["ACCEL_HOME"] = str(SCRATCH / "home")
 import tensorrt_bindings as real  # noqa: E402
 from specified import Api, StandIn  # noqa: E402
 
-from accel.artifacts import (  # noqa: E402
+from accel.builders import to_tensorrt  # noqa: E402
+from accel.builders.tensorrt import build as building_plans  # noqa: E402
+from accel.builders.tensorrt import device as cuda  # noqa: E402
+from accel.builders.tensorrt import library  # noqa: E402
+from accel.core.errors import AccelError  # noqa: E402
+from accel.core.values import (  # noqa: E402
     Artifact,
     BuildRequest,
     Built,
@@ -42,11 +47,6 @@ from accel.artifacts import (  # noqa: E402
     TensorSpec,
     Variant,
 )
-from accel.builders import to_tensorrt  # noqa: E402
-from accel.builders.tensorrt import build as building_plans  # noqa: E402
-from accel.builders.tensorrt import device as cuda  # noqa: E402
-from accel.builders.tensorrt import library  # noqa: E402
-from accel.errors import AccelError  # noqa: E402
 
 IN = TensorSpec("x", "float32", ("batch", 3))
 OUT = TensorSpec("y", "float32", ("batch", 3))
@@ -268,7 +268,7 @@ def builds() -> dict[str, Any]:
 
 
 def progress() -> dict[str, Any]:
-    from accel import progress as told
+    from accel.core import progress as told
 
     said: list[str] = []
     told.listen(said.append)
@@ -388,7 +388,7 @@ def sessions() -> dict[str, Any]:
 
 
 def inspected() -> dict[str, Any]:
-    from accel.inspection import inspect
+    from accel.run.inspection import inspect
 
     build()
     found = inspect(SCRATCH / "out" / "model.plan")

@@ -1,0 +1,458 @@
+"""Compare a variant's outputs with the reference, and the gate that follows.
+
+Knows arrays and axes, nothing of runtimes: outputs come as ``.npz`` files that another process wrote, with keys
+``<feed>/<output>``, where a feed is a gate sample (a number) or a checked shape (``min``, ``odd``, ``opt``, ``max``).
+
+SQNR is taken after subtracting the per-channel mean of the reference over all unmasked samples. A model whose output
+is a large constant plus a small signal would otherwise let the constant alone pass: a random ResNet-50 replaced by a
+constant scores 17 dB without centring, and at most 0 dB with it. A channel is every position of the fixed axes, so that
+a constant box per anchor, or a constant key per head, scores 0 dB too.
+
+Outputs that are declared a set of rows (``values.Detections``) are matched first (``accel.accuracy.detections``):
+order and padding mean nothing, a row that was missed or made up lowers ``matched``, and the boxes and scores of matched
+rows are compared as any other values, each coordinate being a channel. Their classes are equal by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from accel.accuracy.detections import Matched, match
+from accel.core.errors import StageError, UsageError, nearest
+from accel.core.values import Detections, OutputParity, Parity, TensorSpec
+
+GATES_DB: Mapping[str, float] = {
+    "fp32": 80.0,  # another order of summation leaves 110 dB and more; 80 dB still means no step was computed in less
+    "tf32": 50.0,  # rounding inputs and weights of Linear to TF32's 10 bits of mantissa leaves 64 dB
+    "fp16": 45.0,  # the same mantissa, with accumulation that may be FP16
+    "bf16": 30.0,  # 7 bits of mantissa leave 46 dB on BERT-base
+    "int8": 20.0,  # error below a hundredth of the signal's power; a well calibrated BERT reaches 21 to 32 dB
+    "fp8": 20.0,
+}
+"""Least SQNR in dB that passes, by precision. Figures: measured with accel's own samples, see docs/measuring.md."""
+
+SHAPE_FLOORS_DB: Mapping[str, float] = {
+    "fp32": 60.0,
+    "tf32": 35.0,
+    "fp16": 30.0,
+    "bf16": 20.0,
+    "int8": 3.0,
+    "fp8": 3.0,
+}
+"""Least SQNR of each checked shape. A shape is one sample, which may lie at the edge of the set: floats get room of 10
+to 20 dB; INT8 and FP8 are calibrated on the set, and a shape must keep half of its signal, as a broken one does not."""
+
+TASK_SHAPE_FLOOR_DB = 3.0
+"""The same where a task metric replaces SQNR, at every precision."""
+
+SAMPLE_FLOOR_DB = 3.0
+"""Over hundreds of samples a mean hides one that is lost: under an SQNR gate each keeps half of the signal, too."""
+
+GATES_MATCHED: Mapping[str, float] = {
+    "fp32": 0.99,
+    "tf32": 0.95,
+    "fp16": 0.95,
+    "bf16": 0.85,
+    "int8": 0.7,
+    "fp8": 0.7,
+}
+"""Least share of detected rows with a partner, by precision: where scores lie close together or boxes overlap by about
+the limit, a difference in the last bit suppresses another box, and each such choice costs a row or two."""
+
+FEED_MATCHED = 0.5
+"""The same for each feed alone: half of its rows."""
+
+SHAPE_POINTS = ("min", "odd", "opt", "max")
+_ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
+
+Metric = Callable[[Mapping[str, Mapping[str, np.ndarray]], Mapping[str, Mapping[str, np.ndarray]]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """One output's figures, and what only the verdict needs: the worst feed, and whether any value was compared."""
+
+    row: OutputParity
+    worst_db: float
+    worst_feed: str
+    blank: bool
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Running sums of one output. Signal and error are sums of squares over unmasked, finite values."""
+
+    count: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    dot: float = 0.0
+    other: float = 0.0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    equal: int = 0
+    seen: int = 0
+    nonfinite: int = 0
+    agreed: int = 0
+    ranked: int = 0
+
+
+def compare(
+    reference: Path,
+    answers: Path,
+    *,
+    outputs: Sequence[TensorSpec],
+    masks: Mapping[str, np.ndarray],
+    mask_dims: tuple[str, ...] = (),
+    gate: Mapping[str, float],
+    metric: Callable[[Path, Path], float] | None = None,
+    detections: Detections | None = None,
+) -> Parity:
+    """Compare all outputs of all feeds, and hold the result against the gate.
+
+    Args:
+        reference / answers: ``.npz`` files with keys ``<feed>/<output>``; feeds missing from ``answers`` are not
+            compared (a static build cannot take every shape).
+        outputs: what the client sees; outputs whose leading dims equal ``mask_dims`` are compared where the mask is 1.
+        masks: feed → mask, int or bool of the shape of ``mask_dims``.
+        gate: from ``gate_for``.
+        metric: task metric over two such files, named in ``gate``.
+        detections: outputs that are compared as sets of rows.
+
+    Raises:
+        StageError: there are no answers, an output is missing or has another shape than the reference's, or a count is
+            larger than the rows there are.
+    """
+    with np.load(reference, allow_pickle=False) as truth, np.load(answers, allow_pickle=False) as found:
+        feeds = sorted({key.partition("/")[0] for key in found.files})  # an output's name may hold slashes
+        if not feeds:
+            raise StageError("the variant gave no answers: there is nothing to compare")
+        for spec in outputs:
+            keys = [f"{feed}/{spec.name}" for feed in feeds]
+            if missing := [k for k in keys if k not in found.files or k not in truth.files]:
+                raise StageError(f"output {missing[0]!r} is missing: the variant or the reference did not give it")
+        matched = _matched(feeds, truth, found, detections) if detections else {}
+        compared = []
+        for spec in outputs:
+            pairs = [(feed, f"{feed}/{spec.name}") for feed in feeds]
+            if detections and spec.name in detections.names:
+                compared.append(_compare_rows(spec, matched, detections))
+                continue
+            select = {
+                feed: masks[feed].astype(bool)
+                for feed in feeds
+                if mask_dims and feed in masks and spec.dims[: len(mask_dims)] == mask_dims
+            }
+            compared.append(_compare_output(spec, ((f, truth[k], found[k], select.get(f)) for f, k in pairs)))
+    rows = [c.row for c in compared]
+    values: dict[str, float | None] = {}
+    if "sqnr_db" in gate:
+        values["sqnr_db"] = _worst([row.sqnr_db for row in _inexact(rows, outputs)])
+    if "shape_db" in gate:
+        values["shape_db"] = _worst([db for _, _, db in _places(rows, outputs)])
+    if exact := _exact(outputs, detections):
+        values["agreement"] = min(r.agreement or 0.0 for r, s in zip(rows, outputs, strict=True) if s in exact)
+    if detections:
+        values["matched"] = _share(matched.values())
+    for name in gate:
+        if name not in values:
+            if metric is None:
+                raise StageError(f"gate {name!r} needs a task metric, and the model has none")
+            values[name] = float(metric(reference, answers))
+    floor = min(FEED_MATCHED, gate.get("matched", FEED_MATCHED))
+    share, feed = min(((m.share, feed) for feed, m in matched.items()), default=(1.0, ""))
+    lost = (
+        [f"feed {feed!r} alone has partners for {share:.4g} of its rows, less than {floor:g}"] if share < floor else []
+    )
+    return _verdict(gate, values, compared, outputs, lost)
+
+
+def gate_for(
+    precision: str,
+    *,
+    outputs: Sequence[TensorSpec],
+    task: tuple[str, float] | None,
+    overrides: Mapping[str, float],
+    detections: Detections | None = None,
+) -> dict[str, float]:
+    """Return the gate of a variant: metric → least value that passes.
+
+    Args:
+        precision: the precision whose error is acceptable (``int8``), ``none`` counting as ``fp32``.
+        task: the zoo's task metric, which replaces SQNR.
+        overrides: ``--gate NAME=VALUE``: a precision's name sets its SQNR for variants of that precision; a metric's
+            name sets that metric.
+        detections: outputs that are compared as sets of rows.
+    """
+    held = precision if precision in GATES_DB else "fp32"
+    if task is not None:
+        gate = {task[0]: task[1], "shape_db": TASK_SHAPE_FLOOR_DB}
+    else:
+        least = overrides.get("sqnr_db", overrides.get(held, GATES_DB[held]))
+        gate = {"sqnr_db": least, "shape_db": min(SHAPE_FLOORS_DB[held], least)}
+    if _exact(outputs, detections):
+        gate["agreement"] = 1.0
+    if detections:
+        gate["matched"] = GATES_MATCHED[held]
+    return gate | {name: value for name, value in overrides.items() if name in gate or name == "sqnr_db"}
+
+
+def check_names(overrides: Mapping[str, float], task: tuple[str, float] | None) -> None:
+    """Refuse ``--gate`` names that no gate has.
+
+    Raises:
+        UsageError: an unknown name; the nearest known one is suggested.
+    """
+    known = [*GATES_DB, "sqnr_db", "shape_db", "agreement", "matched", *([task[0]] if task else [])]
+    for name in overrides:
+        if name not in known:
+            raise UsageError(f"--gate {name}: this model has no such gate{nearest(name, known)}", fix=", ".join(known))
+
+
+def coarser(observed: str, asked: str) -> bool:
+    """Say whether the precision that runs is coarser than the one asked for; unknown names never are."""
+    return observed in _ORDER and asked in _ORDER and _ORDER.index(observed) < _ORDER.index(asked)
+
+
+def refused(verdict: Parity, reason: str) -> Parity:
+    """Return the verdict as a failure for a reason that no comparison shows, which is told first."""
+    return replace(verdict, passed=False, reasons=(reason, *verdict.reasons))
+
+
+def _is_integer(spec: TensorSpec) -> bool:
+    return np.dtype(spec.dtype).kind in "iub"
+
+
+def _exact(outputs: Sequence[TensorSpec], detections: Detections | None) -> list[TensorSpec]:
+    """List the outputs that must be equal value for value: integers, except those of a set of rows."""
+    sets = detections.names if detections else ()
+    return [spec for spec in outputs if _is_integer(spec) and spec.name not in sets]
+
+
+def _is_scores(spec: TensorSpec) -> bool:
+    return spec.name.endswith("logits") or spec.name in ("scores", "probabilities")
+
+
+def _class_axis(spec: TensorSpec) -> int | None:
+    """Axis of the classes of a score: 1 for images (batch, class, y, x), else the last; None where it varies."""
+    axis = 1 if len(spec.dims) == 4 and isinstance(spec.dims[1], int) else len(spec.dims) - 1
+    return axis if axis > 0 and isinstance(spec.dims[axis], int) else None
+
+
+Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
+
+
+def _flat(value: np.ndarray, mask: np.ndarray | None, fixed: Sequence[int]) -> np.ndarray:
+    """Return the unmasked values as (samples, channels), where each position of the ``fixed`` axes is a channel."""
+    if mask is not None:
+        value = value[mask]  # the masked axes become one
+        fixed = [axis - mask.ndim + 1 for axis in fixed if axis >= mask.ndim]
+    value = np.moveaxis(value, fixed, range(-len(fixed), 0)) if fixed else value
+    return value.reshape(-1, max(1, math.prod(value.shape[value.ndim - len(fixed) :])))
+
+
+def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
+    fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
+    classes = _class_axis(spec) if _is_scores(spec) else None
+    pairs = []
+    sums: dict[str, _Sums] = {}
+    given = 0
+    for feed, truth, found, mask in rows:
+        if truth.shape != found.shape:
+            raise StageError(f"output {spec.name!r} of feed {feed!r} has shape {found.shape}, expected {truth.shape}")
+        given += truth.size
+        sums[feed] = _Sums()
+        if classes is not None:
+            first, second = (_flat(v, mask, [classes]).argmax(axis=1) for v in (truth, found))
+            sums[feed].agreed, sums[feed].ranked = int((first == second).sum()), len(first)
+        pairs.append((feed, _flat(truth, mask, fixed), _flat(found, mask, fixed)))
+    finite = [np.isfinite(t) for _, t, _ in pairs]
+    count = sum(f.sum(axis=0) for f in finite)
+    total_of = sum(
+        np.where(f, t, 0.0).sum(axis=0, dtype=np.float64) for f, (_, t, _) in zip(finite, pairs, strict=True)
+    )
+    mean = total_of / np.maximum(count, 1)
+    for ok, (feed, truth, found) in zip(finite, pairs, strict=True):
+        _add(sums[feed], truth, found, ok, mean)
+    total = _total(sums.values())
+    power = total.signal / total.count if total.count else 0.0
+    by_feed = {f: _db(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
+    worst = min(((db, feed) for feed, db in by_feed.items() if db is not None), default=(math.inf, ""))
+    agreement = total.agreed / total.ranked if total.ranked else None
+    if _is_integer(spec):
+        agreement = total.equal / total.seen if total.seen else 1.0
+    norms = math.sqrt(total.signal) * math.sqrt(total.other)
+    row = OutputParity(
+        name=spec.name,
+        max_abs=total.max_abs,
+        cosine=total.dot / norms if norms > 0 else None,
+        sqnr_db=_db(total.signal, total.noise),
+        exact=total.equal == total.seen,
+        agreement=agreement,
+        atol_needed=total.max_abs,
+        rtol_needed=total.max_rel if math.isfinite(total.max_rel) else None,
+        by_shape_db={f: by_feed[f] for f in SHAPE_POINTS if f in by_feed},
+        nonfinite=total.nonfinite,
+        by_shape_mse={f: sums[f].noise / sums[f].count for f in SHAPE_POINTS if f in by_feed and sums[f].count},
+    )
+    return _Compared(row, *worst, blank=given > 0 and not any(f.any() for f in finite))
+
+
+def _matched(
+    feeds: Sequence[str], truth: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], declared: Detections
+) -> dict[str, Matched]:
+    matched = {}
+    for feed in feeds:
+        mine, theirs = ({n: side[f"{feed}/{n}"] for n in declared.names} for side in (truth, found))
+        for name in declared.names:
+            have, got = mine[name].shape, theirs[name].shape
+            if have != got:
+                raise StageError(f"output {name!r} of feed {feed!r} has shape {got}, expected {have}")
+        matched[feed] = match(mine, theirs, declared)
+    return matched
+
+
+def _share(matched: Iterable[Matched]) -> float:
+    """Return the share of all rows, of both sides and all feeds, that have a partner."""
+    both = list(matched)
+    rows = sum(m.rows for m in both)
+    return sum(m.paired for m in both) / rows if rows else 1.0
+
+
+def _compare_rows(spec: TensorSpec, matched: Mapping[str, Matched], declared: Detections) -> _Compared:
+    """Compare one output of a set of rows: values of matched rows, classes by their share, counts by their items."""
+    share = _share(matched.values())
+    if spec.name in (declared.boxes, declared.scores):
+        # A row's place says nothing: only the coordinates of a box are channels.
+        free = replace(spec, dims=("batch", "rows", *spec.dims[2:]))
+        done = _compare_output(free, ((f, m.truth[spec.name], m.found[spec.name], None) for f, m in matched.items()))
+        nonfinite = sum(m.nonfinite for m in matched.values())
+        exact = done.row.exact and share == 1.0
+        return replace(done, row=replace(done.row, exact=exact, nonfinite=done.row.nonfinite + nonfinite))
+    off, equal, items = 0, 0, 0
+    for m in matched.values():
+        off, equal, items = max(off, m.count_off), equal + m.counts[0], items + m.counts[1]
+    counts = spec.name == declared.count
+    agreement = (equal / items if items else 1.0) if counts else share
+    row = OutputParity(
+        name=spec.name,
+        max_abs=float(off) if counts else 0.0,
+        cosine=None,
+        sqnr_db=None,
+        exact=agreement == 1.0,
+        agreement=agreement,
+        atol_needed=float(off) if counts else 0.0,
+        rtol_needed=None,
+    )
+    return _Compared(row, math.inf, "", blank=False)
+
+
+def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
+    same = (truth == found) | (np.isnan(truth) & np.isnan(found))  # before the cast: float64 merges large integers
+    truth, found = truth.astype(np.float64), found.astype(np.float64)
+    bad = ~np.isfinite(found) & ok
+    use = ok & ~bad
+    with np.errstate(invalid="ignore"):  # infinities of the reference are not in ``use``
+        error = np.where(use, found - truth, 0.0)
+        signal = np.where(use, truth - mean, 0.0)
+        other = np.where(use, found - mean, 0.0)
+    absolute = np.abs(error)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(absolute > 0, absolute / np.abs(truth), 0.0)
+    sums.count += int(use.sum())
+    sums.signal += float((signal**2).sum())
+    sums.noise += float((error**2).sum())
+    sums.dot += float((signal * other).sum())
+    sums.other += float((other**2).sum())
+    sums.max_abs = max(sums.max_abs, float(absolute.max(initial=0.0)))
+    sums.max_rel = max(sums.max_rel, float(relative.max(initial=0.0)))
+    sums.equal += int(same.sum())
+    sums.seen += truth.size
+    sums.nonfinite += int((bad | (~ok & ~same)).sum())
+
+
+def _total(parts: Iterable[_Sums]) -> _Sums:
+    total = _Sums()
+    for part in parts:
+        for name in ("count", "signal", "noise", "dot", "other", "equal", "seen", "nonfinite", "agreed", "ranked"):
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.max_abs = max(total.max_abs, part.max_abs)
+        total.max_rel = max(total.max_rel, part.max_rel)
+    return total
+
+
+def _db(signal: float, noise: float) -> float | None:
+    """Return signal over noise in dB. Formula: 10 · log10(Σ(ref − mean)² / Σ(out − ref)²); None where either is 0."""
+    return 10.0 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
+
+
+def _inexact(rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[OutputParity]:
+    """List the float outputs that differ somewhere: what SQNR speaks about."""
+    pairs = zip(rows, outputs, strict=True)
+    return [row for row, spec in pairs if not _is_integer(spec) and not row.exact and row.max_abs > 0]
+
+
+def _places(rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[tuple[str, str, float | None]]:
+    """List output, checked shape and SQNR there, for all that SQNR speaks about."""
+    return [(row.name, shape, db) for row in _inexact(rows, outputs) for shape, db in row.by_shape_db.items()]
+
+
+def _worst(values: Sequence[float | None]) -> float | None:
+    """Return the smallest; a None among them means a constant signal met an error and counts as the smallest of all."""
+    if not values:
+        return None
+    return -math.inf if None in values else min(v for v in values if v is not None)
+
+
+def _verdict(
+    gate: Mapping[str, float],
+    values: Mapping[str, float | None],
+    compared: Sequence[_Compared],
+    outputs: Sequence[TensorSpec],
+    lost: Sequence[str],
+) -> Parity:
+    rows = [c.row for c in compared]
+    reasons = [f"output {r.name!r} has {r.nonfinite} NaN or infinite values" for r in rows if r.nonfinite]
+    reasons += [
+        f"output {c.row.name!r} has no finite, unmasked value in the reference: nothing was compared"
+        for c in compared
+        if c.blank
+    ]
+    found: dict[str, float | None] = {}
+    for name, least in gate.items():
+        value = values.get(name)
+        found[name] = value if value is None or math.isfinite(value) else None
+        if value is not None and not value >= least:
+            reasons.append(f"{name} {_figure(value)} is below the gate of {least:g}{_where(name, rows, outputs)}")
+    reasons += lost
+    floor = min(SAMPLE_FLOOR_DB, gate.get("sqnr_db", -math.inf))
+    reasons += [
+        f"sample {c.worst_feed!r} alone keeps {c.worst_db:.4g} dB of output {c.row.name!r}, less than {floor:g}"
+        for c, spec in zip(compared, outputs, strict=True)
+        if c.worst_db < floor and not _is_integer(spec) and c.worst_feed not in SHAPE_POINTS
+    ]
+    return Parity(passed=not reasons, gate=dict(gate), found=found, outputs=tuple(rows), reasons=tuple(reasons))
+
+
+def _figure(value: float) -> str:
+    return (
+        f"{value:.4g}"
+        if math.isfinite(value)
+        else "cannot be computed (the reference is constant, the output differs) and"
+    )
+
+
+def _where(name: str, rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> str:
+    """Name the output, and the shape, behind the worst SQNR."""
+    if name == "sqnr_db":
+        found = [(row.sqnr_db, f" (output {row.name!r})") for row in _inexact(rows, outputs)]
+    elif name == "shape_db":
+        found = [(db, f" (output {output!r} at shape {shape!r})") for output, shape, db in _places(rows, outputs)]
+    else:
+        return ""
+    known = [(db, place) for db, place in found if db is not None]
+    return min(known)[1] if known else ""

@@ -1,0 +1,105 @@
+"""The target grammar, and how builders are found.
+
+    TARGETS := ITEM ("," ITEM)*
+    ITEM    := NAME ["@" DEVICE] | "cpu" | "gpu" | "all"
+    NAME    := RUNTIME ["-" PRECISION]          lower case; "onnx" is an alias of "ort"
+
+Discovery lists ``accel/builders/to_*.py``, then entry points of the group ``accel.builders``: no table of targets
+exists anywhere. Builder modules are light to import, so all of this runs in the parent.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+
+from accel import builders
+from accel.builders import Builder, TargetInfo
+from accel.core.errors import UsageError, nearest
+from accel.core.values import Target
+
+ALIASES = {"onnx": "ort"}
+GROUPS = {"cpu": ("cpu",), "gpu": ("cuda",), "all": ("cpu", "cuda")}
+
+
+@functools.cache
+def discover() -> Mapping[str, Builder]:
+    """Return target name → builder, in the order of the files and of each file's own list.
+
+    Raises:
+        UsageError: two builders claim one target.
+    """
+    found: dict[str, Builder] = {}
+    modules = [
+        importlib.import_module(f"accel.builders.{m.name}")
+        for m in pkgutil.iter_modules(builders.__path__)
+        if m.name.startswith("to_")
+    ]
+    offered = [m.BUILDER for m in modules] + [point.load() for point in entry_points(group="accel.builders")]
+    for builder in offered:
+        for name in builder.targets:
+            if name in found:
+                raise UsageError(
+                    f"target {name!r} is offered by two builders: {found[name]} and {builder}",
+                    fix="uninstall one of the plug-ins",
+                )
+            found[name] = builder
+    return found
+
+
+def info(target: Target) -> TargetInfo:
+    """Return what the target's builder says about it."""
+    return discover()[target.name].targets[target.name]
+
+
+def named(text: str) -> frozenset[str]:
+    """Return the names of the targets that a ``--targets`` value names itself, rather than by a group."""
+    names = (item.strip().partition("@")[0] for item in text.split(","))
+    return frozenset(ALIASES.get(n, n) for n in names if n not in GROUPS)
+
+
+def parse(text: str, *, devices: Sequence[str], only: bool = False) -> tuple[Target, ...]:
+    """Read a ``--targets`` value into targets, without repeats, in the order given.
+
+    Args:
+        text: comma-separated items of the grammar above.
+        devices: devices of this machine, or the one that ``--device`` names.
+        only: whether no other device may be taken: ``--device`` was given.
+
+    Raises:
+        UsageError: an unknown target or device (the nearest known one is suggested), or an empty list.
+    """
+    known = discover()
+    targets: list[Target] = []
+    for item in (part.strip() for part in text.split(",")):
+        if not item:
+            continue
+        name, _, device = item.partition("@")
+        name = ALIASES.get(name, name)
+        if name in GROUPS and not device:
+            targets += [
+                Target(n, d)
+                for d in GROUPS[name]
+                if d in devices or not only
+                for n, b in known.items()
+                if d in b.targets[n].devices and d not in b.targets[n].ungrouped
+            ]
+            continue
+        if name not in known:
+            options = [*known, *ALIASES, *GROUPS]
+            raise UsageError(f"unknown target {name!r}{nearest(name, options)}", fix="`accel targets` lists them all")
+        offered = known[name].targets[name].devices
+        if only and not device:
+            device = devices[0]
+        if device and device not in offered:
+            raise UsageError(
+                f"target {name!r} does not run on {device!r}: offered on {', '.join(offered)}{nearest(device, offered)}"
+            )
+        wanted = [device] if device else [d for d in offered if d in devices] or [offered[0]]
+        targets += [Target(name, d) for d in wanted]
+    if not targets:
+        raise UsageError("no target given", fix="for example --targets cpu, or --targets openvino,ort")
+    return tuple(dict.fromkeys(targets))

@@ -1,0 +1,207 @@
+"""Interpreters for packages that cannot share one environment with the rest.
+
+Each is a virtual environment of its own below this installation (``$ACCEL_HOME``, by default ``<prefix>/accel-envs``),
+made only when the user asks: ``accel env install NAME``. Workers run in it by its interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.core.errors import OutputError, UnavailableError, UsageError, nearest
+
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What an environment holds and why it stands alone.
+
+    Attributes:
+        requirements: what pip installs, pinned.
+        over_main: whether it lies on top of the packages accel itself runs with: ``requirements`` are then the whole
+            list, installed without what they ask for, and everything else is found in the main environment.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    why: str
+    over_main: bool = False
+
+
+ENVIRONMENTS = {
+    e.name: e
+    for e in (
+        Environment(
+            "ort-openvino",
+            ("onnxruntime-openvino==1.24.1", "numpy==2.4.6"),
+            "onnxruntime-openvino and onnxruntime are one Python module",
+        ),
+        Environment(
+            "ort-gpu",
+            (
+                "onnxruntime-gpu==1.31.1",
+                "nvidia-cublas==13.10.0.20",
+                "nvidia-cuda-nvrtc==13.5.37",
+                "nvidia-cuda-runtime==13.5.37",
+                "nvidia-cudnn-cu13==9.28.0.42",
+                "nvidia-cufft==12.5.0.14",
+                "nvidia-curand==10.4.5.25",
+                "nvidia-nvjitlink==13.5.37",
+            ),
+            "onnxruntime-gpu and onnxruntime are one Python module",
+            over_main=True,
+        ),
+        Environment(
+            "triton",
+            ("nvidia-pytriton==0.7.0", "numpy==1.26.4"),
+            "carries the embedded tritonserver 24.10, whose Python backend cannot work with NumPy 2",
+        ),
+        Environment(
+            "perf-analyzer",
+            ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79"),
+            "carries Triton's perf_analyzer, whose older tritonclient would replace accel's own",
+        ),
+        Environment(
+            "modelopt",
+            (
+                "nvidia-modelopt==0.47.0",
+                "onnx-graphsurgeon==0.6.1",
+                "onnxslim==0.1.98",
+                "polygraphy==0.53.6",
+                "onnxconverter-common==1.16.0",
+                "omegaconf==2.4.0",
+                "pulp==3.3.2",
+                "nvidia-ml-py==13.615.71",
+                "lief==1.0.0",
+                "cppimport==26.4.17",
+                "mako==1.4.3",
+                "markupsafe==3.0.4",
+                "pybind11==3.1.0",
+                "filelock==4.2.11",
+                "colorama==0.4.6",
+            ),
+            "its own pins ask for an older onnx and for onnxruntime-gpu, neither of which autocast needs",
+            over_main=True,
+        ),
+    )
+}
+
+
+def home() -> Path:
+    """Return the folder that holds the environments: ``$ACCEL_HOME``, or ``accel-envs`` below this installation."""
+    return Path(os.environ.get("ACCEL_HOME") or Path(sys.prefix) / "accel-envs")
+
+
+def python(name: str) -> Path:
+    """Return the interpreter of an environment, whether or not it is installed."""
+    return Path(sys.executable) if name == MAIN else home() / name / "bin" / "python"
+
+
+def site_packages(name: str) -> Path:
+    """Return the folder of an environment's packages, whether or not it is installed."""
+    if name == MAIN:
+        return Path(sysconfig.get_path("purelib"))
+    return home() / name / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def requirements(name: str) -> tuple[str, ...]:
+    """Return what an environment pins; nothing for the one accel itself runs in."""
+    return ENVIRONMENTS[name].requirements if name in ENVIRONMENTS else ()
+
+
+def installed(name: str) -> bool:
+    """Say whether an environment is complete: its install ended, with the packages that are wanted today."""
+    if name == MAIN:
+        return True
+    mark = home() / name / "complete"
+    return python(name).exists() and mark.exists() and mark.read_text().split() == list(get(name).requirements)
+
+
+def missing_libraries(program: Path, variables: Mapping[str, str]) -> list[str]:
+    """Return the shared libraries that the loader would not find for a program run with further variables."""
+    command = ["ldd", str(program)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    return re.findall(r"(\S+) => not found", done.stdout)
+
+
+def fix(name: str) -> str:
+    """Return the command that brings an environment."""
+    return f"accel env install {name}"
+
+
+def get(name: str) -> Environment:
+    """Look an environment up.
+
+    Raises:
+        UsageError: no such environment; the nearest name is suggested.
+    """
+    if name not in ENVIRONMENTS:
+        raise UsageError(
+            f"unknown environment {name!r}{nearest(name, ENVIRONMENTS)}", fix="`accel env list` lists them"
+        )
+    return ENVIRONMENTS[name]
+
+
+def install(name: str, *, report: Callable[[str], None]) -> Path:
+    """Make an environment and return its interpreter; an interrupted install leaves nothing that counts.
+
+    Args:
+        report: takes one line per step.
+
+    Raises:
+        UsageError: no such environment.
+        OutputError: the folder cannot be written.
+        UnavailableError: pip could not install the packages; the end of its output is in the message.
+    """
+    environment = get(name)
+    if installed(name):
+        report(f"{name} is installed already: {home() / name}")
+        return python(name)
+    final = home() / name
+    try:
+        shutil.rmtree(final, ignore_errors=True)
+        final.mkdir(parents=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to {home()}: {error}", fix="set ACCEL_HOME to a folder you can write"
+        ) from error
+    try:
+        report(f"{name}: creating {final}")
+        venv.create(final, with_pip=True)  # an environment cannot be moved: it is made in place, and counts when marked
+        report(f"{name}: pip install {' '.join(environment.requirements)}")
+        options = ["--no-deps", "--ignore-installed"] if environment.over_main else []
+        if environment.over_main:
+            (site_packages(name) / "main.pth").write_text(f"{site_packages(MAIN)}\n")  # behind its own packages
+        command = [str(python(name)), "-m", "pip", "install", "--quiet", *options, *environment.requirements]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise UnavailableError(
+                f"pip could not install environment {name!r}:\n{done.stderr.strip()[-1500:]}",
+                fix=f"check the package index, then run `{fix(name)}` again",
+            )
+        (final / "complete").write_text("\n".join(environment.requirements))
+    except BaseException:
+        shutil.rmtree(final, ignore_errors=True)
+        raise
+    report(f"{name}: ready")
+    return python(name)
+
+
+def remove(name: str) -> bool:
+    """Delete an environment; returns whether there was one."""
+    get(name)
+    folder = home() / name
+    if not folder.exists():
+        return False
+    shutil.rmtree(folder)
+    return True

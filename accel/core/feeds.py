@@ -1,0 +1,119 @@
+"""Feeds: arrays by input name, how they are checked against specs, and their ``.npz`` files. NumPy is all it needs."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from accel.core.errors import SampleError
+from accel.core.values import TensorSpec
+
+Feed = Mapping[str, np.ndarray]
+"""Input or output arrays by the client's names."""
+
+
+def fit_inputs(feed: Feed, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Check a feed against the specs, in their order, casting integers only where every value fits.
+
+    Raises:
+        SampleError: a name is missing or unknown, a rank or fixed size differs, a dtype cannot be cast without loss,
+            or an integer lies outside the declared range; the message names the input, the first bad value and its
+            index.
+    """
+    names = [s.name for s in specs]
+    if missing := [n for n in names if n not in feed]:
+        raise SampleError(f"input {missing[0]!r} is missing: got {sorted(feed)}", fix=f"give all of {names}")
+    if unknown := [n for n in feed if n not in names]:
+        raise SampleError(f"the model has no input {unknown[0]!r}", fix=f"its inputs are {names}")
+    sizes: dict[str, tuple[str, int]] = {}
+    fitted: dict[str, np.ndarray] = {}
+    for spec in specs:
+        value = np.asarray(feed[spec.name])
+        if value.ndim != len(spec.dims):
+            raise SampleError(
+                f"input {spec.name!r} has shape {value.shape}, expected rank {len(spec.dims)}: {spec.dims}"
+            )
+        for size, dim in zip(value.shape, spec.dims, strict=True):
+            if isinstance(dim, int) and size != dim:
+                raise SampleError(f"input {spec.name!r} has shape {value.shape}, expected {spec.dims}")
+            if isinstance(dim, str):
+                other, seen = sizes.setdefault(dim, (spec.name, size))
+                if seen != size:
+                    raise SampleError(
+                        f"axis {dim!r} is {seen} in input {other!r} and {size} in {spec.name!r}: expected one size"
+                    )
+        fitted[spec.name] = _cast(value, spec)
+    return fitted
+
+
+def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    wanted = np.dtype(spec.dtype)
+    if value.dtype.kind in "iu" and wanted.kind in "iu":
+        info = np.iinfo(wanted)
+        low, high = spec.range if spec.range is not None else (info.min, info.max)
+        low, high = max(low, int(info.min)), min(high, int(info.max))
+        if value.size and (int(value.min()) < low or int(value.max()) > high):
+            outside = (value < low) | (value > high)
+            index = tuple(int(i) for i in np.argwhere(outside)[0])
+            raise SampleError(
+                f"input {spec.name!r} holds {int(value[index])} at index {index}, expected values in [{low}, {high}]",
+                fix="correct the value, or declare the range with --range NAME=LO:HI",
+            )
+        return np.ascontiguousarray(value, dtype=wanted)
+    if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
+        return np.ascontiguousarray(value, dtype=wanted)
+    raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")
+
+
+def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
+    """Write feeds to ``path`` under keys ``<index>/<input>``; the file appears whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+        for index, feed in feeds.items():
+            for name, value in feed.items():
+                # A fixed date keeps the file's hash a function of its content.
+                entry = zipfile.ZipInfo(f"{index}/{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                with archive.open(entry, "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, np.ascontiguousarray(value), allow_pickle=False)
+    partial.replace(path)
+
+
+def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Read feeds by index, in the file's order.
+
+    Raises:
+        SampleError: missing, no ``.npz``, holding Python objects, or with keys that are not ``<index>/<input>``.
+    """
+    feeds: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in read_npz(path).items():
+        index, slash, name = key.partition("/")
+        if not slash or not index or not name:
+            raise SampleError(f"{path.name}: key {key!r}, expected <index>/<input>", fix='for example "0/input_ids"')
+        feeds.setdefault(index, {})[name] = value
+    return feeds
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of an ``.npz`` by key, without ever unpickling.
+
+    Raises:
+        SampleError: missing, empty, no ``.npz``, or holding Python objects.
+    """
+    if not path.is_file():
+        raise SampleError(f"no sample file at {path}")
+    fix = "write it with numpy.savez from plain arrays; arrays of Python objects are refused"
+    if not path.stat().st_size:
+        raise SampleError(f"{path} cannot be read as .npz: it is empty", fix=fix)
+    if not zipfile.is_zipfile(path):
+        raise SampleError(f"{path} cannot be read as .npz: it is no zip archive, or truncated", fix=fix)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            found = {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise SampleError(f"{path} cannot be read as .npz: {error}", fix=fix) from error
+    if not found:
+        raise SampleError(f"{path} holds no arrays")
+    return found

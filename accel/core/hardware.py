@@ -1,0 +1,187 @@
+"""What this machine is: a stable id for people, a fingerprint for cache keys, and the facts behind both.
+
+Everything is read from the operating system; nothing is assumed from a product name. GPUs are listed by
+``nvidia-smi`` where it exists, as far as ``CUDA_VISIBLE_DEVICES`` leaves them; no driver, no GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.core import gpu
+from accel.core.values import sha256_json
+
+_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni", "asimd", "bf16", "i8mm")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor as a process of this cgroup sees it; ``flags`` are those that decide which kernels run."""
+
+    model: str
+    threads: int
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU."""
+
+    name: str
+    memory_bytes: int
+    driver: str
+    compute_capability: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One hardware target."""
+
+    cpu: Cpu
+    gpus: tuple[Gpu, ...]
+    memory_bytes: int
+    system: str
+
+    @property
+    def id(self) -> str:
+        """``amd-epyc-2cpu``, with the GPU's name appended where there is one: equal machines share it."""
+        parts = [re.sub(r"\(r\)|\(tm\)|cpu|processor|@.*", "", self.cpu.model.lower()), f"{self.cpu.threads}cpu"]
+        if self.gpus:
+            parts.append(f"{len(self.gpus)}x {self.gpus[0].name}" if len(self.gpus) > 1 else self.gpus[0].name)
+        return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all facts, for results that depend on the machine."""
+        return sha256_json(self)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices a target can run on here: ``cpu``, and ``cuda`` with a GPU."""
+        return ("cpu", "cuda") if self.gpus else ("cpu",)
+
+
+def detect() -> Hardware:
+    """Read the facts of this machine."""
+    return Hardware(
+        cpu=Cpu(model=_cpu_model(), threads=cpu_threads(), flags=_cpu_flags()),
+        gpus=_gpus(),
+        memory_bytes=memory_limit_bytes(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+    )
+
+
+def cpu_threads() -> int:
+    """Return how many CPUs this process may keep busy: its affinity, cut by the cgroup's quota (at least 1).
+
+    Source: Linux kernel documentation, cgroup v2 ``cpu.max`` ("$MAX $PERIOD"), and v1 ``cpu.cfs_quota_us``.
+    """
+    threads = len(os.sched_getaffinity(0))
+    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit():
+        threads = min(threads, max(1, int(quota[0]) // int(quota[1])))
+    v1 = _read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), _read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    if v1[0].isdigit() and v1[1].isdigit():
+        threads = min(threads, max(1, int(v1[0]) // int(v1[1])))
+    return threads
+
+
+def memory_limit_bytes() -> int:
+    """Return the memory this process may use: the machine's, cut by the cgroup's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def available_memory_bytes() -> int:
+    """Return what can be had without swapping: the machine's ``MemAvailable``, cut by what this cgroup has left.
+
+    Source: Linux kernel documentation, cgroup v2 ``memory.current``, of which ``inactive_file`` can be reclaimed.
+    """
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
+    free = int(match[1]) * 1024 if match else memory_limit_bytes()
+    limit, current = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if not (limit.isdigit() and current.isdigit()):
+        return free
+    cache = re.search(r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
+    return max(0, min(free, int(limit) - int(current) + (int(cache[1]) if cache else 0)))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cpu_model() -> str:
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> tuple[str, ...]:
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    present = set(match[1].split()) if match else set()
+    return tuple(flag for flag in _FLAGS if flag in present)
+
+
+def gpu_trouble() -> str | None:
+    """Say why there is no GPU for a process started here; None where there is one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "there is no NVIDIA GPU on this machine"
+    if _gpus():
+        return None
+    rows, complaint = _listed(tool)
+    if rows:
+        return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides every NVIDIA GPU"
+    return f"nvidia-smi lists no GPU: {complaint}"
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    tool = shutil.which("nvidia-smi")
+    rows = _listed(tool)[0] if tool is not None else ()
+    wanted = gpu.visible()
+    if wanted is None or any(name.startswith("MIG-") for name in wanted):  # nvidia-smi lists cards, not their slices
+        return tuple(found for _, found in rows)
+    by_number = {str(number): found for number, (_, found) in enumerate(rows)}
+    by_uuid = {uuid: found for uuid, found in rows if uuid}
+    return tuple(found for name in wanted if (found := (by_number | by_uuid).get(name)) is not None)
+
+
+@functools.cache
+def _listed(tool: str) -> tuple[tuple[tuple[str, Gpu], ...], str]:
+    """Return the GPUs that ``nvidia-smi`` lists, each after its UUID, and the last thing it said beside them."""
+    fields = "uuid,name,memory.total,driver_version,compute_cap"
+    try:
+        asked = subprocess.run(
+            [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:  # a driver that hangs or fails offers no GPU
+        return (), f"{type(error).__name__}: {error}"
+    lines = [line for line in asked.stdout.splitlines() if line.count(",") > 3] if asked.returncode == 0 else []
+    rows = []
+    for line in lines:
+        uuid, _, rest = line.partition(",")
+        name, memory, driver, capability = (cell.strip() for cell in rest.rsplit(",", 3))
+        rows.append((uuid.strip(), Gpu(name, _mib(memory) << 20, driver, capability)))
+    said = (asked.stdout + asked.stderr).strip().splitlines()
+    return tuple(rows), said[-1] if said and not rows else f"it ended with exit code {asked.returncode}"
+
+
+def _mib(text: str) -> int:
+    try:
+        return int(float(text))
+    except ValueError:  # "[N/A]": the GPU shares the machine's memory
+        return 0

@@ -1,0 +1,268 @@
+"""One build or one measurement in a process of its own: the parent's half (``accel.run.child`` is the child's).
+
+The parent holds a ``Worker`` and calls tasks by name; parameters and results are JSON, arrays travel as ``.npz`` files.
+The child's stdout and stderr go to a log; a crash, an abort signal, a hang past the time limit or a kill becomes
+``WorkerDied`` with the end of that log, never the end of the run.
+
+The child finds accel by the path of this package alone, so any interpreter that has NumPy and one runtime will do:
+nothing else of the parent's environment leaks in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from accel.core import environments, errors
+from accel.core.errors import StageError, WorkerDied
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LOG_TAIL_LINES = 12
+LOOK_S = 1.0
+"""How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
+
+_running: set[Worker] = set()
+_spans: list[tuple[float, float]] = []
+_stopped = threading.Event()
+
+
+def start() -> None:
+    """Allow processes to be started (again)."""
+    _stopped.clear()
+    _spans.clear()
+
+
+def busy_s() -> float:
+    """Return for how long, since ``start``, at least one task was running in some process (seconds)."""
+    total, reached = 0.0, 0.0
+    for begin, end in sorted(_spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def stop_all() -> None:
+    """End every running process, and let none start until ``start``: the way out of an interrupted run."""
+    _stopped.set()
+    for worker in list(_running):
+        worker.kill()  # its holder sees the end and closes its pipes; closed here, their numbers could be another's
+
+
+_BOOT = """
+import importlib.util, sys
+def give(name, folder):
+    spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+for name, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+    give(name, folder)
+from accel.run.child import child
+child()
+"""
+
+
+class Worker:
+    """A child process that runs tasks one after another.
+
+    Args:
+        python: interpreter to use; this one when None.
+        log: file that takes everything the child prints; appended to.
+        threads: CPU threads that the runtimes in the child may use.
+        cwd: working directory of the child.
+
+    Use it as a context manager; leaving it ends the child.
+    """
+
+    def __init__(self, log: Path, *, threads: int, python: Path | None = None, env: Mapping[str, str] | None = None):
+        if _stopped.is_set():
+            raise WorkerDied("stopped by the user")
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._reaping = threading.Lock()
+        # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
+        self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
+        packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [str(python or sys.executable), "-P", "-c", _BOOT, *packages],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                env=_environment(threads, self._scratch) | dict(env or {}),
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
+            )
+        _running.add(self)
+        if _stopped.is_set():  # between the check above and here
+            self.close()
+            raise WorkerDied("stopped by the user")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(
+        self, task: str, params: Mapping[str, Any], *, timeout_s: float, tell: Callable[[str], None] | None = None
+    ) -> Any:
+        """Run one task and return its JSON result.
+
+        Args:
+            tell: takes what the task says about its progress (``accel.core.progress.tell``).
+
+        Raises:
+            AccelError: the class the task raised, with its message and remedy.
+            WorkerDied: the process crashed, was killed, or ran past ``timeout_s``.
+        """
+        line = json.dumps({"task": task, "params": params}).encode() + b"\n"
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
+            raise self._died(task) from None
+        try:
+            answer = self._answer(task, timeout_s, tell)
+        except ValueError:  # what came was no JSON
+            raise self._died(task) from None
+        _spans.append(tuple(answer["span"]))
+        if "result" in answer:
+            return answer["result"]
+        kind = getattr(errors, answer["error"], StageError)
+        error = kind(answer["message"], fix=answer["fix"])
+        if isinstance(error, StageError):
+            error.log = str(self.log)
+        raise error
+
+    def close(self) -> None:
+        """End the child and all it started."""
+        _running.discard(self)
+        self.kill()
+        with self._reaping:
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the child and all it started, from any thread; the thread that holds this worker still closes it."""
+        with self._reaping:
+            if self._process.returncode is None:  # not reaped yet, so the id of its group is still its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _answer(self, task: str, timeout_s: float, tell: Callable[[str], None] | None) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        received = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                line, newline, rest = received.partition(b"\n")
+                if newline:
+                    message: dict[str, Any] = json.loads(line)
+                    if "doing" not in message:
+                        return message
+                    received = rest
+                    if tell is not None:
+                        tell(message["doing"])
+                    continue
+                left = deadline - time.monotonic()
+                if selector.select(max(0.0, min(left, LOOK_S))):
+                    chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+                    if not chunk:
+                        raise self._died(task)
+                    received += chunk
+                elif self._ended(0.0):
+                    raise self._died(task)
+                elif left <= 0:
+                    self.close()
+                    raise WorkerDied(
+                        f"{task} ran past its limit of {timeout_s:.0f} s and was stopped{self._tail()}",
+                        fix="raise it with --timeout SECONDS",
+                        log=str(self.log),
+                    )
+
+    def _ended(self, within_s: float) -> bool:
+        """Wait for the child's end without reaping it, so that its group can still be ended."""
+        limit = time.monotonic() + within_s
+        while self._process.returncode is None:
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                return True
+            if time.monotonic() >= limit:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _died(self, task: str) -> WorkerDied:
+        self._ended(LOOK_S)  # its own exit code, before what it left running is ended
+        self.close()
+        code = self._process.returncode
+        if code < 0:
+            cause = f"was ended by signal {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                cause += " (as the kernel does when memory runs out)"
+        else:
+            cause = f"ended with exit code {code}"
+        return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
+
+
+def run_task(
+    task: str,
+    params: Mapping[str, Any],
+    *,
+    log: Path,
+    threads: int,
+    timeout_s: float,
+    python: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Any:
+    """Run one task in a fresh process and return its JSON result; errors as ``Worker.call``."""
+    with Worker(log, threads=threads, python=python, env=env) as worker:
+        return worker.call(task, params, timeout_s=timeout_s, tell=tell)
+
+
+def _environment(threads: int, scratch: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"  # worth keeping from process to process
+    return (
+        {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+        | kept
+        | {
+            "TMPDIR": scratch,
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+            "TF_NUM_INTEROP_THREADS": str(threads),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "KERAS_BACKEND": "tensorflow",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "DO_NOT_TRACK": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ACCEL_HOME": str(environments.home()),  # another interpreter would look beside itself
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of nvidia-smi and NVML
+        }
+    )

@@ -1,0 +1,75 @@
+"""What the user asked to convert, before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from accel.core.values import GraphChoice
+
+Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
+
+
+Weights = Literal["auto", "pretrained", "random"]
+
+
+TENSORFLOW_FILES = ("savedmodel", "keras", "graphdef")
+"""Kinds that TensorFlow reads from a file or folder."""
+
+
+SAVED_MODEL = "saved_model.pb"
+
+
+FACTORY = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRequest:
+    """What the user asked to convert, before anything is loaded.
+
+    Attributes:
+        text: SOURCE as typed.
+        kind: which exporter loads it.
+        reference: zoo name, hub id, or absolute path (``/p/file.py:factory`` for a factory).
+        task: Hugging Face task or class that overrides the one in the folder's config.
+        weights: ``auto`` takes pretrained weights that are on this machine (a hub id that the user typed may be
+            downloaded) and falls back to random ones; ``pretrained`` may download and is an error without them.
+        revision: revision of a hub id.
+        samples: the user's sample file as an absolute path, or ``/p/file.py:generator``.
+        random_samples: whether the user accepts random values as samples and calibration data.
+        ranges: lowest and highest value by integer input.
+        min_shapes / opt_shapes / max_shapes: shapes by input.
+        model_name: name of the model on the server, when the user chose it.
+        graph: what to take of a TensorFlow source.
+    """
+
+    text: str
+    kind: Kind
+    reference: str
+    task: str | None = None
+    weights: Weights = "auto"
+    revision: str | None = None
+    samples: str | None = None
+    random_samples: bool = False
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    min_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    opt_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    max_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    model_name: str | None = None
+    graph: GraphChoice = field(default_factory=GraphChoice)
+
+    @property
+    def name(self) -> str:
+        """Name of the run and of the model on the server: the user's, or one made from the reference."""
+        if self.model_name:
+            return self.model_name
+        if self.kind == "factory":
+            stem = Path(self.reference.rpartition(":")[0]).stem
+        elif self.kind in ("exported", "onnx", "keras", "graphdef"):
+            stem = Path(self.reference).stem
+        else:
+            stem = self.reference.rstrip("/").rpartition("/")[2]
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", stem) or "model"

@@ -1,0 +1,281 @@
+"""What the user named as SOURCE: which kind of source it is, and a content key for it. Runs in the parent.
+
+    SOURCE := ZOO_NAME["@small"] | HUB_ID ("org/name") | FOLDER (with config.json, or a SavedModel) | FILE.py:FACTORY
+              | FILE.pt2 | FILE.onnx | FILE.keras | FILE.h5 | FILE.pb (a frozen graph)
+
+Nothing here imports a framework or runs a model: loading is ``accel.exporters``' work, in a worker process. A pickle is
+recognised by its suffix and refused: opening one runs whatever code it holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from accel.core.errors import InputError, UsageError, nearest
+from accel.core.values import GraphChoice, sha256_file, sha256_json, to_json
+from accel.exporters.request import FACTORY, SAVED_MODEL, TENSORFLOW_FILES, Kind, SourceRequest, Weights
+from accel.exporters.zoo import SMALL, zoo
+
+PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"}
+KERAS = {".keras", ".h5", ".hdf5"}
+GIVEN = ".onnx, .pt2, .keras, .h5, a frozen .pb, file.py:factory or a folder"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def recognise(
+    text: str,
+    *,
+    task: str | None = None,
+    weights: Weights = "auto",
+    revision: str | None = None,
+    samples: str | None = None,
+    random_samples: bool = False,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    min_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    opt_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    max_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    model_name: str | None = None,
+    graph: GraphChoice | None = None,
+) -> SourceRequest:
+    """Decide what SOURCE is, without opening more than a folder listing.
+
+    Raises:
+        UsageError: neither a known zoo name (the nearest is suggested) nor anything else, or a bad ``model_name``.
+        InputError: a file or folder that is missing, or of a kind that is refused (a pickle).
+    """
+    kind, reference = _kind(text.strip())
+    if model_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", model_name):
+        raise UsageError(f"model name {model_name!r} is no file name: use letters, digits, '_', '.' and '-'")
+    if weights not in ("auto", "pretrained", "random"):
+        raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
+    if task is not None and kind != "huggingface":
+        raise UsageError(f"--task is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --task out")
+    if weights == "random" and kind not in ("zoo", "huggingface"):
+        raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
+    graph = graph or GraphChoice()
+    _check_graph(graph, kind, text)
+    return SourceRequest(
+        text=text,
+        kind=kind,
+        reference=reference,
+        task=task,
+        weights=weights,
+        revision=revision,
+        samples=_samples(samples),
+        random_samples=random_samples,
+        ranges=dict(ranges or {}),
+        min_shapes=dict(min_shapes or {}),
+        opt_shapes=dict(opt_shapes or {}),
+        max_shapes=dict(max_shapes or {}),
+        model_name=model_name,
+        graph=graph,
+    )
+
+
+def _check_graph(graph: GraphChoice, kind: Kind, text: str) -> None:
+    """Refuse a choice that this kind of source does not have."""
+    if graph.signature is not None and kind != "savedmodel":
+        raise UsageError(f"--signature is for SavedModels, and {text!r} is none ({kind})", fix="leave --signature out")
+    if (graph.inputs or graph.outputs) and kind != "graphdef":
+        raise UsageError(
+            f"--input-tensors and --output-tensors are for frozen graphs (.pb), and {text!r} is none ({kind})",
+            fix="leave them out",
+        )
+    if graph.nchw and kind not in (*TENSORFLOW_FILES, "factory", "zoo"):
+        raise UsageError(
+            f"--inputs-as-nchw is for TensorFlow sources, and {text!r} is none ({kind})", fix="leave it out"
+        )
+
+
+def _kind(text: str) -> tuple[Kind, str]:
+    if not text:
+        raise UsageError("no SOURCE given", fix="name a zoo model (`accel zoo` lists them), a folder or a file")
+    known = zoo().entries()
+    plain = text.removesuffix(SMALL)
+    if plain in known:
+        if plain != text and known[plain].small is None:
+            raise UsageError(f"{plain} has no reduced model", fix=f"give {plain} itself")
+        return "zoo", text
+    if match := FACTORY.fullmatch(text):
+        path = _file(match["file"], "factory file")
+        return "factory", f"{path}:{match['function']}"
+    path = Path(text).expanduser()
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        return _folder(path)
+    if suffix in KERAS:
+        return "keras", str(_file(text, "Keras model"))
+    if suffix == ".pb":
+        path = _file(text, "graph")
+        return ("savedmodel", str(path.parent)) if path.name == SAVED_MODEL else ("graphdef", str(path))
+    if suffix in PICKLES:
+        _file(text, "model")
+        raise InputError(
+            f"{text} is a pickle by its suffix: opening one runs whatever code it holds, so accel never does",
+            fix="give `file.py:factory`, a function that builds the module and loads the weights (torch.load with "
+            "weights_only=True), a Hugging Face folder with safetensors, or a .pt2 from torch.export.save",
+        )
+    if suffix == ".safetensors":
+        _file(text, "model")
+        raise InputError(f"{text} holds weights without an architecture", fix="give its folder, with config.json")
+    if suffix == ".onnx":
+        return "onnx", str(_file(text, "ONNX file"))
+    if suffix == ".pt2":
+        return "exported", str(_file(text, "exported program"))
+    if suffix == ".py":
+        raise UsageError(f"{text} names no factory", fix=f"{text}:NAME, the function that returns the module")
+    if path.exists():
+        raise InputError(f"{text} is not a model file accel knows", fix=f"give {GIVEN}")
+    if HUB_ID.fullmatch(text):
+        return "huggingface", text
+    if "/" in text or text.startswith("."):
+        raise InputError(f"no file or folder at {text}")
+    raise UsageError(
+        f"unknown model {text!r}{nearest(text, known)}",
+        fix="`accel zoo` lists the names; a hub id is written org/name, a folder or file by its path",
+    )
+
+
+def _file(text: str, what: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise InputError(f"no {what} at {path}", fix="check the path; it is taken from the current folder")
+    return path.resolve()
+
+
+def _folder(path: Path) -> tuple[Kind, str]:
+    if (path / "config.json").is_file():
+        return "huggingface", str(path.resolve())
+    if (path / SAVED_MODEL).is_file():
+        return "savedmodel", str(path.resolve())
+    found = sorted(p.name for p in path.iterdir())[:5]
+    raise InputError(
+        f"{path} is neither a Hugging Face folder nor a SavedModel: it has no config.json and no {SAVED_MODEL} (found "
+        f"{', '.join(found) or 'nothing'})",
+        fix="give the folder that save_pretrained or tf.saved_model.save wrote",
+    )
+
+
+def _samples(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if match := FACTORY.fullmatch(text):
+        return f"{_file(match['file'], 'sample generator')}:{match['function']}"
+    path = _file(text, "sample file")
+    if path.suffix.lower() not in (".npz", ".jsonl"):
+        raise UsageError(f"--samples {text}: expected .npz, .jsonl or file.py:generator")
+    return str(path)
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Read ``input_ids:1x128,attention_mask:1x128`` as trtexec writes shapes.
+
+    Raises:
+        UsageError: anything else, a size below one, or an input named twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in (part.strip() for part in text.split(",")):
+        name, _, dims = item.rpartition(":")
+        if not name or not re.fullmatch(r"\d+(x\d+)*", dims):
+            raise UsageError(f"{item!r} is no shape", fix="write NAME:1x128, several separated by commas")
+        sizes = tuple(int(d) for d in dims.split("x"))
+        if min(sizes) < 1:
+            raise UsageError(f"shape {item!r} has a size of 0: every axis needs at least 1")
+        if name in shapes:
+            raise UsageError(f"input {name!r} has two shapes in {text!r}")
+        shapes[name] = sizes
+    return shapes
+
+
+def parse_range(text: str) -> tuple[str, tuple[int, int]]:
+    """Read ``NAME=LO:HI``, both ends included.
+
+    Raises:
+        UsageError: anything else, or LO above HI.
+    """
+    match = re.fullmatch(r"(?P<name>[^=]+)=(?P<lo>-?\d+):(?P<hi>-?\d+)", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no range", fix="write NAME=LO:HI, for example input_ids=0:30521")
+    lo, hi = int(match["lo"]), int(match["hi"])
+    if lo > hi:
+        raise UsageError(f"range {text!r} is empty: {lo} is above {hi}")
+    return match["name"].strip(), (lo, hi)
+
+
+def content_key(request: SourceRequest) -> str | None:
+    """Hash everything that decides what the model computes, without importing a framework.
+
+    That is the zoo entry's code and weights, or the source's own files; the request's shapes and samples are not part
+    of it. None where only loading can tell: a factory, or weights that must be downloaded first.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    try:
+        files = _content_files(request)
+        if files is None:
+            return None
+        hashes = {label: sha256_file(path) for label, path in files.items()}
+    except OSError as error:
+        raise InputError(f"cannot read {request.text}: {error}") from error
+    weights = request.weights if request.weights == "random" else "stored"
+    # Files stand for themselves wherever they lie; only a name that is not a path belongs to the content.
+    name = request.reference if request.kind == "zoo" else ""
+    return sha256_json([request.kind, name, request.task, weights, hashes, to_json(request.graph)])
+
+
+def quick_key(request: SourceRequest) -> str | None:
+    """Hash the request together with the content of every file it names, the samples included.
+
+    Two requests with one key describe the same ``ModelSource`` and the same samples. None for a factory and for weights
+    that must be downloaded: a worker has to load those.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    content = content_key(request)
+    if content is None:
+        return None
+    samples = None
+    if request.samples is not None:
+        match = FACTORY.fullmatch(request.samples)
+        samples = sha256_file(Path(match["file"] if match else request.samples))
+    return sha256_json([content, samples, to_json(request)])
+
+
+def _content_files(request: SourceRequest) -> dict[str, Path] | None:
+    if request.kind == "factory":
+        return None
+    if request.kind == "zoo":
+        entry = zoo().entry(request.reference)
+        files = dict(entry.code_files())
+        folder = None if request.weights == "random" else entry.weights()
+        if folder is None and request.weights == "pretrained":
+            return None
+        return files | (_listing(folder) if folder else {})
+    if request.kind == "huggingface":
+        from accel.exporters.hub import huggingface_folder
+
+        local = huggingface_folder(request.reference, request.revision)
+        return _listing(local) if local else None
+    path = Path(request.reference)
+    if request.kind == "savedmodel":
+        return {p.relative_to(path).as_posix(): p for p in sorted(path.rglob("*")) if p.is_file()}
+    if request.kind in ("exported", "keras", "graphdef"):
+        return {path.name: path}
+    return {path.name: path} | {name: path.parent / name for name in _external_data(path)}
+
+
+def _listing(folder: Path) -> dict[str, Path]:
+    """List the files of a Hugging Face folder that can take part: its own level, no pickles, nothing hidden."""
+    keep = (p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith("."))
+    return {p.name: p for p in keep if p.suffix in (".json", ".safetensors", ".txt", ".model")}
+
+
+def _external_data(path: Path) -> list[str]:
+    # The paths must be read from the protobuf itself; onnx is light beside a framework, and only .onnx sources pay.
+    from accel.exporters.onnx_file import external_files
+
+    return external_files(path)

@@ -1,0 +1,73 @@
+"""The child's half of a worker process: it serves the tasks of ``accel.run.tasks`` from stdin until that closes.
+
+It ends itself when the parent disappears. ``accel.core.processes`` is the parent's half and describes the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from accel.core import progress
+from accel.core.errors import AccelError
+from accel.run import tasks
+
+
+def child() -> None:
+    """Serve tasks from stdin until it closes."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints belongs to the log, not between the answers
+    incoming = os.fdopen(os.dup(0), "rb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # nor may a prompt or a compiler eat a request
+    _offer_to_oom_killer()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(incoming, requests), daemon=True).start()
+
+    def say(doing: str) -> None:
+        answers.write(json.dumps({"doing": doing}).encode() + b"\n")
+        answers.flush()
+
+    progress.listen(say)
+    while True:
+        request = json.loads(requests.get())
+        begin = time.monotonic()
+        try:
+            answer: dict[str, Any] = {"result": tasks.TASKS[request["task"]](**request["params"])}
+        except AccelError as error:
+            traceback.print_exc()
+            answer = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
+        except MemoryError:
+            traceback.print_exc()
+            answer = {"error": "StageError", "message": "memory ran out", "fix": "free memory or use smaller shapes"}
+        except Exception as error:  # noqa: BLE001  a library's failure is this variant's, not the run's
+            traceback.print_exc()
+            answer = {"error": "StageError", "message": _first_lines(error), "fix": None}
+        answer["span"] = (begin, time.monotonic())  # the same clock in every process of this machine
+        sys.stderr.flush()
+        answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
+        answers.flush()
+
+
+def _first_lines(error: Exception) -> str:
+    text = "\n".join(line for line in str(error).splitlines() if line.strip())
+    return f"{type(error).__name__}: {text[:600]}"
+
+
+def _read(incoming: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
+    for line in incoming:
+        requests.put(line)
+    os._exit(1)  # the parent is gone: nobody waits for what runs in the main thread
+
+
+def _offer_to_oom_killer() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900")  # rather this variant than the run

@@ -1,0 +1,271 @@
+"""Choose: measurements and constraints in, a decision with a reason for every variant out.
+
+A pure function of values. Speeds are compared as ratios with their intervals, never as two single times: pairs of one
+interleaved session directly, pairs that never met through the baseline that both of their sessions held. Two variants
+tie when the interval of their ratio touches ±3 %; a tie goes to the higher precision, then to the smaller artifact.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from accel.bench.stability import ratio_interval
+from accel.core.values import Decision, Measurement, Status
+
+TIE = 0.03
+_PRECISION = {"fp32": 5, "tf32": 4, "fp16": 3, "bf16": 2, "int8": 1, "fp8": 1}
+Objective = Literal["latency", "throughput"]
+Ratio = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One variant as the choice sees it.
+
+    Attributes:
+        reason: why it cannot be chosen, where ``status`` is not ``ok``.
+        precision: the one whose gate it was held against: the coarsest that any part of it may compute in.
+        measurements: all points known of it, oldest first; may come from several sessions.
+        choosable: False for a variant that no repository of the wanted release can serve, with ``reason``.
+        repository: what was served, relative to the run directory; None where the choice is between variants alone.
+    """
+
+    id: str
+    status: Status
+    reason: str | None
+    precision: str
+    bytes: int
+    measurements: tuple[Measurement, ...]
+    choosable: bool = True
+    repository: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What a chosen variant must keep; None is no constraint. A figure with an interval is held by its worse end."""
+
+    max_p99_ms: float | None = None
+    min_throughput_per_s: float | None = None
+    max_memory_mib: float | None = None
+
+    def named(self) -> dict[str, float]:
+        """Return those that are set, by name."""
+        pairs = {
+            "max_p99_ms": self.max_p99_ms,
+            "min_throughput_per_s": self.min_throughput_per_s,
+            "max_memory_mib": self.max_memory_mib,
+        }
+        return {name: value for name, value in pairs.items() if value is not None}
+
+
+def decide(
+    candidates: Sequence[Candidate],
+    *,
+    device: str,
+    objective: Objective,
+    constraints: Constraints,
+    baseline: str | None,
+    via: Literal["inprocess", "triton"] = "inprocess",
+) -> Decision:
+    """Choose among the variants of one device.
+
+    Args:
+        via: how the candidates were measured.
+        candidates: every variant that was asked for on the device, whatever became of it.
+        baseline: id of the source framework's own variant, the unit of speed-ups.
+    """
+    rejected: dict[str, str] = {}
+    points: dict[str, Measurement] = {}
+    for candidate in candidates:
+        if (reason := _unfit(candidate)) is not None:
+            rejected[candidate.id] = reason
+            continue
+        newest = {_place(m): m for m in _points(candidate, objective)}  # an older session cannot excuse the newest
+        allowed = [(m, _broken(m, candidate, constraints)) for m in newest.values()]
+        good = [m for m, broken in allowed if broken is None]
+        if good:
+            points[candidate.id] = min(good, key=_time)
+        else:
+            rejected[candidate.id] = next((b for _, b in allowed if b), f"has no {objective} measurement")
+    field = [c for c in candidates if c.id in points]
+    base = next((c for c in candidates if c.id == baseline), None)
+    verdict = functools.partial(
+        Decision, device=device, objective=objective, constraints=constraints.named(), baseline=baseline, via=via
+    )
+    if not field:
+        why = "no variant passed its gate and the constraints, was built and was measured"
+        return verdict(chosen=None, ties=(), rejected=tuple(rejected.items()), reason=why)
+
+    shown = {c.id: tuple(m for m in _points(c, objective) if _place(m) == _place(points[c.id])) for c in field}
+
+    def ratio(a: str, b: str) -> Ratio | None:
+        return _ratio(shown[a], shown[b], base, objective)
+
+    fastest = _fastest([c.id for c in field], shown, base, objective)
+    against = {c.id: ratio(c.id, fastest) for c in field if c.id != fastest}
+    tied = [c for c in field if c.id == fastest or _touches(against[c.id])]
+    chosen = max(tied, key=lambda c: (_PRECISION.get(c.precision, 0), -c.bytes))
+    for candidate in field:
+        if candidate.id != chosen.id:
+            found = ratio(candidate.id, chosen.id)
+            rejected[candidate.id] = _lost(candidate, chosen, found, tie=candidate in tied)
+    ties = tuple(c.id for c in tied if c.id != chosen.id)
+    speedup = _speedup(base, shown[chosen.id], objective)
+    return verdict(
+        chosen=chosen.id,
+        repository=chosen.repository,
+        ties=ties,
+        rejected=tuple((c.id, rejected[c.id]) for c in candidates if c.id != chosen.id),
+        reason=_won(chosen, points[chosen.id], speedup, ties, baseline),
+        speedup=speedup[0] if speedup else None,
+        speedup_ci=(speedup[1], speedup[2]) if speedup else None,
+    )
+
+
+def finalists(
+    candidates: Sequence[Candidate], *, objective: Objective, baseline: str | None, most: int = 3
+) -> list[str]:
+    """Return the ids that a newcomer must be measured beside: the fastest that passed, and the baseline."""
+    base = next((c for c in candidates if c.id == baseline), None)
+    shown: dict[str, tuple[Measurement, ...]] = {}
+    for candidate in candidates:
+        if _ready(candidate, objective):
+            newest = {_place(m): m for m in _points(candidate, objective)}
+            place = _place(min(newest.values(), key=_time))
+            shown[candidate.id] = tuple(m for m in _points(candidate, objective) if _place(m) == place)
+    best: list[str] = []
+    while shown and len(best) < most:
+        best.append(_fastest(list(shown), shown, base, objective))
+        del shown[best[-1]]
+    return best + [c.id for c in candidates if c.id == baseline and c.id not in best]
+
+
+def _fastest(
+    ids: Sequence[str], shown: Mapping[str, tuple[Measurement, ...]], base: Candidate | None, objective: Objective
+) -> str:
+    """Return the id that none beats in a session of their own: single times of different sessions only break the start.
+
+    Args:
+        shown: each id's points at the batch it is compared at, oldest first.
+    """
+    best = min(ids, key=lambda id: _time(shown[id][-1]))
+    for _ in ids:
+        ratios = {id: _ratio(shown[id], shown[best], base, objective) for id in ids if id != best}
+        faster = {id: found[0] for id, found in ratios.items() if found is not None and found[0] < 1}
+        if not faster:
+            break
+        best = min(faster, key=faster.__getitem__)
+    return best
+
+
+def _ready(candidate: Candidate, objective: Objective) -> bool:
+    return _unfit(candidate) is None and bool(_points(candidate, objective))
+
+
+def _unfit(candidate: Candidate) -> str | None:
+    if candidate.status != "ok":
+        return candidate.reason or candidate.status
+    return None if candidate.choosable else candidate.reason or "cannot be served by the wanted release"
+
+
+def _points(candidate: Candidate, objective: Objective) -> tuple[Measurement, ...]:
+    return tuple(m for m in candidate.measurements if m.scenario == objective)
+
+
+def _place(point: Measurement) -> tuple[int, int]:
+    """Return what a point was measured at: its batch, and how many requests were in flight."""
+    return point.batch, point.concurrency
+
+
+def _time(point: Measurement) -> float:
+    return 1e3 / point.throughput_per_s if point.scenario == "throughput" else point.p50_ms or point.mean_ms
+
+
+def _base_in(session: str, base: Candidate | None, objective: Objective) -> Measurement | None:
+    """Return the baseline's point of a session, at the one batch that stands for it in every session."""
+    found = _points(base, objective) if base else ()
+    place = _place(min(found, key=_time)) if found else None
+    return next((m for m in found if m.session == session and _place(m) == place), None)
+
+
+def _ratio(
+    a: Sequence[Measurement], b: Sequence[Measurement], base: Candidate | None, objective: Objective
+) -> Ratio | None:
+    """Return time a / time b with its interval: from their newest common session, else through the baseline."""
+    for point in reversed(a):
+        for other in reversed(b):
+            if point.session == other.session and len(point.rounds_ms) == len(other.rounds_ms):
+                return ratio_interval(point.rounds_ms, other.rounds_ms)
+    first, second = _to_base(a, base, objective), _to_base(b, base, objective)
+    if first is None or second is None:
+        return None
+    return first[0] / second[0], first[1] / second[2], first[2] / second[1]
+
+
+def _to_base(points: Sequence[Measurement], base: Candidate | None, objective: Objective) -> Ratio | None:
+    """Return time / the baseline's time, from the newest session that held both."""
+    for point in reversed(points):
+        if (own := _base_in(point.session, base, objective)) is not None:
+            return ratio_interval(point.rounds_ms, own.rounds_ms)
+    return None
+
+
+def _speedup(base: Candidate | None, chosen: Sequence[Measurement], objective: Objective) -> Ratio | None:
+    found = _to_base(chosen, base, objective)
+    return (1 / found[0], 1 / found[2], 1 / found[1]) if found else None
+
+
+def _touches(ratio: Ratio | None) -> bool:
+    return ratio is not None and ratio[1] <= 1 + TIE and ratio[2] >= 1 - TIE
+
+
+def _broken(point: Measurement, candidate: Candidate, constraints: Constraints) -> str | None:
+    """Say which constraint a point breaks, with the figure found, or None."""
+    if (limit := constraints.max_p99_ms) is not None:
+        if point.p50_ci_ms[0] > limit:
+            return f"p50 is at least {point.p50_ci_ms[0]:.4g} ms, over the limit of {limit:g} ms for p99"
+        if point.p99_ci_ms is None:
+            longer = "; measure longer (--rounds)" if point.scenario == "latency" else f" at batch {point.batch}"
+            return f"p99 cannot be held against {limit:g} ms: only {point.samples} samples{longer}"
+        if point.p99_ci_ms[1] > limit:
+            return f"p99 may reach {point.p99_ci_ms[1]:.4g} ms (upper bound), over the limit of {limit:g} ms"
+    if (limit := constraints.min_throughput_per_s) is not None:
+        best = max((m.throughput_ci_per_s[0] for m in candidate.measurements), default=0.0)
+        if best < limit:
+            return f"throughput reaches {best:.4g}/s (lower bound), under the demanded {limit:g}/s"
+    if (limit := constraints.max_memory_mib) is not None and point.peak_rss_mib > limit:
+        return f"peak memory {point.peak_rss_mib:.0f} MiB is over the limit of {limit:g} MiB"
+    return None
+
+
+def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, *, tie: bool) -> str:
+    if ratio is None:
+        return f"was never measured beside {winner.id}, nor beside a common baseline"
+    figure = f"{ratio[0]:.2f}× [{ratio[1]:.2f}, {ratio[2]:.2f}]"
+    if not tie:
+        return f"takes {figure} the time of {winner.id}"
+    if _PRECISION.get(winner.precision, 0) > _PRECISION.get(loser.precision, 0):
+        held = f"which is held to the gate of {winner.precision}, not {loser.precision}"
+        return f"ties with {winner.id} ({figure} its time), {held}"
+    return f"ties with {winner.id} ({figure} its time), whose artifact is smaller or came first"
+
+
+def _won(
+    chosen: Candidate, point: Measurement, speedup: Ratio | None, ties: Sequence[str], baseline: str | None
+) -> str:
+    at = f"{point.concurrency} requests at a time" if point.via == "triton" else f"batch {point.batch}"
+    figures: Mapping[bool, str] = {
+        True: f"{point.throughput_per_s:.4g} items/s at {at}",
+        False: f"p50 {point.p50_ms:.4g} ms" if point.p50_ms else f"a mean of {point.mean_ms:.4g} ms",
+    }
+    text = f"{chosen.id} passes its gate with {figures[point.scenario == 'throughput']}"
+    if chosen.id == baseline:
+        return text + ": nothing that passes beats the framework itself"
+    if speedup is not None:
+        text += f", {speedup[0]:.2f}× [{speedup[1]:.2f}, {speedup[2]:.2f}] the speed of {baseline}"
+    if ties:
+        text += f"; {', '.join(ties)} tie within ±3 % and lose on precision or size"
+    return text if point.stable else text + "; the point was unstable"

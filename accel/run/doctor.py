@@ -1,0 +1,102 @@
+"""What is here and what is missing: the rows behind ``accel doctor``, ``accel targets`` and ``accel zoo``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Any
+
+from accel.builders import targets
+from accel.core import environments, hardware
+from accel.core.values import Target
+from accel.run import store
+
+Row = dict[str, Any]
+
+
+def examine() -> list[Row]:
+    """Return one row per thing a run may need: what, found, ok, needed (by every run), fix."""
+    machine = hardware.detect()
+    free = shutil.disk_usage(".").free
+    rows = [
+        _row(
+            "Python", sys.version.split()[0], ok=sys.version_info >= (3, 11), needed=True, fix="use Python 3.11 to 3.13"
+        ),
+        _row("CPU", f"{machine.cpu.model}, {machine.cpu.threads} threads, {' '.join(machine.cpu.flags)}"),
+        _row(
+            "INT8 in hardware (VNNI, AMX)",
+            any(flag in machine.cpu.flags for flag in ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")),
+            fix="INT8 may be no faster here; nothing mends that",
+        ),
+        _row("memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
+        _row("free disk", f"{free / 2**30:.1f} GiB", ok=free > 5 << 30, fix="free 5 GiB, or write elsewhere with -o"),
+        _row("g++ (aoti)", shutil.which("g++") or False, fix="apt-get install g++"),
+        _row(
+            "NVIDIA GPU",
+            ", ".join(f"{g.name} (driver {g.driver})" for g in machine.gpus) or False,
+            fix="GPU targets need a machine with one",
+        ),
+    ]
+    for package in ("torch", "transformers", "onnx", "onnxruntime", "openvino", "nncf", "tritonclient"):
+        found = store.package_versions(package).get(package, False)
+        rows.append(_row(package, found, needed=True, fix="make demo, or pip install -c constraints.txt -e ."))
+    for name in environments.ENVIRONMENTS:
+        rows.append(_row(f"environment {name}", environments.installed(name), fix=environments.fix(name)))
+    rows.append(
+        _row("tritonserver", shutil.which("tritonserver") or False, fix="only serving needs it: see docs/triton.md")
+    )
+    return rows
+
+
+def targets_here() -> list[Row]:
+    """Return one row per target and device: whether it can be built here, or why not and what mends that."""
+    rows = []
+    for name, builder in targets.discover().items():
+        for device in builder.targets[name].devices:
+            skipped = builder.available(Target(name, device))
+            rows.append(
+                {
+                    "target": name,
+                    "device": device,
+                    "available": skipped is None,
+                    "reason": skipped.reason if skipped else None,
+                    "fix": skipped.fix if skipped else None,
+                    "about": builder.targets[name].about,
+                }
+            )
+    return rows
+
+
+def zoo() -> list[Row]:
+    """Return one row per model of the zoo."""
+    import model_zoo
+
+    return [
+        {
+            "name": entry.name,
+            "title": entry.title,
+            "parameters": f"{entry.parameters / 1e6:.1f} M",
+            "licence": entry.licence,
+            "weights": _weights(entry.hub, here=entry.weights() is not None),
+            "inputs": ", ".join(f"{s.name} {s.dtype}[{','.join(map(str, s.dims))}]" for s in entry.inputs[:4])
+            + (f" and {len(entry.inputs) - 4} more" if len(entry.inputs) > 4 else ""),
+        }
+        for entry in model_zoo.entries().values()
+    ]
+
+
+def _weights(hub: str | None, *, here: bool) -> str:
+    if here:
+        return "here"
+    return f"random, unless {hub} is in the local cache" if hub else "random"
+
+
+def _row(what: str, found: Any, *, ok: bool | None = None, needed: bool = False, fix: str | None = None) -> Row:
+    good = bool(found) if ok is None else ok
+    return {
+        "what": what,
+        "found": found if found is not False else "no",
+        "ok": good,
+        "needed": needed,
+        "fix": None if good else fix,
+    }

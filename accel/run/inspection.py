@@ -1,0 +1,140 @@
+"""What a model file or a run holds, as plain JSON values for ``accel inspect``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from accel.core.errors import InputError, UnavailableError
+from accel.core.values import TensorSpec, to_json
+
+_INT8_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention")
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "MultiHeadAttention", "FusedMatMul")
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """Describe an ONNX file, an OpenVINO IR, a TensorRT plan or a run directory.
+
+    Returns:
+        ``kind``, ``inputs``, ``outputs``, ``ops`` (type → count) and ``precision`` (what the file says, dtype of
+        weights → elements, and the share of INT8 products) for a model; ``kind``, ``model``, ``variants`` and
+        ``decisions`` for a run.
+
+    Raises:
+        InputError: missing, broken, or a file of another kind.
+        UnavailableError: a TensorRT plan, which only TensorRT on a GPU can read, where either is missing.
+        StageError: a TensorRT plan that was built elsewhere.
+    """
+    if path.is_dir() and (path / "run.json").is_file():
+        path = path / "run.json"
+    if not path.is_file():
+        raise InputError(f"{path} is no file", fix="give an .onnx file, an IR's .xml, or a run directory")
+    if path.name == "run.json":
+        return _run(path)
+    if path.suffix == ".onnx":
+        return _onnx(path)
+    if path.suffix == ".xml":
+        return _openvino(path)
+    if path.suffix in (".plan", ".engine"):
+        return _plan(path)
+    raise InputError(
+        f"{path.name}: {path.suffix or 'no'} suffix is none that accel inspects", fix="give .onnx, .xml or a run"
+    )
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    from accel.builders.to_tensorrt import describe_plan
+
+    try:
+        return describe_plan(path)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{path.name} is a TensorRT plan, which only TensorRT on a GPU can read: {error.message}", fix=error.fix
+        ) from error
+
+
+def _run(path: Path) -> dict[str, Any]:
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        variants = [
+            {
+                "id": v["id"],
+                "status": v["status"],
+                "effective_precision": (v.get("artifact") or {}).get("effective_precision"),
+                "reason": v.get("reason"),
+            }
+            for v in run["variants"]
+        ]
+        return {"kind": "run", "model": run["model"], "variants": variants, "decisions": run["decisions"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is no run.json of accel: {error!r}", fix="give the folder of a finished run"
+        ) from error
+
+
+def _onnx(path: Path) -> dict[str, Any]:
+    import onnx
+
+    from accel.exporters.check import read_onnx
+    from accel.exporters.onnx_file import parse
+
+    graph = parse(path).graph
+    found = read_onnx(path)
+    dtypes: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        size = 1
+        for dim in tensor.dims:
+            size *= dim
+        dtypes[onnx.TensorProto.DataType.Name(tensor.data_type).lower()] += size
+    int8, products = int8_products(graph)
+    return {
+        "kind": "onnx",
+        "opset": found.opset,
+        "ir_version": found.ir_version,
+        "inputs": to_json(found.inputs),
+        "outputs": to_json(found.outputs),
+        "ops": dict(found.ops),
+        "precision": {"weights": dict(dtypes), "int8_products": int8, "products": products},
+        "data": [f.path for f in found.data],
+    }
+
+
+def int8_products(graph: Any) -> tuple[int, int]:
+    """Count the matrix products and convolutions of a graph that are INT8 (integer operators or Q/DQ), and all."""
+    dequantised = {out for n in graph.node if n.op_type == "DequantizeLinear" for out in n.output}
+    int8 = products = 0
+    for node in graph.node:
+        if node.op_type in _INT8_PRODUCTS:
+            int8, products = int8 + 1, products + 1
+        elif node.op_type in _PRODUCTS:
+            products += 1
+            int8 += set(node.input[:2]) <= dequantised
+    return int8, products
+
+
+def _openvino(path: Path) -> dict[str, Any]:
+    from accel.builders.to_openvino import import_openvino, port_specs
+
+    ov = import_openvino()
+    try:
+        model = ov.Core().read_model(path)
+    except RuntimeError as error:
+        raise InputError(f"{path} is no OpenVINO IR: {error}", fix="its .bin file must lie beside it") from error
+    ops = Counter(op.get_type_name() for op in model.get_ops())
+    dtypes: Counter[str] = Counter()
+    for op in model.get_ops():
+        if op.get_type_name() == "Constant":
+            size = 1
+            for dim in op.get_output_shape(0):
+                size *= dim
+            dtypes[op.get_output_element_type(0).to_string()] += size
+    specs: list[tuple[TensorSpec, ...]] = [tuple(port_specs(model.inputs)), tuple(port_specs(model.outputs))]
+    return {
+        "kind": "openvino",
+        "inputs": to_json(specs[0]),
+        "outputs": to_json(specs[1]),
+        "ops": dict(sorted(ops.items())),
+        "precision": {"weights": dict(dtypes), "fake_quantize": ops["FakeQuantize"]},
+    }

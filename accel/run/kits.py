@@ -1,0 +1,277 @@
+"""A kit: all that finishes a variant on another machine, and nothing of the machine it was made on.
+
+    kit.json        the variant, its source, gates and settings, the expected toolchain; every file with its sha256
+    build.sh        accel build on this folder
+    onnx/           the typed ONNX file, its weights, and typing.json: which nodes were typed, which not, and why
+    samples/        inputs for calibration, gate and timing
+    reference.npz   what the source itself answered, in FP32 on a CPU
+    given/          files that the user's Triton overrides name
+
+``accel build`` holds every file against its hash first; the stages after that are those of any run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.files import link_or_copy
+from accel.core.values import (
+    SCHEMA,
+    FileRef,
+    ModelSource,
+    OnnxModel,
+    Parity,
+    SampleSet,
+    Variant,
+    file_refs,
+    from_json,
+    sha256_file,
+    sha256_json,
+    to_json,
+)
+from accel.run.decide import Constraints, Objective
+
+MANIFEST = "kit.json"
+SCRIPT = "build.sh"
+ONNX = "onnx"
+SAMPLES = "samples"
+REFERENCE = "reference.npz"
+GIVEN = "given"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the job asked for that still matters on the other machine.
+
+    Attributes:
+        overrides: what the user changed in the emitted config; files are named relative to the kit.
+    """
+
+    gates: Mapping[str, float]
+    objectives: tuple[Objective, ...]
+    constraints: Constraints
+    rounds: int
+    round_s: float
+    timeout_s: float
+    triton_release: str
+    model_version: int
+    overrides: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What the other machine should have.
+
+    Attributes:
+        packages: package → version, as far as it is known (``11`` says the major version and no more).
+        image: image of the Triton release that the plan is for.
+        made_with: packages that typed and proved the ONNX file.
+    """
+
+    packages: Mapping[str, str]
+    image: str
+    made_with: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What ``kit.json`` says.
+
+    Attributes:
+        proof: how the typed file compared with the reference on the CPU that made the kit.
+        feeds: how many feeds the reference holds.
+        reason: why the variant was not built there.
+        command: the command of that run.
+        seal: sha256 of all the rest.
+    """
+
+    variant: Variant
+    source: ModelSource
+    samples: SampleSet
+    onnx: OnnxModel
+    typing: Mapping[str, Any]
+    proof: Parity
+    feeds: int
+    settings: Settings
+    toolchain: Toolchain
+    reason: str
+    command: str
+    files: tuple[FileRef, ...] = ()
+    seal: str = ""
+    accel: str = field(default_factory=lambda: version("accel"))
+    schema: int = SCHEMA
+
+
+def write(
+    kit: Kit,
+    folder: Path,
+    *,
+    onnx: Path,
+    samples: Path,
+    reference: Path,
+) -> Kit:
+    """Write a kit into an empty folder and return it with its files and seal.
+
+    Args:
+        onnx / samples: the folders that ``kit.onnx`` and ``kit.samples`` are relative to.
+        reference: the reference outputs.
+    """
+    wanted = {f"{ONNX}/{f.path}": onnx / f.path for f in (kit.onnx.file, *kit.onnx.data)}
+    wanted |= {f"{ONNX}/{p.name}": p for p in sorted(onnx.glob("*.json")) if p.name != "value.json"}
+    parts = (kit.samples.calibration, kit.samples.gate, kit.samples.shapes)
+    wanted |= {f"{SAMPLES}/{f.path}": samples / f.path for f in parts if f is not None}
+    wanted[REFERENCE] = reference
+    for name, source in wanted.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # onnx's checker and loader refuse external data that has several names
+        link_or_copy(source, target, copy=name.startswith(ONNX))
+    kit = _with_given(kit, folder)
+    script = folder / SCRIPT
+    script.write_text(_script(kit))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    kit = replace(kit, files=file_refs(folder), seal="")
+    kit = replace(kit, seal=sha256_json(kit))
+    (folder / MANIFEST).write_text(json.dumps(to_json(kit), indent=1, allow_nan=False) + "\n")
+    return kit
+
+
+def read(folder: Path) -> Kit:
+    """Read a kit and hold every file against its hash.
+
+    Raises:
+        InputError: it is no kit, was made by a newer accel, or a file is missing or was changed.
+    """
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} has no {MANIFEST}", fix="give the folder variants/<id>/kit of a run with a deferred variant"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}", fix="copy the kit again") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise InputError(f"{path} has schema {schema!r}, expected {SCHEMA} or older", fix="update accel")
+    try:
+        kit = from_json(Kit, data)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}", fix="copy the kit again") from error
+    if sha256_json({**data, "seal": ""}) != kit.seal:
+        raise InputError(f"{path} was changed since the kit was made", fix="copy the kit again")
+    for file in kit.files:
+        found = folder / file.path
+        if not found.is_file():
+            raise InputError(f"{file.path} is missing from the kit {folder}", fix="copy the kit again")
+        if found.stat().st_size != file.bytes or sha256_file(found) != file.sha256:
+            raise InputError(
+                f"{file.path} of the kit {folder} was changed: its sha256 is not the one in {MANIFEST}",
+                fix="copy the kit again, or make it again with the options you want",
+            )
+    return kit
+
+
+def overrides(kit: Kit, folder: Path) -> str:
+    """Return the overrides with the kit's own files by absolute path."""
+    if not kit.settings.overrides:
+        return ""
+    from accel.triton.overrides import moved
+
+    return moved(kit.settings.overrides, lambda path: (folder / path).resolve())
+
+
+def image_of(toolchain: str) -> str:
+    """Return the image that ``--toolchain`` names.
+
+    Raises:
+        UsageError: it is not ``docker:IMAGE``.
+    """
+    kind, _, image = toolchain.partition(":")
+    if kind != "docker" or not image:
+        raise UsageError(f"--toolchain is {toolchain!r}: expected docker:IMAGE", fix="leave it out to build right here")
+    return image
+
+
+def in_docker(image: str, folder: Path, out: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Build the kit inside a docker image with accel as its entry point; returns the run it wrote into ``out``.
+
+    Args:
+        words: further options of ``accel build``.
+
+    Raises:
+        UnavailableError: there is no docker.
+        StageError: no run was written: accel failed inside the image; its own messages were printed.
+    """
+    program = os.environ.get("DOCKER") or shutil.which("docker")
+    if program is None:
+        raise UnavailableError(
+            "there is no docker on PATH, which --toolchain asks for",
+            fix="install docker, or run `accel build` inside the image yourself",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(program, "run", "--rm", "--gpus", "all", "--shm-size", "1g"),
+        *("--user", f"{os.getuid()}:{os.getgid()}"),  # what is written belongs to the user
+        *("-e", "HOME=/tmp", "-e", "ACCEL_HOME=/tmp/accel"),
+        *("-v", f"{folder.resolve()}:/kit:ro", "-v", f"{out.resolve()}:/run-directory"),
+        *(image, "build", "/kit", "--out", "/run-directory", *words),
+    ]
+    before = _stamp(out / "run.json")
+    done = subprocess.run(command, check=False, stdout=sys.stderr)
+    if _stamp(out / "run.json") == before:  # it wrote none: no variant passed is an exit code of its own
+        raise StageError(
+            f"accel build inside {image} ended with exit code {done.returncode}",
+            fix=f"`{shlex.join(command)}` repeats it; Dockerfile.gpu makes such an image",
+        )
+    run: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return run
+
+
+def _stamp(file: Path) -> int | None:
+    return file.stat().st_mtime_ns if file.exists() else None
+
+
+def _with_given(kit: Kit, folder: Path) -> Kit:
+    """Bring the files that the overrides name into the kit."""
+    if not kit.settings.overrides:
+        return kit
+    from accel.triton.overrides import moved
+
+    taken: dict[Path, Path] = {}
+
+    def take(path: Path) -> Path:
+        if path not in taken:
+            taken[path] = Path(GIVEN) / str(len(taken)) / path.name  # two folders may hold files of one name
+            (folder / taken[path]).parent.mkdir(parents=True)
+            shutil.copyfile(path, folder / taken[path])
+        return taken[path]
+
+    return replace(kit, settings=replace(kit.settings, overrides=moved(kit.settings.overrides, take)))
+
+
+def _script(kit: Kit) -> str:
+    packages = ", ".join(f"{name} {v}" for name, v in sorted(kit.toolchain.packages.items()))
+    release = kit.settings.triton_release
+    return f"""#!/bin/sh
+# Finishes {kit.variant.id} of {kit.source.name}: builds, compares with the reference, packages, measures.
+# Made for Triton {release} ({packages or "its TensorRT is not known"}); a plan fits one TensorRT version and one GPU.
+#   ./build.sh -o RUN                              accel on PATH, or ACCEL=/path/to/it
+#   ./build.sh -o RUN --toolchain docker:IMAGE     an image made from Dockerfile.gpu for that release
+# Then: accel report FIRST_RUN RUN
+set -eu
+here="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
+exec "${{ACCEL:-accel}}" build "$here" "$@"
+"""

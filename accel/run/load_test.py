@@ -1,0 +1,325 @@
+"""``accel bench``: load on a repository, for which a server is started, or on a server that runs already.
+
+Knows where feeds come from and what becomes of the figures; the load itself is the matter of ``bench``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from accel.bench.load import Arrivals, Load
+from accel.bench.ranges import concurrencies, rates
+from accel.bench.served import Labels, Method
+from accel.core import hardware
+from accel.core.errors import InputError, StageError, UsageError
+from accel.core.feeds import Feed
+from accel.core.files import write_text
+from accel.core.values import SCHEMA, TensorSpec, to_json
+from accel.triton import manifest as manifests
+from accel.triton.folders import link_tree
+from accel.triton.servers.server import Server
+
+Tool = Literal["accel", "perf_analyzer"]
+CLASSIC_CONCURRENCY = 10
+"""Concurrency of the field's table: dynamic batching without and with, one and two instances."""
+THREADS = ("intra_op_thread_count", "threads", "NUM_STREAMS", "INFERENCE_NUM_THREADS")
+"""Parameters that say how an instance uses the CPU, and follow the number of instances where a config has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What ``accel bench`` was asked for.
+
+    Attributes:
+        target: repository root, or the address of a running server.
+        model: its name; empty for the one that clients of the repository call, or the server's only one.
+        batch: items of each request; None keeps a file's feeds as they are, and means 1 elsewhere.
+        data: file of feeds; None takes the stored samples of the repository, or random values where none can be wrong.
+        mixed: send all stored shape points, not the typical one alone.
+        via: how a server is started: see ``accel.triton.servers.server.start``.
+        out: JSON file for the figures; raw samples lie beside it.
+    """
+
+    target: str
+    loads: tuple[Load, ...]
+    model: str = ""
+    batch: int | None = None
+    data: Path | None = None
+    mixed: bool = False
+    tool: Tool = "accel"
+    via: str | None = None
+    method: Method = field(default_factory=Method)
+    out: Path | None = None
+
+
+def loads(concurrency: str | None, request_rate: str | None, arrivals: str) -> tuple[Load, ...]:
+    """Read what the command line says of the load.
+
+    Raises:
+        UsageError: both kinds are given, or one cannot be read.
+    """
+    if concurrency is not None and request_rate is not None:
+        raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
+    if arrivals not in get_args(Arrivals):
+        raise UsageError(f"--arrivals {arrivals} is unknown", fix=f"give {' or '.join(get_args(Arrivals))}")
+    if request_rate is not None:
+        return rates(request_rate, cast(Arrivals, arrivals))
+    return concurrencies(concurrency or "1:16")
+
+
+def tool(name: str) -> Tool:
+    """Return the load generator of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in get_args(Tool):
+        raise UsageError(f"--load {name} is unknown", fix=f"give {' or '.join(get_args(Tool))}")
+    return cast(Tool, name)
+
+
+def bench(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
+    """Measure all loads on one server.
+
+    Args:
+        show: takes the document once, also where a failure leaves only the points before it.
+        notice: takes a sentence the user should read.
+
+    Raises:
+        AccelError: as ``server.start``, ``feeds`` and ``served.sweep``; what was measured before was shown and written.
+    """
+    with tempfile.TemporaryDirectory(prefix="accel-bench-") as logs, _server(asked, asked.target, logs) as running:
+        for text in running.notices:
+            notice(text)
+        subject = _subject(asked, running, logs)
+        with _document(asked, running, subject, show) as points:
+            _measure(asked, running, subject, asked.loads, logs, points, notice)
+
+
+def classic(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
+    """Measure a repository without and with dynamic batching, with one and two instances, at concurrency 10.
+
+    The repository stays as it is: servers run on temporary copies of it with the config changed.
+
+    Raises:
+        UsageError: the target is a server that runs already.
+        AccelError: as ``bench``.
+    """
+    if not Path(asked.target).is_dir():
+        raise UsageError(f"--table changes configs, and {asked.target} is no repository", fix="name a repository root")
+    load = Load(concurrency=CLASSIC_CONCURRENCY)
+    with tempfile.TemporaryDirectory(prefix="accel-table-") as scratch:
+        served = Path(scratch) / "repository"
+        with _server(asked, asked.target, scratch) as running:
+            for text in running.notices:
+                notice(text)
+            link_tree(running.root, served)  # the twin, where one is served: it is made once
+            subject = _subject(asked, running, scratch)
+        with _document(asked, running, subject, show) as points:
+            for batching, instances in itertools.product((False, True), (1, 2)):
+                root = Path(scratch) / f"{'with' if batching else 'without'}-{instances}"
+                link_tree(served, root)
+                if not configure(root, batching=batching, instances=instances):
+                    notice("max_batch_size is 0: this server cannot batch requests of this model")
+                    break
+                with _server(asked, str(root), scratch) as changed:
+                    facts = {"dynamic_batching": batching, "instances": instances}
+                    _measure(asked, changed, subject, (load,), scratch, points, notice, facts)
+
+
+def configure(root: Path, *, batching: bool, instances: int) -> bool:
+    """Set dynamic batching and instances of every model but ensembles; False where none can batch and it is asked for.
+
+    Files are replaced, never written in place: they may be hard links to another repository's.
+    """
+    from accel.triton import config as configs
+
+    can = False
+    for file in sorted(root.glob("*/config.pbtxt")):
+        model = configs.parse(file.read_text(encoding="utf-8"))
+        if model.HasField("ensemble_scheduling"):
+            continue
+        if model.max_batch_size > 0:
+            can = True
+            model.ClearField("dynamic_batching")
+            if batching:
+                model.dynamic_batching.SetInParent()
+        groups = model.instance_group
+        kind = groups[0].kind if groups else model.instance_group.add().kind
+        del groups[:]
+        groups.add(count=instances, kind=kind)
+        if any(key in model.parameters for key in THREADS):
+            for key in THREADS:
+                model.parameters.pop(key, None)
+            wanted = configs.measured_parameters(model.backend, threads=hardware.cpu_threads(), instances=instances)
+            for key, value in wanted.items():
+                model.parameters[key].string_value = value
+        write_text(file, configs.to_text(model))
+    return can or not batching
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The model that is measured, what it takes, what it is sent, and what is known of the variant behind it."""
+
+    model: str
+    inputs: tuple[TensorSpec, ...]
+    feeds: Sequence[Feed]
+    labels: Labels
+
+
+def _server(asked: Asked, target: str, logs: str) -> Server:
+    from accel.triton.servers import server
+
+    if Path(target).is_dir():
+        return server.start(Path(target), via=asked.via, log=Path(logs) / "server.log")
+    if "/" in target.removeprefix("grpc://").removeprefix("http://").rstrip("/") or ":" not in target:
+        raise InputError(f"{target} is no folder", fix="name a repository root, or the HOST:PORT of a server's gRPC")
+    return server.connect(target)
+
+
+def _subject(asked: Asked, running: Server, logs: str) -> _Subject:
+    from accel.bench import feeds as forms
+    from accel.bench.load import Generator
+    from accel.triton.reading import read_points
+
+    manifest = manifests.read(running.root) if (running.root / manifests.FILENAME).exists() else None
+    if manifest is not None and asked.model in ("", manifest.models[0]):
+        model, inputs, batched = manifest.models[0], manifest.inputs, manifest.max_batch_size > 0
+        labels = Labels(
+            manifest.backend, hardware.cpu_threads(), manifest.artifact.built.precision, repository=asked.target
+        )
+    else:
+        manifest, labels = None, Labels(threads=hardware.cpu_threads())
+        with Generator(running.endpoint.grpc, log=Path(logs) / "load.log") as generator:
+            served = generator.describe(asked.model)
+        model, inputs, batched = served.model, served.inputs, served.max_batch_size > 0
+    own_axis = all(spec.dims and isinstance(spec.dims[0], str) for spec in inputs)
+    if (asked.batch or 1) > 1 and not own_axis:
+        dims = {spec.name: spec.dims for spec in inputs}
+        raise UsageError(f"{model!r} has no batch axis: its inputs are {dims}", fix="leave --batch out")
+    feeds: Sequence[Feed]
+    if asked.data is not None:
+        feeds = forms.read(asked.data, inputs, batched=batched)
+    elif manifest is not None:
+        points = read_points(running.root, manifest)
+        feeds = [point.inputs for name, point in points.items() if asked.mixed or name == "opt"]
+    else:
+        feeds = forms.random_feeds(inputs, batch=asked.batch or 1)
+    if own_axis and (asked.batch is not None or asked.data is None):
+        feeds = forms.rebatch(feeds, asked.batch or 1)
+    return _Subject(model, inputs, feeds, labels)
+
+
+def _measure(
+    asked: Asked,
+    running: Server,
+    subject: _Subject,
+    loads: Sequence[Load],
+    logs: str,
+    points: list[dict[str, Any]],
+    notice: Callable[[str], None],
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Add each measured load to ``points``, with ``facts`` that tell its server from others."""
+    from accel.bench import perf_analyzer, served
+
+    sweep = perf_analyzer.sweep if asked.tool == "perf_analyzer" else served.sweep
+    raw = None
+    if asked.out is not None:
+        ending = "-".join(str(value) for value in (facts or {}).values())
+        suffix = ".csv" if asked.tool == "perf_analyzer" else ".npz"
+        raw = asked.out.with_name(f"{asked.out.stem}{'-' if ending else ''}{ending}{suffix}")
+    try:
+        sweep(
+            running.endpoint,
+            subject.model,
+            subject.feeds,
+            loads,
+            log=Path(logs) / "load.log",
+            inputs=subject.inputs,
+            method=asked.method,
+            labels=subject.labels,
+            raw=raw,
+            raw_name=raw.name if raw else "",
+            on_point=lambda load, point: points.append({"load": str(load), **(facts or {}), **to_json(point)}),
+            notice=notice,
+        )
+    except StageError as error:
+        if not running.alive():
+            raise running.failure() from error
+        raise
+
+
+@contextmanager
+def _document(
+    asked: Asked, running: Server, subject: _Subject, show: Callable[[dict[str, Any]], None]
+) -> Iterator[list[dict[str, Any]]]:
+    """Give the list of points; whatever happens, what is in it at the end is written and shown."""
+    points: list[dict[str, Any]] = []
+    try:
+        yield points
+    finally:
+        document = {
+            "schema": SCHEMA,
+            "accel": version("accel"),
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "target": asked.target,
+            "model": subject.model,
+            "load": asked.tool,
+            "via": running.endpoint.via,
+            "release": running.endpoint.release,
+            "twin": bool(running.twins),
+            "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
+            "measurements": points,
+        }
+        if points:
+            if asked.out is not None:
+                write_text(asked.out, json.dumps(document, indent=1, allow_nan=False) + "\n")
+            show(document)
+
+
+def row(point: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a terminal's table shows of one point; times in ms, intervals as the larger half in percent."""
+    served = point["server"] or {}
+    compute = sum(served.get(key, 0.0) for key in ("input_ms", "infer_ms", "output_ms"))
+    shown = {
+        "load": point["load"].removeprefix("concurrency "),
+        "items/s": _figure(point["throughput_per_s"], point["throughput_ci_per_s"]),
+        "p50": _figure(point["p50_ms"], point["p50_ci_ms"]),
+        "p95": _figure(point["p95_ms"], point["p95_ci_ms"]),
+        "p99": _figure(point["p99_ms"], point["p99_ci_ms"]),
+        "queue": _figure(served.get("queue_ms")),
+        "compute": _figure(compute if served else None),
+        "batch": _figure(served["inferences"] / served["executions"]) if served.get("executions") else "—",
+        "failed": str(point["failures"]),
+        "stable": "yes" if point["stable"] else "no",
+    }
+    if "instances" in point:
+        batching = "with" if point["dynamic_batching"] else "without"
+        return {"batching": batching, "instances": str(point["instances"]), **shown}
+    return shown
+
+
+def _figure(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """Return three digits: ``5.41``, ``0.052``, ``1280``; with an interval ``5.41 ±1%``."""
+    if value is None:
+        return "—"
+    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+    shown = f"{value:.{min(digits, 3)}f}"
+    if interval is None or value == 0:
+        return shown
+    return f"{shown} ±{100 * max(interval[1] - value, value - interval[0]) / value:.0f}%"

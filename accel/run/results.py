@@ -1,0 +1,141 @@
+"""What became of each variant of a run, and how a choice or a reader sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from accel.core.hardware import Hardware
+from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
+from accel.run.decide import Candidate
+from accel.run.job import Job
+from accel.run.serving import Session
+from accel.run.stages import TWIN, Described, Emitted, Proof, Stage
+
+BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
+"""The target that is the source framework itself: what speed-ups are relative to."""
+
+Outcome = Skipped | Deferred | Failed
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one variant so far.
+
+    Attributes:
+        typing / typed_proof: the ONNX file in which the variant's precision was made, and how it compared on the CPU.
+        typed: the same file, as the build takes it.
+        kit: what finishes the variant elsewhere.
+        twin: a second repository of the same artifact, which the Python backend serves and batches.
+        unserved: name of a repository → why a server did not serve it.
+    """
+
+    variant: Variant
+    outcome: Outcome | None = None
+    typing: Stage | None = None
+    typed: Stage | None = None
+    typed_proof: Stage | None = None
+    kit: Stage | None = None
+    built: Stage | None = None
+    proof: Stage | None = None
+    emitted: Stage | None = None
+    twin: Stage | None = None
+    points: tuple[Measurement, ...] = ()
+    freshly_measured: bool = False
+    unserved: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def repositories(self) -> dict[str, Stage]:
+        """The emitted repositories by their names: the variant's own, and its twin."""
+        id = self.variant.id
+        named = {id: self.emitted, id + TWIN: self.twin}
+        return {n: stage for n, stage in named.items() if stage is not None and stage.value.repository is not None}
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything a run found; ``runfile`` writes it down."""
+
+    job: Job
+    hardware: Hardware
+    described: Described
+    onnx: Stage | None
+    narrowed: Stage | None
+    results: list[Result]
+    served: Session | None = None
+    decisions: tuple[Decision, ...] = ()
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+
+def candidate(result: Result) -> Candidate:
+    """Reduce a result to what the choice looks at, as it was measured in process."""
+    status, reason, _ = standing(result)
+    proof: Proof | None = result.proof.value if result.proof else None
+    emitted: Emitted | None = result.emitted.value if result.emitted else None
+    unserved = emitted is not None and emitted.repository is None
+    return Candidate(
+        id=result.variant.id,
+        status=status,
+        reason=emitted.reason if unserved and emitted and status == "ok" else reason,
+        precision=proof.asked if proof else "none",
+        bytes=result.built.value.bytes if result.built else 0,
+        measurements=tuple(m for m in result.points if m.via == "inprocess"),
+        choosable=not unserved,
+    )
+
+
+def served_candidates(result: Result) -> list[Candidate]:
+    """Reduce a result to what the choice looks at, one for each of its repositories, as a server answered."""
+    found = []
+    for name in result.repositories:
+        own = dataclasses.replace(
+            candidate(result),
+            id=name,
+            measurements=tuple(m for m in result.points if m.repository == f"repositories/{name}"),
+            repository=f"repositories/{name}",
+        )
+        if own.status == "ok" and name in result.unserved:
+            own = dataclasses.replace(own, status="failed", reason=result.unserved[name])
+        found.append(own)
+    return found or [dataclasses.replace(candidate(result), measurements=())]
+
+
+def alone(variant: Variant, job: Job) -> str:
+    """Return the job's command with this variant's target alone, writing beside the run."""
+    words = shlex.split(job.command)
+    if words[1:2] == ["build"]:  # a kit holds one variant
+        return job.command
+    words = [w for w in words if not w.startswith(("--targets=", "--out="))]
+    for flag in ("--targets", "-t", "--out", "-o"):
+        while flag in words:
+            del words[words.index(flag) : words.index(flag) + 2]
+    return shlex.join([*words, "--targets", str(variant.target), "-o", f"{job.run_dir}-{variant.target.name}"])
+
+
+def standing(result: Result) -> tuple[Status, str | None, str | None]:
+    """Return a result's status, reason and fix, as run.json has them."""
+    if isinstance(result.outcome, Failed):
+        where = f" (log: {result.outcome.log})" if result.outcome.log else ""
+        fix = f"`{result.outcome.reproduce}` repeats it alone" if result.outcome.reproduce else None
+        return "failed", f"{result.outcome.stage}: {result.outcome.cause}{where}", fix
+    if isinstance(result.outcome, Skipped):
+        return "skipped", result.outcome.reason, result.outcome.fix
+    if isinstance(result.outcome, Deferred):
+        return "deferred", result.outcome.reason, result.outcome.fix or f"accel build {result.outcome.kit}"
+    typed: Proof | None = result.typed_proof.value if result.typed_proof else None
+    if typed is not None and not typed.parity.passed:
+        return "gate_failed", f"the typed ONNX file, on the CPU: {'; '.join(typed.parity.reasons)}", None
+    proof: Proof | None = result.proof.value if result.proof else None
+    if proof is not None and not proof.parity.passed:
+        return "gate_failed", "; ".join(proof.parity.reasons), None
+    return "ok", None, None
+
+
+def baseline(results: Sequence[Result], source: ModelSource, device: str) -> str | None:
+    """Return the id of the source framework's own variant on a device, if it was asked for."""
+    found = [
+        r.variant.id for r in results if r.variant.target.name == BASELINES[source.framework] and not r.variant.static
+    ]
+    return next((id for id in found if id.endswith(f"@{device}")), found[0] if found else None)

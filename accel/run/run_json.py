@@ -1,0 +1,233 @@
+"""Write a run down: the folders a person looks into, ``run.json`` by its contract, and the reports.
+
+The contract's fields are in the design's section on the run directory; other tools read them. Everything is written
+under a temporary name and renamed, and the run before moves to ``history/``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from accel.core.files import remove, replace_folder, write_text
+from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, to_json
+from accel.run import store
+from accel.run.results import Result, Run, alone, standing
+from accel.run.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Emitted, Proof
+
+
+def show(run: Run) -> None:
+    """Lay out what a person looks into: ``onnx/``, ``variants/``, ``repositories/`` and ``best/``.
+
+    Raises:
+        OutputError: the run directory cannot be written, or the disk is full.
+    """
+    folder = run.job.run_dir
+    if run.onnx is not None:
+        model: OnnxModel = run.onnx.value
+        files: dict[str, Path | str] = {f.path: run.onnx.folder / f.path for f in (model.file, *model.data)}
+        if run.narrowed is not None:
+            files["narrowing.json"] = json.dumps(to_json(run.narrowed.value.report), indent=1) + "\n"
+        replace_folder(folder / "onnx", files)
+    for result in run.results:
+        _show_variant(folder, result, run)
+    for decision in run.decisions:
+        if decision.objective != run.job.objectives[0] or decision.via != run.decisions[-1].via:
+            continue  # what a server answered counts more than what ran in process, and stands last
+        best = folder / "best" / decision.device
+        if decision.chosen is None:
+            remove(best)  # what an earlier run chose is not what this one chose
+        else:
+            chosen = folder / (decision.repository or f"repositories/{decision.chosen}")
+            replace_folder(best, _all(chosen), copy=True)
+
+
+def write(run: Run) -> dict[str, Any]:
+    """Write ``run.json`` and both reports, the run before into ``history/``; returns the document.
+
+    Raises:
+        OutputError: the run directory cannot be written, or the disk is full; the last run's files are still there.
+    """
+    from accel import report
+
+    folder = run.job.run_dir
+    document = _document(run)
+    _keep_history(folder)
+    write_text(folder / "run.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    report.write_reports(document, folder)
+    return document
+
+
+def _show_variant(folder: Path, result: Result, run: Run) -> None:
+    id = result.variant.id
+    if result.built is not None:
+        about = f"# Builds, proves and measures {id} again, from nothing but the source."
+        files: dict[str, Path | str] = {f.path: result.built.folder / FILES / f.path for f in result.built.value.files}
+        files[LOG] = result.built.folder / LOG
+        files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {alone(result.variant, run.job)}\n"
+        replace_folder(folder / "variants" / id, files)
+    elif result.kit is not None:
+        kit = {f"kit/{name}": path for name, path in _all(result.kit.folder / FILES).items()}
+        replace_folder(folder / "variants" / id, kit)
+    elif result.typed_proof is not None:
+        remove(folder / "variants" / id)  # the kit of an earlier run would build what now fails its gate
+    for name, emitted in result.repositories.items():
+        replace_folder(folder / "repositories" / name, _all(emitted.folder / REPOSITORY))
+
+
+def _all(root: Path) -> dict[str, Path | str]:
+    return {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
+
+
+def _document(run: Run) -> dict[str, Any]:
+    source, samples = run.described.source, run.described.samples
+    return {
+        "schema": SCHEMA,
+        "accel": version("accel"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "command": run.job.command,
+        "model": {
+            "name": source.name,
+            "source": source.reference,
+            "kind": source.kind,
+            "framework": source.framework,
+            "weights": source.weights,
+            "revision": source.revision,
+            "inputs": to_json(source.inputs),
+            "outputs": to_json(source.outputs),
+            "profile": to_json(source.profile),
+            "accuracy": source.accuracy,
+            "notice": _notice(run),
+            "samples": {
+                "origin": samples.origin,
+                "calibration_items": samples.calibration_items,
+                "gate_items": samples.gate_items,
+                "sha256": samples.sha256,
+            },
+            "onnx": to_json(run.onnx.value) if run.onnx else None,
+            "integers": _integers(run),
+        },
+        "hardware": {
+            "id": run.hardware.id,
+            "fingerprint": run.hardware.fingerprint,
+            "cpu": to_json(run.hardware.cpu),
+            "gpus": to_json(run.hardware.gpus),
+            "memory_bytes": run.hardware.memory_bytes,
+            "system": run.hardware.system,
+            "versions": store.package_versions(*TOOLCHAIN),
+        },
+        "settings": {
+            "threads": run.job.threads,
+            "rounds": run.job.rounds,
+            "round_s": run.job.round_s,
+            "triton_release": run.job.triton_release,
+            "ints": run.job.ints,
+            "bench": run.job.bench,
+            "gates": dict(run.job.gates),
+        },
+        "variants": [_variant(r) for r in run.results],
+        "served": run.served and {"via": run.served.via, "release": run.served.release},
+        "decisions": [_decision(d) for d in run.decisions],
+        "timings_s": {name: round(value, 3) for name, value in run.timings_s.items()},
+    }
+
+
+def _notice(run: Run) -> str | None:
+    """Return the line that nobody may miss."""
+    source = run.described.source
+    lines = [source.notice] if source.notice else []
+    if source.unproved_int64 and run.job.allow_unproved_int64:
+        lines.append("int64 values that are not proved to fit int32 may wrap in OpenVINO (--allow-unproved-int64)")
+    loud = {text: None for r in run.results for m in r.points if m.gpu is not None for text in m.gpu.warnings}
+    if loud:
+        lines.append(f"the GPU was not quiet while it was measured: {'; '.join(loud)}")
+    return "; ".join(lines) or None
+
+
+def _integers(run: Run) -> dict[str, Any]:
+    """Say what narrowing changed at the door and kept, and what is not proved inside."""
+    report = run.narrowed.value.report if run.narrowed else None
+    return {
+        "level": run.job.ints,
+        "narrowed_inputs": list(report.narrowed_inputs) if report else [],
+        "narrowed_outputs": list(report.narrowed_outputs) if report else [],
+        "narrowed": report.count("narrowed") if report else 0,
+        "kept": report.count("kept") if report else 0,
+        "preconditions": to_json(report.inputs) if report else [],
+        "unproved_int64": list(run.described.source.unproved_int64),
+        "allow_unproved_int64": run.job.allow_unproved_int64,
+    }
+
+
+def _variant(result: Result) -> dict[str, Any]:
+    status, reason, fix = standing(result)
+    artifact: Artifact | None = result.built.value if result.built else None
+    proof: Proof | None = result.proof.value if result.proof else None
+    emitted: Emitted | None = result.emitted.value if result.emitted else None
+    served = emitted is not None and emitted.repository is not None
+    return {
+        "id": result.variant.id,
+        "target": result.variant.target.name,
+        "device": result.variant.target.device,
+        "shapes": to_json(result.variant.profile),
+        "static": result.variant.static,
+        "status": status,
+        "reason": reason,
+        "fix": fix,
+        "artifact": artifact
+        and {
+            "files": to_json(artifact.files),
+            "bytes": artifact.bytes,
+            "build_s": artifact.build_s,
+            "precision": artifact.built.precision,
+            "effective_precision": proof.precision if proof else None,
+            "versions": to_json(artifact.built.versions),
+            "facts": to_json(artifact.built.facts),
+            "parent_sha256": artifact.parent_sha256,
+        },
+        "typing": _typing(result),
+        "parity": proof and {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
+        "repository": f"repositories/{result.variant.id}" if served else None,
+        "twin": f"repositories/{result.variant.id}{TWIN}" if result.twin else None,
+        "unserved": dict(result.unserved),
+        "unverified_for_release": to_json(emitted.repository.unverified) if emitted and emitted.repository else [],
+        "cached": bool(result.built and result.built.cached and not result.freshly_measured),
+        "measurements": to_json(result.points),
+    }
+
+
+def _typing(result: Result) -> dict[str, Any] | None:
+    """Say how the ONNX file was typed and what that cost, where the precision is made there."""
+    if result.typing is None or result.typed_proof is None:
+        return None
+    typed: Typed = result.typing.value
+    proof: Proof = result.typed_proof.value
+    return {
+        "onnx": to_json(typed.onnx.file),
+        "facts": to_json(typed.facts),
+        "parity": {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
+        "kit": f"variants/{result.variant.id}/kit" if result.kit is not None else None,
+    }
+
+
+def _decision(decision: Any) -> dict[str, Any]:
+    rejected = [{"id": id, "reason": reason} for id, reason in decision.rejected]
+    return {**to_json(decision), "rejected": rejected}
+
+
+def _keep_history(folder: Path) -> None:
+    """Move the last run to ``history/<its time>.json``."""
+    last = folder / "run.json"
+    if not last.exists():
+        return
+    try:
+        created: Mapping[str, Any] = json.loads(last.read_text())
+        stamp = re.sub(r"[^0-9A-Za-z.-]", "", str(created["created"]))
+    except (ValueError, KeyError, TypeError):
+        stamp = f"unreadable-{int(last.stat().st_mtime)}"
+    write_text(folder / "history" / f"{stamp}.json", last.read_text())

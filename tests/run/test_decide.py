@@ -1,0 +1,242 @@
+"""The choice: right before fast, ties by precision, a reason for everyone."""
+
+import math
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.core.values import Measurement, Parity, Target, Variant
+from accel.run import results
+from accel.run.decide import Candidate, Constraints, decide, finalists
+from accel.run.results import Result
+from accel.run.stages import Proof, Stage
+
+rng = np.random.default_rng(0)
+
+
+def point(ms, *, scenario="latency", batch=1, session="s1", noise=0.005, p99=None, rss=100.0, seed=0, rounds=10):
+    drift = 1 + 0.2 * np.sin(np.arange(rounds))  # hits all variants of a session alike
+    jitter = 1 + noise * np.random.default_rng(seed).standard_normal(rounds)
+    times = tuple(float(t) for t in ms * drift * jitter)
+    return Measurement(
+        scenario=scenario,
+        via="inprocess",
+        backend="x",
+        batch=batch,
+        concurrency=1,
+        threads=2,
+        shapes={},
+        p50_ms=float(np.median(times)),
+        p90_ms=None,
+        p95_ms=None,
+        p99_ms=p99,
+        p99_ci_ms=None if p99 is None else (p99 * 0.9, p99 * 1.1),
+        mean_ms=float(np.mean(times)),
+        p50_ci_ms=(ms, ms),
+        throughput_per_s=1e3 / ms,
+        throughput_ci_per_s=(0.9e3 / ms, 1.1e3 / ms),
+        stable=True,
+        samples=1000,
+        raw="",
+        peak_rss_mib=rss,
+        load_ms=1,
+        first_ms=1,
+        effective_precision="fp32",
+        rounds_ms=times,
+        session=session,
+    )
+
+
+def candidate(id, ms, *, status="ok", precision="fp32", size=100, choosable=True, **options):
+    seed = sum(map(ord, id))
+    return Candidate(
+        id,
+        status,
+        None if status == "ok" else f"{status}!",
+        precision,
+        size,
+        (point(ms, seed=seed, **options),),
+        choosable,
+    )
+
+
+def choose(*candidates, objective="latency", baseline="torch", **constraints):
+    return decide(
+        candidates, device="cpu", objective=objective, constraints=Constraints(**constraints), baseline=baseline
+    )
+
+
+def test_the_fastest_that_passes_wins_and_all_others_have_a_reason():
+    found = choose(
+        candidate("torch", 100), candidate("ort", 50), candidate("ov", 20), candidate("trt", 1, status="skipped")
+    )
+    assert found.chosen == "ov"
+    assert dict(found.rejected).keys() == {"torch", "ort", "trt"}
+    assert "2.5" in dict(found.rejected)["ort"]
+    assert dict(found.rejected)["trt"] == "skipped!"
+    assert found.speedup == pytest.approx(5, rel=0.02)
+    assert found.speedup_ci[0] <= found.speedup <= found.speedup_ci[1]
+
+
+@pytest.mark.parametrize("status", ["gate_failed", "failed", "skipped", "deferred"])
+def test_a_fast_wrong_variant_cannot_win(status):
+    found = choose(candidate("torch", 100), candidate("wrong", 0.001, status=status))
+    assert found.chosen == "torch"
+    assert "nothing that passes beats" in found.reason
+
+
+def test_a_variant_without_a_repository_cannot_win():
+    assert choose(candidate("torch", 100), candidate("tf", 1, choosable=False)).chosen == "torch"
+
+
+def test_a_tie_goes_to_the_higher_precision_then_the_smaller():
+    found = choose(candidate("a", 10.0, precision="int8"), candidate("b", 10.1, precision="bf16"), baseline=None)
+    assert (found.chosen, found.ties) == ("b", ("a",))
+    assert "bf16" in dict(found.rejected)["a"]
+    found = choose(candidate("a", 10.0, size=200), candidate("b", 10.1, size=100), baseline=None)
+    assert found.chosen == "b"
+
+
+def test_no_tie_beyond_three_percent():
+    found = choose(candidate("a", 10.0, precision="int8"), candidate("b", 10.6, precision="fp32"), baseline=None)
+    assert (found.chosen, found.ties) == ("a", ())
+
+
+def test_drift_common_to_a_session_does_not_blur_the_ratio():
+    """Rounds swing by ±20 % together; the paired ratio still tells 5 % apart."""
+    assert choose(candidate("a", 10.0), candidate("b", 10.5, precision="fp32"), baseline=None).chosen == "a"
+
+
+def test_sessions_meet_through_the_baseline():
+    base = Candidate("torch", "ok", None, "fp32", 1, (point(100), point(200, session="s2")))
+    old = candidate("old", 50)
+    new = candidate("new", 80, session="s2")  # slower in ms, but in a session where everything took twice as long
+    found = choose(base, old, new)
+    assert found.chosen == "new"
+    assert found.speedup == pytest.approx(2.5, rel=0.03)
+
+
+def test_sessions_without_the_baseline_are_not_compared_by_their_milliseconds():
+    """The first run had no baseline; one point in ms and one in units of the baseline share no scale."""
+    a = Candidate("a", "ok", None, "fp32", 1, (point(8), point(10, session="s2")))
+    b = Candidate("b", "ok", None, "fp32", 1, (point(12, session="s2", seed=1),))
+    base = Candidate("torch", "ok", None, "fp32", 1, (point(100, session="s2", seed=2),))
+    found = choose(a, b, base)
+    assert found.chosen == "a"
+    assert found.speedup == pytest.approx(10, rel=0.02)
+    assert finalists([a, b, base], objective="latency", baseline="torch", most=1) == ["a", "torch"]
+
+
+def test_what_never_met_is_told_so():
+    found = choose(candidate("a", 10), candidate("b", 5, session="s2"), baseline=None)
+    assert found.chosen == "b"
+    assert "never measured beside" in dict(found.rejected)["a"]
+
+
+def test_the_baseline_stands_at_one_batch_in_all_sessions():
+    def both(session, fast):
+        return (
+            point(10, scenario="throughput", batch=1, session=session),
+            point(fast, scenario="throughput", batch=8, session=session),
+        )
+
+    base = Candidate("torch", "ok", None, "fp32", 1, (*both("s1", 9.0), *both("s2", 11.0)))
+    old, new = (candidate(f"v-{s}", 5, scenario="throughput", session=s) for s in ("s1", "s2"))
+    found = choose(base, old, new, objective="throughput")
+    assert found.chosen == "v-s2"
+    assert found.speedup == pytest.approx(2.2, rel=0.03)
+
+
+def test_an_older_session_does_not_excuse_a_broken_constraint():
+    swings = Candidate("a", "ok", None, "fp32", 1, (point(10, p99=20), point(10, p99=40, session="s2")))
+    found = choose(swings, max_p99_ms=25, baseline=None)
+    assert found.chosen is None
+    assert "upper bound" in dict(found.rejected)["a"]
+
+
+def test_a_point_whose_median_breaks_the_p99_limit_needs_no_p99():
+    slow = Candidate("a", "ok", None, "fp32", 1, (point(10, batch=1, p99=12), point(400, batch=8)))
+    found = choose(slow, max_p99_ms=25, baseline=None)
+    assert found.chosen == "a"
+    found = choose(Candidate("a", "ok", None, "fp32", 1, (point(400, batch=8),)), max_p99_ms=25, baseline=None)
+    assert "p50 is at least" in found.rejected[0][1]
+
+
+def test_p99_is_held_by_its_upper_bound():
+    assert choose(candidate("a", 10, p99=12), candidate("b", 20, p99=22), max_p99_ms=25, baseline=None).chosen == "a"
+    found = choose(candidate("a", 10, p99=24), candidate("b", 20, p99=22), max_p99_ms=25, baseline=None)
+    assert found.chosen == "b"
+    assert "upper bound" in dict(found.rejected)["a"]
+    assert choose(candidate("a", 10), max_p99_ms=25, baseline=None).chosen is None
+
+
+def test_memory_and_throughput_constraints():
+    assert (
+        choose(candidate("a", 10, rss=500), candidate("b", 20, rss=100), max_memory_mib=200, baseline=None).chosen
+        == "b"
+    )
+    found = choose(candidate("a", 10), min_throughput_per_s=100, baseline=None)
+    assert found.chosen is None
+    assert "lower bound" in dict(found.rejected)["a"]
+
+
+def test_throughput_takes_the_best_batch():
+    many = Candidate(
+        "a",
+        "ok",
+        None,
+        "fp32",
+        1,
+        tuple(point(ms, scenario="throughput", batch=b) for b, ms in ((1, 10), (8, 4), (16, 5))),
+    )
+    found = choose(many, candidate("b", 5, scenario="throughput"), objective="throughput", baseline=None)
+    assert found.chosen == "a"
+    assert "batch 8" in found.reason
+
+
+def test_nothing_measured_is_said():
+    found = choose(Candidate("a", "ok", None, "fp32", 1, ()), baseline=None)
+    assert found.chosen is None
+    assert "no latency measurement" in dict(found.rejected)["a"]
+
+
+def test_finalists_are_the_fastest_that_pass_and_the_baseline():
+    field = [
+        candidate("torch", 100),
+        *(candidate(f"v{i}", 10 + i) for i in range(5)),
+        candidate("bad", 1, status="gate_failed"),
+    ]
+    assert finalists(field, objective="latency", baseline="torch") == ["v0", "v1", "v2", "torch"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.1, 1000), st.sampled_from(["ok", "gate_failed", "failed"]), st.sampled_from(["fp32", "int8"])
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_whatever_is_chosen_passed_and_nothing_that_passed_is_clearly_faster(rows):
+    field = [candidate(f"v{i}", ms, status=status, precision=p) for i, (ms, status, p) in enumerate(rows)]
+    found = choose(*field, baseline=None)
+    good = {f"v{i}": ms for i, (ms, status, _) in enumerate(rows) if status == "ok"}
+    assert (found.chosen is None) == (not good)
+    assert {id for id, _ in found.rejected} | {found.chosen} - {None} == {c.id for c in field}
+    assert all(reason for _, reason in found.rejected)
+    if found.chosen:
+        assert good[found.chosen] <= 1.06 * min(good.values())
+        assert math.isfinite(point(1).mean_ms)
+
+
+def test_a_file_that_computes_mostly_in_fp32_ties_as_what_it_is_held_to():
+    variant = Variant(Target("ort-int8-dynamic", "cpu"), {})
+    proof = Proof(Parity(True, {}, {}, ()), "fp32", "int8", 3)
+    built = types.SimpleNamespace(bytes=7)
+    result = Result(variant, built=Stage(built, Path(), "", False), proof=Stage(proof, Path(), "", False))
+    assert results.candidate(result).precision == "int8"
