@@ -74,12 +74,11 @@ def find() -> Program:
         if not environments.installed(ENVIRONMENT):
             raise UnavailableError("there is no perf_analyzer on PATH", fix=environments.fix(ENVIRONMENT))
         found = str(environments.python(ENVIRONMENT).parent / "perf_analyzer")
-        libraries = environments.site_packages(ENVIRONMENT) / "nvidia" / "cuda_runtime" / "lib"
+        libraries = environments.libraries_folder(ENVIRONMENT)
         given = os.environ.get("LD_LIBRARY_PATH")
         environment = {"LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{given}" if given else str(libraries)}
     if missing := environments.missing_libraries(Path(found), environment):
-        package = "libb64-0d" if missing[0].startswith("libb64") else "the package that has it"
-        raise UnavailableError(f"{found} needs {missing[0]}, which is not here", fix=f"apt-get install {package}")
+        raise UnavailableError(f"{found} needs {missing[0]}, which is not here", fix="install the package that has it")
     return Program(Path(found), environment)
 
 

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accel.core.errors import OutputError, UnavailableError, UsageError, nearest
@@ -30,12 +30,15 @@ class Environment:
         requirements: what pip installs, pinned.
         over_main: whether it lies on top of the packages accel itself runs with: ``requirements`` are then the whole
             list, installed without what they ask for, and everything else is found in the main environment.
+        libraries: shared library as a program asks for it → where a package carries it, a pattern below the packages;
+            linked into ``libraries_folder``.
     """
 
     name: str
     requirements: tuple[str, ...]
     why: str
     over_main: bool = False
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
 
 ENVIRONMENTS = {
@@ -68,8 +71,14 @@ ENVIRONMENTS = {
         ),
         Environment(
             "perf-analyzer",
-            ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79"),
+            ("tritonclient==2.50.0", "nvidia-pytriton==0.7.0"),
             "carries Triton's perf_analyzer, whose older tritonclient would replace accel's own",
+            over_main=True,
+            # tritonclient has the binary and not the libraries that it is linked against; the server's package has them
+            libraries={
+                "libb64.so.0d": "nvidia_pytriton.libs/libb64-*.so.0d",
+                "libcudart.so.12": "nvidia_pytriton.libs/libcudart-*.so.12.*",
+            },
         ),
         Environment(
             "modelopt",
@@ -112,6 +121,11 @@ def site_packages(name: str) -> Path:
     if name == MAIN:
         return Path(sysconfig.get_path("purelib"))
     return home() / name / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def libraries_folder(name: str) -> Path:
+    """Return the folder with the shared libraries of an environment's programs, for their LD_LIBRARY_PATH."""
+    return home() / name / "lib"
 
 
 def requirements(name: str) -> tuple[str, ...]:
@@ -189,6 +203,8 @@ def install(name: str, *, report: Callable[[str], None]) -> Path:
                 f"pip could not install environment {name!r}:\n{done.stderr.strip()[-1500:]}",
                 fix=f"check the package index, then run `{fix(name)}` again",
             )
+        for library, pattern in environment.libraries.items():
+            (libraries_folder(name) / library).symlink_to(next(site_packages(name).glob(pattern)))
         (final / "complete").write_text("\n".join(environment.requirements))
     except BaseException:
         shutil.rmtree(final, ignore_errors=True)
