@@ -16,6 +16,7 @@ from accel import exporters
 from accel.artifacts import GraphChoice
 from accel.builders.tensorflow_runtime import import_tensorflow
 from accel.errors import InputError
+from accel.exporters.tensorflow_operators import check_graph
 from accel.sources import recognise
 
 Hostile = Callable[[Any, Path], Any]
@@ -225,6 +226,31 @@ def test_branches_loops_and_functions_are_searched(area: Path, name: str, place:
     saved = save(module(lambda x: place(ATTACKS[name], x, area)), area / "saved")
     refuses(saved, f"operator {name} .*function")
     assert not list(area.glob("mark*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "DecodeProtoV2",
+            "DatasetFromGraph",
+            "PyFuncStateless",
+            "XlaCallModule",
+            "XlaCustomCallV2",
+            "SnapshotDatasetV2",
+        ),
+        *("CacheDataset", "DebugIdentity", "LoadAndRemapMatrix", "MatchingFiles", "InitializeTableFromTextFile"),
+        *("Abort", "Timestamp", "_Send", "OfANewerTensorFlow"),
+    ],
+)
+def test_what_is_not_listed_is_refused(name: str) -> None:
+    import_tensorflow()
+    from tensorflow.core.framework import graph_pb2
+
+    graph = graph_pb2.GraphDef()
+    graph.node.add(name="n", op=name)
+    with pytest.raises(InputError, match=f"g has the operator {name} "):
+        check_graph(graph, "g")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
