@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,13 @@ from accel.core.values import GraphChoice
 from accel.exporters.factory_result import Made
 from accel.exporters.request import SAVED_MODEL
 from accel.exporters.tensorflow_graph import SIGNATURE, Opened, Port, check_dtype, named_tensors, quiet
+from accel.exporters.tensorflow_operators import INITIALISER, check_graph, check_saved_model
 from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 
 SERVE = "serve"
 """Tag of the graph that is meant for serving. Source: tensorflow/python/saved_model/tag_constants.py."""
-INTERNAL = ("__saved_model_init_op", "__saved_model_train_op")
+INTERNAL = (INITIALISER, "__saved_model_train_op")
 """Signatures that TensorFlow writes for itself. Source: tensorflow/python/saved_model/constants.py."""
-FOREIGN = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "ReadFile", "WriteFile", "MatchingFiles"}
-"""Operators that call Python code, or read and write files of whoever runs the graph: no model needs them to serve."""
 VARIABLES = {"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"}
 NO_OUTPUT = {"NoOp", "Assert", "Print", "Placeholder", "Const", "PlaceholderWithDefault"}
 """Operators at the end of a graph that are not what it computes."""
@@ -49,8 +48,7 @@ def open_saved_model(folder: Path, wanted: str | None) -> Opened:
     meta = _serving_graph(folder)
     name = choose_signature(folder, [n for n in meta.signature_def if n not in INTERNAL], wanted)
     _check_signature(meta.signature_def[name], f"signature {name!r} of {folder}")
-    library = [node for function in meta.graph_def.library.function for node in function.node_def]
-    _refuse_foreign([*meta.graph_def.node, *library], str(folder))
+    check_saved_model(folder, meta, name)
     try:
         with quiet():
             loaded = tf.saved_model.load(str(folder), tags=list(meta.meta_info_def.tags))
@@ -60,6 +58,8 @@ def open_saved_model(folder: Path, wanted: str | None) -> Opened:
             fix="save it again; an operator that is not registered belongs to a library that accel does not load",
         ) from error
     function = loaded.signatures[name]
+    # Its objects hold the signature once more, and nothing says that it is the one of the main graph.
+    check_graph(function.graph.as_graph_def(), f"signature {name!r} of {folder}")
     specs = function.structured_input_signature[1]
     ports = tuple(_port(n, spec.shape, spec.dtype) for n, spec in sorted(specs.items()))
 
@@ -120,16 +120,6 @@ def _check_signature(signature: Any, what: str) -> None:
                     fix="save a signature that takes and returns dense tensors (to_tensor, tf.sparse.to_dense)",
                 )
             check_dtype(tf.dtypes.as_dtype(info.dtype), f"{kind} {name!r} of {what}")
-
-
-def _refuse_foreign(nodes: Iterable[Any], what: str) -> None:
-    for node in nodes:
-        if node.op in FOREIGN:
-            raise InputError(
-                f"{what} has the operator {node.op} (node {node.name!r}), which calls Python code or touches files of "
-                "whoever runs it: accel never runs such a graph",
-                fix="save the model without it",
-            )
 
 
 def _port(name: str, shape: Any, dtype: Any) -> Port:
@@ -292,7 +282,7 @@ def open_frozen(path: Path, choice: GraphChoice) -> Opened:
     """
     tf = import_tensorflow()
     definition = _read_graph(path)
-    _refuse_foreign(definition.node, str(path))
+    check_graph(definition, str(path))
     nodes = {n.name: n for n in definition.node}
     if variable := next((n for n in definition.node if n.op in VARIABLES), None):
         raise InputError(
