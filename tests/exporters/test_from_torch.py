@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
-from accel.exporters import check, describe, export_onnx, exported, from_torch, load
+from accel.exporters import check, describe, export_onnx, from_torch, load, program_rules
 from accel.exporters.sources import recognise
 
 
@@ -287,4 +287,4 @@ def test_what_is_no_program_is_refused(tmp_path: Path, program_file: Path) -> No
     ],
 )
 def test_sizes_are_arithmetic_only(text: str, fine: bool) -> None:
-    assert exported.is_arithmetic(text) == fine
+    assert program_rules.is_arithmetic(text) == fine
