@@ -1,4 +1,12 @@
-"""What an exported program (``.pt2``) may hold: plain tensors and plain arithmetic, read before torch opens it."""
+"""What an exported program (``.pt2``) may hold: plain tensors, plain arithmetic and torch's own operators.
+
+It is read before torch opens it, since opening and calling a program runs what its JSON names: torch looks operators up
+by dotted path in its own modules (``torch.serialization.os.system`` is one), executes guards as Python, evaluates sizes
+with sympy, and puts names into the source of the function that it generates.
+
+Source: torch/_export/serde/serialize.py (deserialize_operator, _parse_sym_expr), torch/export/_unlift.py
+(_convert_guards_code_to_fn, _get_codegen) and torch/fx/graph.py (CodeGen), all of 2.13.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +21,11 @@ from typing import Any
 
 from accel.core.errors import InputError
 
+SIZE_BITS = 1 << 16
+"""Longest number that an expression may come to: ``9**9**9**9`` is nine characters and no computer holds it."""
+DEEPEST = 100
+"""How deep the JSON and an expression may be nested; programs of torch stay below 30."""
+
 ARITHMETIC = {"Symbol", "Integer", "Rational", "Float", "Add", "Mul", "Pow", "Mod", "Max", "Min", "floor", "ceiling"}
 """Names of sympy that a size may call, beside torch's own functions of sizes."""
 
@@ -25,8 +38,8 @@ def refuse_pickles(path: Path) -> None:
     """Raise InputError where loading the archive would run code that it holds.
 
     ``torch.export.load`` falls back to an unrestricted unpickler for example inputs and for weights that are marked
-    as pickled, and hands symbolic sizes to sympy's evaluator. So the archive is read first with torch's own reader
-    (no second parser that could disagree), and anything but plain tensors and plain arithmetic is refused.
+    as pickled. So the archive is read first with torch's own reader (no second parser that could disagree), and
+    anything but what the module names is refused.
 
     Source: torch/export/pt2_archive/_package.py and torch/_export/serde/serialize.py (2.13).
     """
@@ -52,8 +65,8 @@ def refuse_pickles(path: Path) -> None:
         kind = name.lower()
         if kind.endswith(".json") or kind.startswith("models/"):
             try:
-                _check_json(json.loads(reader.get_record(name)), f"{path.name}:{name}", fix)
-            except ValueError as error:
+                _check(json.loads(reader.get_record(name)), f"{path.name}:{name}", fix)
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{path.name}: {name} is no JSON: {error}", fix=fix) from error
         elif kind.endswith(".pt") and (raw := reader.get_record(name)):
             try:
@@ -64,35 +77,95 @@ def refuse_pickles(path: Path) -> None:
                 ) from error
 
 
-def _check_json(value: Any, where: str, fix: str) -> None:
+NAMES = {"name", "as_name", "fqn", "forward_arg_names"}
+"""Fields whose text torch writes into the source that it generates, like every ``…_name``."""
+NAME = re.compile(r"[\w.:/-]*")
+OPERATORS = {"target", "as_operator"}
+NAMESPACES = {"aten", "prims", "quantized_decomposed", "torchvision"}
+FILES = {"aten::from_file", "aten::save"}
+"""Operators of these namespaces that open files by name."""
+HIGHER_ORDER = {
+    *("associative_scan", "cond", "flex_attention", "invoke_subgraph", "map_impl", "scan", "while_loop"),
+    *("wrap_with_autocast", "wrap_with_set_grad_enabled"),
+}
+PLAIN = {
+    "_operator": {
+        *("add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "index", "invert", "le", "lshift", "lt", "mod"),
+        *("mul", "ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "xor"),
+    },
+    "math": {"ceil", "floor", "sqrt", "trunc"},
+    "torch": {
+        *("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sum", "sym_sqrt", "_sym_sqrt"),
+    },
+}
+"""Functions of numbers that are called beside torch's operators, by module."""
+GUARD = re.compile(r"[\w\s.,()\[\]'<>=!+*/%-]*")
+GUARDED = {"size", "stride", "storage_offset", "dim", "ndim", "shape", "dtype", "device", "isnan"}
+"""What a guard may ask of an input."""
+
+
+def _check(value: Any, where: str, fix: str, depth: int = 0) -> None:
+    """Hold a JSON value of the archive against the rules; ``where`` is its record."""
+    if depth > DEEPEST:
+        raise InputError(f"{where} is nested more than {DEEPEST} levels deep", fix=fix)
     if isinstance(value, list):
         for item in value:
-            _check_json(item, where, fix)
+            _check(item, where, fix, depth + 1)
     elif isinstance(value, Mapping):
         if value.get("use_pickle") or PICKLED.search(str(value.get("path_name", "")).lower()):
             raise InputError(f"{where} marks {value.get('path_name')} as a pickle, which accel never opens", fix=fix)
-        text = value.get("expr_str")
-        if isinstance(text, str) and not is_arithmetic(text):
+        for key, item in value.items():
+            _check_field(key, item, where, fix)
+            if key != "metadata":  # of a node: where it came from, as text that nobody evaluates
+                _check(item, where, fix, depth + 1)
+
+
+def _check_field(key: str, value: Any, where: str, fix: str) -> None:
+    if not NAME.fullmatch(key):
+        raise InputError(f"{where} has a name that is none: {key[:80]!r}", fix=fix)
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str):
+            continue
+        if (key in NAMES or key.endswith("_name")) and not NAME.fullmatch(text):
+            raise InputError(f"{where} has a name that is none: {text[:80]!r}", fix=fix)
+        if key in OPERATORS and not is_operator(text):
+            raise InputError(f"{where} calls {text[:80]!r}, which is no operator that accel runs", fix=fix)
+        if key == "expr_str" and not is_arithmetic(text):
             raise InputError(f"{where} has a size that is no arithmetic: {text[:80]!r}", fix=fix)
-        for item in value.values():
-            _check_json(item, where, fix)
+        if key == "guards_code" and not is_guard(text):
+            raise InputError(f"{where} has a guard that is more than a comparison: {text[:80]!r}", fix=fix)
+        if key in ("in_spec", "out_spec") and not _is_structure(text):
+            raise InputError(f"{where} has a structure that is more than nested names: {text[:80]!r}", fix=fix)
+
+
+def is_operator(target: str) -> bool:
+    """Say whether a dotted path names an operator of torch that computes, and opens no file."""
+    import torch
+
+    module, _, name = target.rpartition(".")
+    if module in PLAIN:
+        return name in PLAIN[module]
+    if module == "torch.ops.higher_order":
+        return name in HIGHER_ORDER
+    parts = target.split(".")
+    if len(parts) != 5 or parts[:2] != ["torch", "ops"] or parts[2] not in NAMESPACES:
+        return False
+    packet = getattr(getattr(torch.ops, parts[2]), parts[3], None)
+    found = getattr(packet, parts[4], None)
+    return isinstance(found, torch._ops.OpOverload) and found._schema.name not in FILES
 
 
 def is_arithmetic(text: str) -> bool:
-    """Say whether an expression holds numbers, symbols, operators and calls of known functions, and nothing else."""
+    """Say whether an expression holds numbers, symbols, operators and calls of known functions, and stays small."""
     from torch.utils._sympy import functions
 
     known = ARITHMETIC | set(functions.__all__)
-    allowed = (
-        *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.Name, ast.Load),
-        *(ast.Constant, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
-    )
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parse(text)
+    if tree is None:
         return False
-    for node in ast.walk(tree):
-        if not isinstance(node, allowed):
+    names: set[int] = set()
+    for node in ast.walk(tree):  # a call comes before its arguments
+        if not isinstance(node, _ARITHMETIC):
             return False
         if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in known):
             return False
@@ -102,6 +175,113 @@ def is_arithmetic(text: str) -> bool:
             and not re.fullmatch(r"-?(s|u|zf|zuf)\d+|(int_)?oo", node.id)
         ):
             return False
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not re.fullmatch(r"\w+", node.value):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Symbol":
+            names |= {id(a) for a in node.args if isinstance(a, ast.Constant) and re.fullmatch(r"\w+", str(a.value))}
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in names:
             return False
+        if isinstance(node, ast.keyword) and not (
+            isinstance(node.value, ast.Constant) and node.value.value in (True, False)
+        ):
+            return False
+    return _is_small(tree)
+
+
+def is_guard(text: str) -> bool:
+    """Say whether a guard only compares sizes and the like of the inputs: ``L['y'].size()[0] == L['x'].size()[0]``."""
+    known = ARITHMETIC | {"L", "math", "inf", "float", "int", "PythonMod", "FloorDiv", "IntTrueDiv", "CeilToInt"}
+    tree = _parse(text) if GUARD.fullmatch(text) else None
+    if tree is None:
+        return False
+    for node in ast.walk(tree):
+        if not isinstance(node, (*_ARITHMETIC, ast.Attribute, ast.Subscript)):
+            return False
+        if isinstance(node, ast.Name) and node.id not in known:
+            return False
+        if isinstance(node, ast.Attribute) and node.attr not in GUARDED:
+            return False
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not NAME.fullmatch(node.value):
+            return False
+    return _is_small(tree)
+
+
+_ARITHMETIC = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.Name, ast.Load),
+    *(ast.Constant, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+
+
+def _parse(text: str) -> ast.Expression | None:
+    """Parse an expression whose nesting and numbers are small enough to be looked at."""
+    nested = deepest = 0
+    for character in text:
+        nested += (character in "([") - (character in ")]")
+        deepest = max(deepest, nested)
+    if deepest > DEEPEST:
+        return None
+    try:
+        return ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a number of too many digits
+        return None
+
+
+def _is_small(tree: ast.Expression) -> bool:
+    try:
+        return _bits(tree.body) <= SIZE_BITS
+    except RecursionError:
+        return False
+
+
+def _bits(node: ast.AST) -> int:
+    """Bound the length of the number that an expression comes to, in bits; a symbol is a size of 64 bits."""
+    if isinstance(node, ast.Constant | ast.Name):
+        value = node.value if isinstance(node, ast.Constant) else None
+        return value.bit_length() if isinstance(value, int) else 64
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
+        return _raised(node.op, node.left, node.right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
+        if node.func.id in ("Pow", "PowByNatural", "FloatPow"):
+            return _raised(ast.Pow(), *node.args[:2])
+        if node.func.id == "LShift":
+            return _raised(ast.LShift(), *node.args[:2])
+    below = [_bits(child) for child in ast.iter_child_nodes(node)]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        return max(below) + 1
+    return sum(below)  # a product has the digits of its factors, and nothing else grows faster
+
+
+def _raised(operator: ast.operator, base: ast.AST, exponent: ast.AST) -> int:
+    """Bound a power or a shift, whose exponent must be a plain number."""
+    while isinstance(exponent, ast.UnaryOp):
+        exponent = exponent.operand
+    if not (isinstance(exponent, ast.Constant) and isinstance(exponent.value, int | float)):
+        return SIZE_BITS + 1
+    by = min(abs(exponent.value), SIZE_BITS + 1)
+    return int(_bits(base) * max(by, 1) if isinstance(operator, ast.Pow) else _bits(base) + by)
+
+
+def _is_structure(text: str) -> bool:
+    """Say whether a tree of inputs or outputs holds names and known containers, and nothing that is imported.
+
+    Source: torch/utils/_pytree.py: a defaultdict and an enum are looked up in a module that the text names.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return bool(NAME.fullmatch(text))
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            if {"default_factory_module", "__enum__"} & item.keys():
+                return False
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            waiting += item
+        elif isinstance(item, str) and not NAME.fullmatch(item):
+            if item[0] not in '[{"':
+                return False
+            try:
+                waiting.append(json.loads(item))
+            except (ValueError, RecursionError):
+                return False
     return True

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +265,101 @@ def test_a_program_with_marked_pickles_or_code_as_sizes_is_refused(program_file:
         describe(recognise(str(rewritten(program_file, {"models/model.json": coded}))))
 
 
+def test_a_size_that_no_computer_holds_does_not_hang(program_file: Path) -> None:
+    def change(text: str) -> str:
+        return re.sub(r"Symbol\([^)]*\)", "9**9**9**9", text, count=1)
+
+    with pytest.raises(InputError, match="no arithmetic"):
+        describe(recognise(str(edited(program_file, change))))
+
+
+def edited(program_file: Path, change: Callable[[str], str]) -> Path:
+    """Write the program anew with the text of its graph changed."""
+    with zipfile.ZipFile(program_file) as archive:
+        graph = archive.read(next(n for n in archive.namelist() if n.endswith("models/model.json"))).decode()
+    changed = change(graph)
+    assert changed != graph
+    return rewritten(program_file, {"models/model.json": changed.encode()})
+
+
+CODE = "__import__('pathlib').Path({trace!r}).touch()"
+
+
+@pytest.mark.parametrize(
+    ("field", "match"),
+    [("guard", "more than a comparison"), ("operator", "no operator"), ("argument", "a name that is none")],
+)
+def test_code_of_a_program_is_never_run(program_file: Path, tmp_path: Path, field: str, match: str) -> None:
+    """Opening or calling a program runs its guards, looks operators up by path, and pastes names into source."""
+    trace = tmp_path / "was-run"
+    code = CODE.format(trace=str(trace))
+
+    def change(text: str) -> str:
+        data = json.loads(text)
+        if field == "guard":
+            data["guards_code"].append(f"{code} is None")
+        elif field == "operator":
+            node = data["graph_module"]["graph"]["nodes"][0]
+            node["target"] = "torch.serialization.os.system"
+            node["inputs"] = [{"name": "command", "arg": {"as_string": f"touch {trace}"}, "kind": 1}]
+        else:
+            signatures = [c["signature"] for c in data["graph_module"]["module_call_graph"] if c["signature"]]
+            signatures[0]["forward_arg_names"] = [f"ids={code}", f"extra={code}"]
+        return json.dumps(data)
+
+    with pytest.raises(InputError, match=match):
+        load(describe(recognise(str(edited(program_file, change))))).run({})
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ("L['y'].size()[0] == L['x'].size()[0]", True),
+        ("L['x'].size()[1] >= 2 and not math.isnan(L['x'].size()[0])", True),
+        ("L['x'].__class__", False),
+        ("__import__('os').getcwd()", False),
+        ("L['x'].size()[0] == 9**9**9**9", False),
+        ("L['x'].size()[0] == 1 # )", False),
+    ],
+)
+def test_a_guard_is_a_comparison(text: str, fine: bool) -> None:
+    assert program_rules.is_guard(text) == fine
+
+
+@pytest.mark.parametrize(
+    ("target", "fine"),
+    [
+        ("torch.ops.aten.linear.default", True),
+        ("torch.ops.aten.__and__.Tensor", True),
+        ("torch.ops.higher_order.cond", True),
+        ("_operator.getitem", True),
+        ("math.ceil", True),
+        ("torch.sym_max", True),
+        ("torch.os.system", False),
+        ("torch.load", False),
+        ("torch.ops.load_library", False),
+        ("torch.ops.aten.from_file.default", False),
+        ("torch.ops.aten.save.default", False),
+        ("torch.ops.aten.__class__.mro", False),
+        ("torch.ops.aten.linear.op", False),
+        ("_operator.attrgetter", False),
+        ("#custom", False),
+    ],
+)
+def test_operators_are_those_of_torch(target: str, fine: bool) -> None:
+    assert program_rules.is_operator(target) == fine
+
+
+def test_a_program_nested_too_deep_is_refused(program_file: Path) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    with pytest.raises(InputError, match=r"no JSON|levels deep"):
+        describe(recognise(str(rewritten(program_file, {"models/model.json": deep.encode()}))))
+    huge = '{"a": ' + "9" * 5000 + "}"
+    with pytest.raises(InputError, match="no JSON"):
+        describe(recognise(str(rewritten(program_file, {"models/model.json": huge.encode()}))))
+
+
 def test_what_is_no_program_is_refused(tmp_path: Path, program_file: Path) -> None:
     garbage = tmp_path / "g.pt2"
     garbage.write_bytes(b"nothing")
@@ -284,6 +382,18 @@ def test_what_is_no_program_is_refused(tmp_path: Path, program_file: Path) -> No
         ("Symbol('a b')", False),
         ("[s0 for s0 in (1,)]", False),
         ("Symbol(", False),
+        ("s0**2 + 2**63 - 1", True),
+        ("*".join(["Max(1, FloorDiv(s0 - 1, 2) + 1)"] * 60), True),
+        ("9**9**9**9", False),
+        ("(((9**9)**9)**9)**9**9", False),
+        ("((((((2**99)**99)**99)))**99)", False),
+        ("Pow(9, 10**10, True)", False),
+        ("Pow(base=9, exp=10**10)", False),
+        ("LShift(1, 10**10)", False),
+        ("Integer('9'*10**10)", False),
+        ("9" * 5000, False),
+        ("(" * 2000 + "s0" + ")" * 2000, False),
+        ("+".join(["s0"] * 100_000), False),
     ],
 )
 def test_sizes_are_arithmetic_only(text: str, fine: bool) -> None:
