@@ -26,6 +26,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files with what was found")
 
 
+@pytest.fixture(scope="session")
+def key_pair() -> Callable[[Path, str], tuple[Path, Path]]:
+    """Write a key pair to sign with, as openssl does: ``key_pair(folder, name)`` gives its private and public file."""
+
+    def make(folder: Path, name: str) -> tuple[Path, Path]:
+        from cryptography.hazmat.primitives import serialization as forms
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+        key = ec.generate_private_key(ec.SECP256R1())
+        plain, pem = forms.NoEncryption(), forms.Encoding.PEM
+        private.write_bytes(key.private_bytes(pem, forms.PrivateFormat.TraditionalOpenSSL, plain))
+        public.write_bytes(key.public_key().public_bytes(pem, forms.PublicFormat.SubjectPublicKeyInfo))
+        return private, public
+
+    return make
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with a file of tests/golden: ``golden("report.md", text)``."""

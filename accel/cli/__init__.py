@@ -141,6 +141,7 @@ def convert(
     rounds: Annotated[int | None, typer.Option(help="Interleaved rounds of the latency scenario  [default: 8]")] = None,
     round_s: Annotated[float | None, typer.Option(help="Least seconds of each round  [default: 0.5]")] = None,
     opset: Annotated[int | None, typer.Option(help="ONNX opset  [default: 18]")] = None,
+    sign_kits: Annotated[Path | None, typer.Option(help="Private key (PEM) that signs the kits")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -307,6 +308,9 @@ def finish(
     toolchain: Annotated[
         str | None, typer.Option(help="docker:IMAGE builds inside an image made from Dockerfile.gpu")
     ] = None,
+    require_signature: Annotated[
+        Path | None, typer.Option(help="Public key (PEM): take only a kit that its owner signed")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads  [default: what this cgroup has]", min=1)] = None,
     timeout: Annotated[float | None, typer.Option(help="Limit per build and measurement, s", min=1)] = None,
     as_json: Json = False,
@@ -315,12 +319,14 @@ def finish(
 ) -> None:
     """Finish a deferred build on the machine that it is for: check, build, prove, package, measure."""
     from accel import pipeline
-    from accel.core import hardware
+    from accel.core import hardware, signing
     from accel.run import kits
 
     command = shlex.join(["accel", *sys.argv[1:]])
     cores = threads or hardware.cpu_threads()
     folder = kit.resolve()
+    if require_signature is not None:
+        signing.verify(folder, require_signature)
     found = kits.read(folder)
     job = pipeline.kit_job(found, folder, run_dir=out, threads=cores, timeout_s=timeout, command=command)
     if toolchain is None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from accel.core.errors import OutputError
 
@@ -54,6 +54,13 @@ def writing(folder: Path) -> Iterator[None]:
                 f"cannot write to {folder}: {error.strerror}", fix="choose another with -o DIR"
             ) from error
         raise
+
+
+def stays_inside(path: str) -> bool:
+    """Say whether a path that a file names stays below the folder it is taken from: relative, plain, spelt one way."""
+    pure = PurePosixPath(path)
+    plain = pure.as_posix() == path and "\0" not in path and "\\" not in path
+    return plain and path != "." and not pure.is_absolute() and ".." not in pure.parts
 
 
 def write_text(path: Path, text: str) -> None:

@@ -36,6 +36,7 @@ class Job:
         rounds / round_s: interleaved rounds of the latency scenario and the least time of each.
         opset: ONNX opset to ask the exporter for.
         ints: which INT64 values become INT32, where that is proved; decides what clients of every repository see.
+        sign_kits: private key with which every kit of a deferred variant is signed; None for no signature.
         allow_unproved_int64: let runtimes that compute int64 as int32 pass although their interior is not proved.
     """
 
@@ -63,3 +64,4 @@ class Job:
     rounds: int = 8
     round_s: float = 0.5
     opset: int = 18
+    sign_kits: Path | None = None

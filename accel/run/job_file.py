@@ -56,6 +56,7 @@ class JobFile(BaseModel):
     rounds: int | None = Field(default=None, ge=2)
     round_s: float | None = Field(default=None, gt=0)
     opset: int | None = None
+    sign_kits: str | None = None
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     triton: dict[str, Any] = Field(default_factory=dict)
 

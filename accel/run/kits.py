@@ -7,7 +7,8 @@
     reference.npz   what the source itself answered, in FP32 on a CPU
     given/          files that the user's Triton overrides name
 
-``accel build`` holds every file against its hash first; the stages after that are those of any run.
+``accel build`` holds every file against its hash and every field against ``kit_rules`` first; the stages after that
+are those of any run. The seal finds damage only: anybody can make one. A signature (``core.signing``) says who did.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accel.core import signing
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.files import link_or_copy
 from accel.core.values import (
@@ -41,6 +43,7 @@ from accel.core.values import (
     sha256_json,
     to_json,
 )
+from accel.run import kit_rules
 from accel.run.decide import Constraints, Objective
 
 MANIFEST = "kit.json"
@@ -127,7 +130,11 @@ def write(
     Args:
         onnx / samples: the folders that ``kit.onnx`` and ``kit.samples`` are relative to.
         reference: the reference outputs.
+
+    Raises:
+        InputError: a gate or an override that no kit may have.
     """
+    kit = replace(kit, source=kit_rules.portable(kit.source, f"{ONNX}/{kit.onnx.file.path}"))
     wanted = {f"{ONNX}/{f.path}": onnx / f.path for f in (kit.onnx.file, *kit.onnx.data)}
     wanted |= {f"{ONNX}/{p.name}": p for p in sorted(onnx.glob("*.json")) if p.name != "value.json"}
     parts = (kit.samples.calibration, kit.samples.gate, kit.samples.shapes)
@@ -144,24 +151,27 @@ def write(
     script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     kit = replace(kit, files=file_refs(folder), seal="")
     kit = replace(kit, seal=sha256_json(kit))
+    _check(kit, folder)
     (folder / MANIFEST).write_text(json.dumps(to_json(kit), indent=1, allow_nan=False) + "\n")
     return kit
 
 
 def read(folder: Path) -> Kit:
-    """Read a kit and hold every file against its hash.
+    """Read a kit, hold every field against what a kit may be, and every file against its hash.
 
     Raises:
-        InputError: it is no kit, was made by a newer accel, or a file is missing or was changed.
+        InputError: it is no kit, was made by a newer accel, says what no kit may say, or a file is missing or was
+            changed.
     """
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(), parse_constant=_no_number)
+        kit_rules.check_texts(data)
     except FileNotFoundError:
         raise InputError(
             f"{folder} has no {MANIFEST}", fix="give the folder variants/<id>/kit of a run with a deferred variant"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}", fix="copy the kit again") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int) or schema > SCHEMA:
@@ -172,6 +182,7 @@ def read(folder: Path) -> Kit:
         raise InputError(f"{path}: {error}", fix="copy the kit again") from error
     if sha256_json({**data, "seal": ""}) != kit.seal:
         raise InputError(f"{path} was changed since the kit was made", fix="copy the kit again")
+    _check(kit, folder)
     for file in kit.files:
         found = folder / file.path
         if not found.is_file():
@@ -181,7 +192,44 @@ def read(folder: Path) -> Kit:
                 f"{file.path} of the kit {folder} was changed: its sha256 is not the one in {MANIFEST}",
                 fix="copy the kit again, or make it again with the options you want",
             )
+    kit_rules.check_onnx(kit.onnx, folder / ONNX)
     return kit
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _check(kit: Kit, folder: Path) -> None:
+    """Hold a kit against what a kit may be; its files' content is held against the hashes apart.
+
+    Raises:
+        InputError: it is something else.
+    """
+    from accel.triton.releases import RELEASES
+
+    settings, samples = kit.settings, kit.samples
+    kit_rules.check_source(kit.source, f"{ONNX}/{kit.onnx.file.path}")
+    kit_rules.check_variant(kit.variant, kit.source)
+    kit_rules.check_gates(settings.gates, kit.source)
+    if not kit.proof.passed:
+        raise kit_rules.refuse("the typed file did not pass its gate where it was made")
+    if settings.triton_release not in RELEASES:
+        raise kit_rules.refuse(f"this accel knows no Triton {settings.triton_release!r}")
+    if not settings.objectives:
+        raise kit_rules.refuse("it has no objective")
+    kit_rules.check_number("feeds", kit.feeds, 1, 1 << 20)
+    kit_rules.check_number("rounds", settings.rounds, 2, 10_000)
+    kit_rules.check_number("round_s", settings.round_s, 0.001, 3600)
+    kit_rules.check_number("timeout_s", settings.timeout_s, 1e-3, 7 * 86400)
+    kit_rules.check_number("model_version", settings.model_version, 1, 2**31 - 1)
+    for name, value in settings.constraints.named().items():
+        kit_rules.check_number(name, value, 0, 1e12)
+    needed: dict[str, FileRef | None] = {f"{ONNX}/{f.path}": f for f in (kit.onnx.file, *kit.onnx.data)}
+    parts = (samples.calibration, samples.gate, samples.shapes)
+    needed |= {f"{SAMPLES}/{f.path}": f for f in parts if f is not None} | {REFERENCE: None, SCRIPT: None}
+    kit_rules.check_files(kit.files, needed, folder, {MANIFEST, signing.SIGNATURE})
+    kit_rules.check_overrides(settings.overrides, (f.path for f in kit.files), GIVEN)
 
 
 def overrides(kit: Kit, folder: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from accel.accuracy.parity import GATES_DB
 from accel.builders import targets
-from accel.core import hardware
+from accel.core import hardware, signing
 from accel.core.errors import UsageError, nearest
 from accel.core.values import GraphChoice, ShapeRange, Target
 from accel.exporters import ensemble_request, sources
@@ -119,6 +119,7 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
         rounds=asked.get("rounds", defaults["rounds"]),
         round_s=asked.get("round_s", defaults["round_s"]),
         opset=asked.get("opset", defaults["opset"]),
+        sign_kits=_signing_key(asked.get("sign_kits")),
     )
 
 
@@ -140,6 +141,14 @@ def narrowing(ranges: list[str], low: list[str], high: list[str], level: str, ru
         "ranges": dict(sources.parse_range(text) for text in ranges),
         "shapes": shapes,
     }
+
+
+def _signing_key(path: Path | str | None) -> Path | None:
+    """Return the key that kits are signed with; one that cannot sign is refused before hours of work."""
+    if path is None:
+        return None
+    signing.check_key(Path(path))
+    return Path(path)
 
 
 def _words(texts: list[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accel.core import signing
 from accel.core.files import remove, replace_folder, write_text
 from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, to_json
 from accel.run import store
@@ -74,6 +75,8 @@ def _show_variant(folder: Path, result: Result, run: Run) -> None:
     elif result.kit is not None:
         kit = {f"kit/{name}": path for name, path in _all(result.kit.folder / FILES).items()}
         replace_folder(folder / "variants" / id, kit)
+        if run.job.sign_kits is not None:
+            signing.sign(folder / "variants" / id / "kit", run.job.sign_kits)
     elif result.typed_proof is not None:
         remove(folder / "variants" / id)  # the kit of an earlier run would build what now fails its gate
     for name, emitted in result.repositories.items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import stat
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from accel.core.errors import InputError
-from accel.core.files import link_or_copy
+from accel.core.files import link_or_copy, stays_inside
 from accel.core.values import FileRef, file_ref
 
 
@@ -16,10 +16,9 @@ def link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) 
     """Hard-link the artifact's files below ``target``; return them by their path below ``root``."""
     known: dict[str, FileRef] = {}
     for file in files:
-        relative = PurePosixPath(file.path)
-        if relative.is_absolute() or ".." in relative.parts:
+        if not stays_inside(file.path):
             raise InputError(f"artifact file {file.path!r} lies outside the artifact's folder")
-        origin, copy = source / relative, target / relative
+        origin, copy = source / file.path, target / file.path
         try:
             status = origin.lstat()
         except FileNotFoundError as error:

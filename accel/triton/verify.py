@@ -9,6 +9,7 @@ from typing import Any
 
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError
+from accel.core.files import stays_inside
 from accel.core.values import TensorSpec, sha256_file
 from accel.triton.config import byte_size, dims, parse
 from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read
@@ -47,11 +48,10 @@ def _files(root: Path, manifest: Manifest) -> Iterator[Finding]:
     listed = set()
     for file in manifest.files:
         listed.add(file.path)
-        relative = PurePosixPath(file.path)
-        if relative.is_absolute() or ".." in relative.parts:
+        if not stays_inside(file.path):
             yield Finding("error", file.path, "files", "the path leaves the repository", AGAIN)
             continue
-        path = root / relative
+        path = root / file.path
         try:
             status = path.lstat()
         except OSError:

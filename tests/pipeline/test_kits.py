@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -24,13 +23,21 @@ from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.progress import Progress
 from accel.core.values import sha256_json
 from accel.graph import typed
-from accel.run import kits
+from accel.run import kit_rules, kits
 from accel.triton.manifest import read as read_manifest
 from accel.triton.overrides import take_files
 from accel.triton.releases import NEWEST, RELEASES
 from accel.triton.verify import verify
 
-ACCEL = Path(sys.executable).with_name("accel")
+PATCHED = """#!{python}
+# accel, where a kit may also finish what this CPU can build.
+import sys
+from accel.run import kit_rules
+kit_rules.typed_targets = lambda: ("ort",)
+from accel.cli import main
+sys.argv[0] = "accel"
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +47,15 @@ def kit(run, tmp_path_factory):
     there = tmp_path_factory.mktemp("usb stick") / "kit"
     shutil.copytree(out / "variants" / "trt-fp16@cuda" / "kit", there)
     return there
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+    """The command line of an accel to which ``ort`` is a target that kits finish."""
+    script = tmp_path_factory.mktemp("bin") / "accel"
+    script.write_text(PATCHED.format(python=sys.executable))
+    script.chmod(0o755)
+    return script
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +73,26 @@ def cpu_kit(kit, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(cpu_kit, tmp_path_factory):
+def finished(cpu_kit, patched, tmp_path_factory):
     """The run that ``build.sh`` writes."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    done = accel_sh(cpu_kit, "-o", str(out), "--threads", "1")
+    done = accel_sh(cpu_kit, "-o", str(out), "--threads", "1", accel=patched)
     assert done.returncode == 0, done.stderr
     return json.loads((out / "run.json").read_text()), out
 
 
-def accel_sh(kit, *words):
-    env = {**os.environ, "ACCEL": str(ACCEL)}
+def accel_sh(kit, *words, accel):
+    env = {**os.environ, "ACCEL": str(accel)}
     return subprocess.run([str(kit / kits.SCRIPT), *words], capture_output=True, text=True, env=env, cwd=kit.parent)
 
 
 def accel(*words, **env):
+    return command_line([sys.executable, "-m", "accel"], *words, **env)
+
+
+def command_line(program, *words, **env):
     return subprocess.run(
-        [str(ACCEL), *map(str, words)], capture_output=True, text=True, env={**os.environ, **env}, check=False
+        [*program, *map(str, words)], capture_output=True, text=True, env={**os.environ, **env}, check=False
     )
 
 
@@ -216,7 +236,8 @@ def test_build_sh_finishes_it(finished):
     assert (out / "variants" / "ort@cpu" / "reproduce.sh").read_text().rstrip().endswith(document["command"])
 
 
-def test_the_file_that_is_built_is_the_typed_one(cpu_kit, finished):
+def test_the_file_that_is_built_is_the_typed_one(cpu_kit, finished, monkeypatch):
+    monkeypatch.setattr(kit_rules, "typed_targets", lambda: ("ort",))
     document, _ = finished
     parent = document["variants"][0]["artifact"]["parent_sha256"]
     assert parent == kits.read(cpu_kit).onnx.file.sha256
@@ -273,13 +294,22 @@ def test_without_the_environment_that_types_it_is_skipped_with_the_mend(strict, 
     assert found["fix"] == "accel env install modelopt"
 
 
-def test_a_kit_can_be_finished_inside_an_image(cpu_kit, tmp_path, monkeypatch):
+def test_a_kit_can_be_finished_inside_an_image(cpu_kit, patched, tmp_path, monkeypatch):
     docker = tmp_path / "docker"
-    docker.write_text(DOCKER.format(accel=ACCEL, log=tmp_path / "words", home=os.environ.get("ACCEL_HOME", "")))
+    docker.write_text(DOCKER.format(accel=patched, log=tmp_path / "words", home=os.environ.get("ACCEL_HOME", "")))
     docker.chmod(0o755)
     out = tmp_path / "run"
-    done = accel(
-        "build", cpu_kit, "-o", out, "--toolchain", "docker:accel-gpu:26.06", "--threads", 1, DOCKER=str(docker)
+    done = command_line(
+        [str(patched)],
+        "build",
+        cpu_kit,
+        "-o",
+        out,
+        "--toolchain",
+        "docker:accel-gpu:26.06",
+        "--threads",
+        1,
+        DOCKER=str(docker),
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "run.json").read_text())["variants"][0]["status"] == "ok"

@@ -1,0 +1,102 @@
+"""Who made a folder: an OpenSSF model signature over every file in it, made and checked with a key pair.
+
+    openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem        the private key: keep it
+    openssl ec -in KEY.pem -pubout -out KEY.pub                         the public key: give it to who builds
+
+The signature is a file of its own, by default ``model.sig`` in the folder. Nothing is asked of or sent to a network.
+
+Source: https://github.com/sigstore/model-transparency, "Model Signing" (signing with keys).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from accel.core.errors import InputError, UnavailableError
+
+SIGNATURE = "model.sig"
+INSTALL = "pip install 'accel[signing]'"
+
+
+def sign(folder: Path, private_key: Path, *, signature: Path | None = None) -> Path:
+    """Sign every file of a folder, and return the signature's path.
+
+    Args:
+        private_key: PEM file with an elliptic-curve key (P-256, P-384 or P-521) without a password.
+        signature: file to write; ``model.sig`` in the folder when None.
+
+    Raises:
+        UnavailableError: model-signing is not installed.
+        InputError: the key cannot be read, or a link lies in the folder.
+    """
+    signer = _signer(private_key)
+    written = signature or folder / SIGNATURE
+    try:
+        signer.set_hashing_config(_hashing()).sign(folder, written)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} cannot be signed: {error}", fix="it must hold plain files only") from error
+    return written
+
+
+def check_key(private_key: Path) -> None:
+    """Refuse a key before hours of work, rather than after.
+
+    Raises:
+        UnavailableError / InputError: as ``sign``.
+    """
+    _signer(private_key)
+
+
+def verify(folder: Path, public_key: Path, *, signature: Path | None = None) -> None:
+    """Hold every file of a folder against its signature.
+
+    Raises:
+        UnavailableError: model-signing is not installed.
+        InputError: there is no signature, it is another key's, or a file was changed, added or removed since.
+    """
+    _demand()
+    from cryptography.exceptions import InvalidSignature
+    from model_signing import verifying
+
+    try:
+        verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{public_key} is no public key: {error}", fix="openssl ec -in KEY.pem -pubout") from error
+    found = signature or folder / SIGNATURE
+    if not found.is_file():
+        raise InputError(f"{folder} is not signed: it has no {found.name}", fix="ask its maker for a signed one")
+    try:
+        verifier.set_hashing_config(_hashing()).verify(folder, found)
+    except (OSError, ValueError, KeyError, TypeError, InvalidSignature) as error:
+        raise InputError(
+            f"{folder} is not what the owner of {public_key} signed: {error or 'the signature is another key’s'}",
+            fix="do not use it; ask its maker",
+        ) from error
+
+
+def _signer(private_key: Path) -> Any:
+    _demand()
+    from model_signing import signing
+
+    try:
+        return signing.Config().use_elliptic_key_signer(private_key=private_key)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{private_key} is no private key to sign with: {error}",
+            fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
+        ) from error
+
+
+def _hashing() -> Any:
+    """Return how files are hashed: all of them but the signature itself, and no links."""
+    from model_signing import hashing
+
+    return hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+
+
+def _demand() -> None:
+    try:
+        import model_signing  # noqa: F401
+    except ImportError as error:
+        raise UnavailableError(f"signatures need the Python package model-signing: {error}", fix=INSTALL) from error
