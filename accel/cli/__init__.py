@@ -39,6 +39,9 @@ INTERRUPTED = 130
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what each variant is doing.")]
+AllowChanged = Annotated[
+    bool, typer.Option("--allow-changed", help="Run the launch.sh of a folder that differs from its manifest")
+]
 Strings = list[str] | None
 
 
@@ -346,6 +349,10 @@ def finish(
 def verify(
     repository: Path,
     serve: Annotated[bool, typer.Option("--serve", help="Also serve it, and check the answers")] = False,
+    accept_configs: Annotated[
+        bool,
+        typer.Option("--accept-configs", help="List new configs/*.pbtxt in the manifest, if they fit the contract"),
+    ] = False,
     via: Annotated[
         str | None, typer.Option(help="embedded, local, docker or grpc://HOST:PORT  [default: as for serve]")
     ] = None,
@@ -353,13 +360,15 @@ def verify(
 ) -> None:
     """Check every hash and the manifest of a Triton repository that accel wrote; with --serve its answers, too."""
     from accel.core.values import to_json
-    from accel.triton.verify import verify as check
+    from accel.triton import verify as checks
 
     if not repository.is_dir():
         raise InputError(f"{repository} is no folder", fix="name a repository root, such as runs/bert/best/cpu")
     if via is not None and not serve:
         raise UsageError("--via names a server, and nothing is to be served", fix="add --serve")
-    findings = check(repository)
+    for name in checks.accept_configs(repository) if accept_configs else ():
+        _note(f"{name} is listed in the manifest now")
+    findings = checks.verify(repository)
     document: dict[str, Any] = {}
     if serve and not any(f.severity == "error" for f in findings):
         from accel.triton.servers import answers
@@ -393,6 +402,7 @@ def run_server(
     triton_release: Annotated[str | None, typer.Option(help="Release of the docker image")] = None,
     backend: Annotated[str | None, typer.Option(help="python: serve the Python-backend twin")] = None,
     cache_mib: Annotated[int, typer.Option(min=0, help="Size of the response cache")] = 0,
+    allow_changed: AllowChanged = False,
     log: Annotated[Path | None, typer.Option(help="File for what the server prints")] = None,
     as_json: Json = False,
 ) -> None:
@@ -414,6 +424,7 @@ def run_server(
         release=triton_release,
         python_backend=backend == "python",
         cache_bytes=cache_mib << 20,
+        allow_changed=allow_changed,
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
@@ -466,6 +477,7 @@ def bench(
     via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
     seconds: Annotated[float, typer.Option(help="Length of a window", min=0.05)] = 2.0,
     seed: Annotated[int, typer.Option(help="Decides the order of samples and Poisson gaps")] = 0,
+    allow_changed: AllowChanged = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help=".json for figures; raw samples beside it")] = None,
     as_json: Json = False,
 ) -> None:
@@ -484,6 +496,7 @@ def bench(
         via=via,
         method=Method(seconds=seconds, processes=processes, shared_memory=shared_memory, seed=seed),
         out=out,
+        allow_changed=allow_changed,
     )
 
     def show(document: dict[str, Any]) -> None:

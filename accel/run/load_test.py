@@ -5,6 +5,7 @@ Knows where feeds come from and what becomes of the figures; the load itself is 
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import json
@@ -48,6 +49,7 @@ class Asked:
         mixed: send all stored shape points, not the typical one alone.
         via: how a server is started: see ``accel.triton.servers.server.start``.
         out: JSON file for the figures; raw samples lie beside it.
+        allow_changed: see ``accel.triton.servers.server.start``.
     """
 
     target: str
@@ -60,6 +62,7 @@ class Asked:
     via: str | None = None
     method: Method = field(default_factory=Method)
     out: Path | None = None
+    allow_changed: bool = False
 
 
 def loads(concurrency: str | None, request_rate: str | None, arrivals: str) -> tuple[Load, ...]:
@@ -125,6 +128,7 @@ def classic(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callab
                 notice(text)
             link_tree(running.root, served)  # the twin, where one is served: it is made once
             subject = _subject(asked, running, scratch)
+        changing = dataclasses.replace(asked, allow_changed=True)  # the copies, whose original was checked
         with _document(asked, running, subject, show) as points:
             for batching, instances in itertools.product((False, True), (1, 2)):
                 root = Path(scratch) / f"{'with' if batching else 'without'}-{instances}"
@@ -132,7 +136,7 @@ def classic(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callab
                 if not configure(root, batching=batching, instances=instances):
                     notice("max_batch_size is 0: this server cannot batch requests of this model")
                     break
-                with _server(asked, str(root), scratch) as changed:
+                with _server(changing, str(root), scratch) as changed:
                     facts = {"dynamic_batching": batching, "instances": instances}
                     _measure(asked, changed, subject, (load,), scratch, points, notice, facts)
 
@@ -185,7 +189,8 @@ def _server(asked: Asked, target: str, logs: str) -> Server:
     from accel.triton.servers import server
 
     if Path(target).is_dir():
-        return server.start(Path(target), via=asked.via, log=Path(logs) / "server.log")
+        log = Path(logs) / "server.log"
+        return server.start(Path(target), via=asked.via, log=log, allow_changed=asked.allow_changed)
     if "/" in target.removeprefix("grpc://").removeprefix("http://").rstrip("/") or ":" not in target:
         raise InputError(f"{target} is no folder", fix="name a repository root, or the HOST:PORT of a server's gRPC")
     return server.connect(target)

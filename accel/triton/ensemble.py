@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.errors import InputError, OutputError
+from accel.core.files import stays_inside
 from accel.core.processing import File, Own, Pipeline, Tokenize
 from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch
@@ -128,7 +129,13 @@ def read(root: Path) -> Pipeline | None:
         pipeline = from_json(Pipeline, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}", fix="emit the repository again") from error
-    return _moved(pipeline, lambda file: File(str((root / file.path).resolve()), file.sha256))
+
+    def inside(file: File) -> File:
+        if not stays_inside(file.path):
+            raise InputError(f"{path} names {file.path!r}, outside the repository", fix="emit the repository again")
+        return File(str((root / file.path).resolve()), file.sha256)
+
+    return _moved(pipeline, inside)
 
 
 def _placed(pipeline: Pipeline, models: Mapping[str, StepModel], version: int) -> Pipeline:

@@ -82,6 +82,8 @@ def script(
     lines += [
         "set -euo pipefail",
         'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
+        # Bytecode that Python leaves beside a source is run in its place: none is written, so none need be trusted.
+        "export PYTHONDONTWRITEBYTECODE=1",
         'if [[ "${1:-}" == --docker ]]; then',
         "  shift",
         '  docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")',

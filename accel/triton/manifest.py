@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from accel.core.errors import InputError
+from accel.core.files import write_text
 from accel.core.values import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, from_json, to_json
 
 FILENAME = "manifest.json"
@@ -89,8 +90,7 @@ class Finding:
 
 def write(manifest: Manifest, root: Path) -> None:
     """Write ``manifest.json`` below ``root``."""
-    text = json.dumps(to_json(manifest), indent=2, ensure_ascii=False)
-    (root / FILENAME).write_text(text + "\n", encoding="utf-8")
+    write_text(root / FILENAME, json.dumps(to_json(manifest), indent=2, ensure_ascii=False) + "\n")
 
 
 def read(root: Path) -> Manifest:
@@ -104,7 +104,7 @@ def read(root: Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{root} has no {FILENAME}", fix="give the root of a repository that accel emitted") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}", fix="emit the repository again") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int):

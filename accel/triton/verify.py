@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -10,9 +11,9 @@ from typing import Any
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError
 from accel.core.files import stays_inside
-from accel.core.values import TensorSpec, sha256_file
+from accel.core.values import TensorSpec, file_ref, sha256_file
 from accel.triton.config import byte_size, dims, parse
-from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read
+from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read, write
 
 AGAIN = "emit the repository again"
 
@@ -28,7 +29,7 @@ def verify(root: Path) -> tuple[Finding, ...]:
     except InputError as error:
         return (Finding("error", FILENAME, "", error.message, error.fix or AGAIN),)
     found = [
-        *_files(root, manifest),
+        *changes(root, manifest),
         *(
             f
             for model in manifest.models
@@ -44,7 +45,32 @@ def verify(root: Path) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda f: (f.severity, f.file, f.field)))
 
 
-def _files(root: Path, manifest: Manifest) -> Iterator[Finding]:
+def accept_configs(root: Path) -> tuple[str, ...]:
+    """List configs in the manifest that another machine measured and somebody put below ``<model>/configs``.
+
+    Returns:
+        The configs that were added, relative to the repository.
+
+    Raises:
+        InputError: the manifest is missing or broken, or a config contradicts the contract.
+    """
+    manifest = read(root)
+    listed = {file.path for file in manifest.files}
+    added = [
+        (model, name) for model in manifest.models for name in _config_files(root, model)[1:] if name not in listed
+    ]
+    for model, name in added:
+        if (root / name).is_symlink():
+            raise InputError(f"{name} is a link: a repository holds plain files", fix="copy the file itself")
+        for finding in _config(root, manifest, model, name):
+            raise InputError(f"{name} contradicts the contract: {finding.field} {finding.why}", fix="measure it again")
+    files = (*manifest.files, *(file_ref(root / name, root) for _, name in added))
+    write(dataclasses.replace(manifest, files=tuple(sorted(files, key=lambda f: f.path))), root)
+    return tuple(name for _, name in added)
+
+
+def changes(root: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Yield what of the files is not as the manifest says: changed, missing, added, a link; all of them errors."""
     listed = set()
     for file in manifest.files:
         listed.add(file.path)
@@ -70,17 +96,11 @@ def _files(root: Path, manifest: Manifest) -> Iterator[Finding]:
         name = path.relative_to(root).as_posix()
         if path.is_symlink():
             yield Finding("error", name, "", f"a link to {path.readlink()}: a repository holds plain files", AGAIN)
-        elif path.is_file() and not (name in listed or name == FILENAME or _may_join(path.relative_to(root))):
-            yield Finding("error", name, "", "the manifest does not list this file", "remove it")
-
-
-def _may_join(path: Path) -> bool:
-    """Say whether a file may stand beside what was emitted: a cache, or the config that other hardware measured.
-
-    Such a config is held against the contract like the repository's own.
-    """
-    configs = len(path.parts) == 3 and path.parts[1] == "configs" and path.suffix == ".pbtxt"
-    return configs or path.parent.name == "__pycache__"
+        elif not path.is_dir() and name not in listed and name != FILENAME:
+            parts = PurePosixPath(name).parts
+            measured = len(parts) == 3 and parts[1] == "configs" and path.suffix == ".pbtxt"
+            fix = "remove it, or list it: accel verify --accept-configs" if measured else "remove it"
+            yield Finding("error", name, "", "the manifest does not list this file", fix)
 
 
 def _config_files(root: Path, model: str) -> list[str]:

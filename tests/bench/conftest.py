@@ -67,7 +67,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]
     slow = null_repository.write(folder, name="slow", latency_ms=40.0)
     shutil.copytree(slow / "slow", root / "slow")
     write_echo(root)
-    with server.start(root, via="embedded", log=folder / "server.log") as started:
+    with server.start(root, via="embedded", log=folder / "server.log", allow_changed=True) as started:
         yield started
 
 

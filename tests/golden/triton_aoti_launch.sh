@@ -12,6 +12,7 @@
 #   OMP_NUM_THREADS=2       CPU threads of the model
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+export PYTHONDONTWRITEBYTECODE=1
 if [[ "${1:-}" == --docker ]]; then
   shift
   docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")

@@ -11,6 +11,7 @@
 #   NUMA_NODE=              NUMA node of host policy cpu: 0
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+export PYTHONDONTWRITEBYTECODE=1
 if [[ "${1:-}" == --docker ]]; then
   shift
   docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")

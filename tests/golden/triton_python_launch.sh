@@ -14,6 +14,7 @@
 # In docker and Kubernetes the image must have them.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+export PYTHONDONTWRITEBYTECODE=1
 if [[ "${1:-}" == --docker ]]; then
   shift
   docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")

@@ -26,7 +26,7 @@ from accel.triton.config import (
     to_protobuf,
     to_text,
 )
-from accel.triton.verify import verify
+from accel.triton.verify import accept_configs, verify
 
 INPUT = TensorSpec("ids", "int64", ("seq",))
 BASE = TritonConfig(
@@ -492,6 +492,8 @@ def test_the_config_of_other_hardware_may_join_and_is_checked(bench):
     root = bench.root(artifact)
     text = (root / "embedding/configs/amd-epyc-4cpu.pbtxt").read_text()
     (root / "embedding/configs/intel-xeon-8cpu.pbtxt").write_text(text.replace('"4"', '"8"'))
+    assert [f.file for f in verify(root)] == ["embedding/configs/intel-xeon-8cpu.pbtxt"]
+    accept_configs(root)
     assert verify(root) == ()
     (root / "embedding/configs/other.pbtxt").write_text(text.replace("TYPE_INT64", "TYPE_INT32"))
     (root / "embedding/configs/note.txt").write_text("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -307,6 +308,57 @@ def test_verify_against_a_running_server_exits_1_on_errors(ort, live):
     done = accel("verify", root, "--via", "embedded")
     assert done.returncode == 2
     assert "--serve" in done.stderr
+
+
+def test_serving_leaves_no_bytecode_behind(fleet):
+    """What Python leaves beside a source it runs in its place the next time."""
+    for running, root in fleet.values():
+        for folder in {root, running.root}:
+            assert list(folder.rglob("__pycache__")) == []
+            assert errors(folder) == []
+
+
+def changed_script(root: Path, trace: Path) -> None:
+    script = root / "launch.sh"
+    text = script.read_text()
+    script.unlink()  # it may be a hard link
+    script.write_text(f"#!/bin/bash\ntouch {trace}\n{text}")
+
+
+def planted_bytecode(root: Path, trace: Path) -> None:
+    folder = root / "tiny/1/__pycache__"
+    folder.mkdir()
+    tag = sys.implementation.cache_tag
+    source = folder / "evil.py"
+    source.write_text(f"open({str(trace)!r}, 'w').close()\n")
+    py_compile.compile(str(source), cfile=str(folder / f"model.{tag}.pyc"))
+    source.unlink()
+
+
+def without_manifest(root: Path, trace: Path) -> None:
+    changed_script(root, trace)
+    (root / manifests.FILENAME).unlink()
+
+
+@pytest.mark.parametrize("attack", [changed_script, planted_bytecode, without_manifest])
+def test_a_folder_that_was_changed_is_not_run(live, tmp_path, attack):
+    root, trace = tmp_path / "foreign", tmp_path / "was-run"
+    shutil.copytree(live.root("null", release="24.10"), root)  # the one that the embedded server is
+    attack(root, trace)
+    for words in (("serve", root, "--via", "embedded"), ("bench", root, "--via", "embedded")):
+        done = accel(*words)
+        assert done.returncode == 2, done.stderr
+        assert "--allow-changed" in done.stderr
+    assert not trace.exists()
+
+
+def test_a_folder_that_was_changed_runs_where_that_is_asked_for(live, tmp_path):
+    root, trace = tmp_path / "own", tmp_path / "was-run"
+    shutil.copytree(live.root("null", release="24.10"), root)  # the one that the embedded server is
+    changed_script(root, trace)
+    with server.start(root, via="embedded", log=tmp_path / "log", allow_changed=True) as running:
+        assert running.alive()
+    assert trace.exists()
 
 
 def test_verify_does_not_serve_what_is_broken(live, tmp_path):

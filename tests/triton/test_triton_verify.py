@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from accel.triton.repository import verify
+from accel.core.errors import InputError
+from accel.triton.verify import accept_configs, verify
 
 
 @pytest.fixture
@@ -137,8 +138,55 @@ def test_a_toolchain_difference_is_a_warning(bench):
     assert "2026.4.1" in finding.why
 
 
-def test_bytecode_that_a_server_leaves_behind_is_no_finding(root):
-    cache = root / "embedding/1/__pycache__"
-    cache.mkdir()
-    (cache / "model.cpython-312.pyc").write_bytes(b"")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embedding/1/__pycache__/model.cpython-311.pyc",
+        "embedding/1/accel/core/__pycache__/values.cpython-311.pyc",
+        "embedding/1/__pycache__/evil.so",
+        "__pycache__/launch.sh",
+        "embedding/configs/evil.sh",
+        "embedding/1/configs/a.pbtxt",
+        "embedding/1/.hidden",
+    ],
+)
+def test_a_planted_file_is_an_error_wherever_it_lies(root, name):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(b"")
+    assert errors(root) == [(name, "")]
+
+
+def test_what_is_no_file_at_all_is_an_error(root):
+    os.mkfifo(root / "embedding/1/pipe")
+    assert errors(root) == [("embedding/1/pipe", "")]
+
+
+def test_a_config_of_another_machine_is_listed_before_it_counts(root):
+    named = root / "embedding/configs/other.pbtxt"
+    named.parent.mkdir(exist_ok=True)
+    named.write_text((root / "embedding/config.pbtxt").read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
+    assert ("embedding/configs/other.pbtxt", "") in errors(root)
+    with pytest.raises(InputError, match="contradicts the contract: max_batch_size"):
+        accept_configs(root)
+    named.write_text((root / "embedding/config.pbtxt").read_text())
+    (finding,) = verify(root)
+    assert "--accept-configs" in finding.fix
+    assert accept_configs(root) == ("embedding/configs/other.pbtxt",)
     assert verify(root) == ()
+    assert accept_configs(root) == ()
+    named.write_text(named.read_text() + "\n")
+    assert errors(root) == [("embedding/configs/other.pbtxt", "bytes")]
+
+
+def test_a_listed_config_is_no_link(root, tmp_path):
+    (tmp_path / "a.pbtxt").write_text((root / "embedding/config.pbtxt").read_text())
+    (root / "embedding/configs").mkdir(exist_ok=True)
+    (root / "embedding/configs/a.pbtxt").symlink_to(tmp_path / "a.pbtxt")
+    with pytest.raises(InputError, match="link"):
+        accept_configs(root)
+
+
+def test_a_listed_path_that_breaks_the_file_system_is_found(root):
+    files = json.loads((root / "manifest.json").read_text())["files"]
+    edit_manifest(root, files=[*files, {"path": "a\0b", "sha256": "0" * 64, "bytes": 1}])
+    assert ("a\0b", "files") in errors(root)

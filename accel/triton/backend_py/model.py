@@ -13,6 +13,7 @@ Config parameters: ``threads`` (CPU threads of each instance; without it the CPU
 instances) and ``mode`` (``latency`` or ``throughput``).
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -21,6 +22,14 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+# Bytecode beside a source is run in its place, so a repository has none. Not every stub process reads
+# PYTHONDONTWRITEBYTECODE, and one that does not has written this file's own before it ran the first line.
+sys.dont_write_bytecode = True
+with contextlib.suppress(OSError):
+    cached = Path(globals().get("__cached__") or "")
+    cached.unlink()
+    cached.parent.rmdir()
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

@@ -7,6 +7,7 @@ Environment: ``ACCEL_SITE_PACKAGES`` names further folders with packages, since 
 does not read PYTHONPATH.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -15,6 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+# Bytecode beside a source is run in its place, so a repository has none. Not every stub process reads
+# PYTHONDONTWRITEBYTECODE, and one that does not has written this file's own before it ran the first line.
+sys.dont_write_bytecode = True
+with contextlib.suppress(OSError):
+    cached = Path(globals().get("__cached__") or "")
+    cached.unlink()
+    cached.parent.rmdir()
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

@@ -195,6 +195,7 @@ def command(
         name: id of the server, and of its container.
     """
     variables = {f"{service.upper()}_PORT": str(port) for service, port in ports.items()} | {"ADDRESS": LOCALHOST}
+    variables["PYTHONDONTWRITEBYTECODE"] = "1"  # also where an earlier accel wrote launch.sh, or nobody did
     seen = Path("/models") if host.image else root
     script = root / "launch.sh"
     cached = f"--cache-config=local,size={cache_bytes}"

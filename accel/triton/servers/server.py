@@ -12,6 +12,7 @@ that. What runs is the repository's own ``launch.sh``, so the flags are the ones
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -41,6 +42,7 @@ from accel.triton.servers.processes import (
     reachable,
     reasons,
 )
+from accel.triton.verify import changes
 
 ATTEMPTS = 3
 """How often a start is tried where a chosen port was taken before the server had it."""
@@ -109,6 +111,7 @@ def start(
     python_backend: bool = False,
     cache_bytes: int = 0,
     flags: Sequence[str] = (),
+    allow_changed: bool = False,
     http_port: int | None = None,
     grpc_port: int | None = None,
     metrics_port: int | None = None,
@@ -130,11 +133,13 @@ def start(
         python_backend: serve the twin even where the server has the native backend.
         cache_bytes: size of the response cache; 0 for none beyond what the repository itself asks for.
         flags: further flags for the server.
+        allow_changed: run the ``launch.sh`` of a folder whose files are not those of its manifest, or that has none.
         http_port / grpc_port / metrics_port: None for a free one.
 
     Raises:
         UsageError: an unknown ``via``, or a port that cannot be had.
-        InputError: the repository cannot be read or leads outside itself, or lacks what a twin is made of.
+        InputError: the repository cannot be read, leads outside itself, was changed since it was emitted, or lacks what
+            a twin is made of.
         UnavailableError: the server, its environment, docker or the artifact's runtime is not here.
         StageError: the server did not become ready; the message has the lines of its log that say why. Or a TensorRT
             plan that this machine's GPU or the server's TensorRT does not run.
@@ -144,6 +149,8 @@ def start(
     way = _way(via)
     root = root.resolve()
     _check_root(root)
+    if not allow_changed:
+        _check_unchanged(root)
     fixed = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     check_ports(fixed)
     name = f"accel-{uuid.uuid4().hex[:12]}"
@@ -282,6 +289,26 @@ def _check_root(root: Path) -> None:
     for path in root.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise InputError(f"{path} leads out of the repository, to {path.resolve()}", fix="put plain files there")
+
+
+def _check_unchanged(root: Path) -> None:
+    """Refuse a folder whose ``launch.sh`` would be run although nothing says that it is the one that was emitted.
+
+    Raises:
+        InputError: files differ from the manifest, or there is a script and no manifest.
+    """
+    asked = "--allow-changed runs it all the same"
+    if (root / manifests.FILENAME).exists():
+        if found := list(itertools.islice(changes(root, manifests.read(root)), 4)):
+            named = "; ".join(f"{f.file}: {f.why}" for f in found[:3]) + "; …" * (len(found) > 3)
+            raise InputError(
+                f"{root} is not as it was emitted, and serving runs its launch.sh: {named}",
+                fix=f"accel verify shows all; {asked}",
+            )
+    elif (root / "launch.sh").exists():
+        raise InputError(
+            f"{root} has a launch.sh that serving would run, and no manifest to hold it against", fix=asked
+        )
 
 
 def _scratch(root: Path, name: str) -> Path:
