@@ -178,7 +178,7 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for item in (part.strip() for part in text.split(",")):
         name, _, dims = item.rpartition(":")
-        if not name or not re.fullmatch(r"\d+(x\d+)*", dims):
+        if not name or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", dims):
             raise UsageError(f"{item!r} is no shape", fix="write NAME:1x128, several separated by commas")
         sizes = tuple(int(d) for d in dims.split("x"))
         if min(sizes) < 1:
@@ -195,7 +195,7 @@ def parse_range(text: str) -> tuple[str, tuple[int, int]]:
     Raises:
         UsageError: anything else, or LO above HI.
     """
-    match = re.fullmatch(r"(?P<name>[^=]+)=(?P<lo>-?\d+):(?P<hi>-?\d+)", text.strip())
+    match = re.fullmatch(r"(?P<name>[^=]+)=(?P<lo>-?\d{1,20}):(?P<hi>-?\d{1,20})", text.strip())
     if match is None:
         raise UsageError(f"{text!r} is no range", fix="write NAME=LO:HI, for example input_ids=0:30521")
     lo, hi = int(match["lo"]), int(match["hi"])

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from accel.core.errors import InputError
+from accel.core.yaml_file import read_yaml
 
 
 class JobFile(BaseModel):
@@ -67,12 +67,7 @@ def read(path: Path) -> JobFile:
     Raises:
         InputError: the file is missing, no YAML, or holds a key or value that is not known; the message names it.
     """
-    try:
-        data = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"job file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"job file {path} cannot be read: {error}") from error
+    data = read_yaml(path, "job file")
     try:
         return JobFile.model_validate({} if data is None else data)
     except ValidationError as error:

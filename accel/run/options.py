@@ -186,7 +186,8 @@ def _gate(text: str) -> tuple[str, float]:
 def _check_numbers(asked: Mapping[str, Any]) -> None:
     for name, least in LEAST.items():
         value = asked.get(name)
-        if value is not None and not (math.isfinite(value) and (value >= least if least else value > 0)):
+        # No float is as large as some integers, so isfinite would fail on those.
+        if value is not None and not (abs(value) < 2**63 and (value >= least if least else value > 0)):
             expected = f"{least} or more" if least else "a number above 0"
             raise UsageError(f"--{name.replace('_', '-')} is {value}: expected {expected}")
 
