@@ -224,6 +224,9 @@ def _parse(text: str) -> ast.Expression | None:
         return None
 
 
+POWERS = {"Pow": ast.Pow(), "PowByNatural": ast.Pow(), "FloatPow": ast.Pow(), "LShift": ast.LShift()}
+
+
 def _is_small(tree: ast.Expression) -> bool:
     try:
         return _bits(tree.body) <= SIZE_BITS
@@ -238,21 +241,26 @@ def _bits(node: ast.AST) -> int:
         return value.bit_length() if isinstance(value, int) else 64
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
         return _raised(node.op, node.left, node.right)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
-        if node.func.id in ("Pow", "PowByNatural", "FloatPow"):
-            return _raised(ast.Pow(), *node.args[:2])
-        if node.func.id == "LShift":
-            return _raised(ast.LShift(), *node.args[:2])
-    below = [_bits(child) for child in ast.iter_child_nodes(node)]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-        return max(below) + 1
-    return sum(below)  # a product has the digits of its factors, and nothing else grows faster
+    name, below = "", list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.Call):
+        name, below = node.func.id if isinstance(node.func, ast.Name) else "", list(node.args)
+    if name in POWERS and len(below) > 1:
+        return _raised(POWERS[name], below[0], below[1])
+    bits = [_bits(child) for child in below]
+    if name in ("Add", "Max", "Min") or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)):
+        return max(bits, default=0) + len(bits)
+    return sum(bits)  # a product has the digits of its factors, and nothing else grows faster
 
 
 def _raised(operator: ast.operator, base: ast.AST, exponent: ast.AST) -> int:
-    """Bound a power or a shift, whose exponent must be a plain number."""
-    while isinstance(exponent, ast.UnaryOp):
-        exponent = exponent.operand
+    """Bound a power or a shift, whose exponent must be a plain number: ``2``, ``-2`` or ``Integer(2)``."""
+    while isinstance(exponent, ast.UnaryOp | ast.Call):
+        if isinstance(exponent, ast.UnaryOp):
+            exponent = exponent.operand
+        elif isinstance(exponent.func, ast.Name) and exponent.func.id in ("Integer", "Rational") and exponent.args:
+            exponent = exponent.args[0]
+        else:
+            break
     if not (isinstance(exponent, ast.Constant) and isinstance(exponent.value, int | float)):
         return SIZE_BITS + 1
     by = min(abs(exponent.value), SIZE_BITS + 1)
