@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from accel.accuracy import parity
 from accel.builders import TypedBuilder, targets
-from accel.core import hardware, processes
+from accel.core import hardware, processes, sandbox
 from accel.core.errors import AccelError, StageError, UnavailableError
 from accel.core.files import lock
 from accel.core.progress import Progress
@@ -82,7 +82,7 @@ def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
     with lock(job.run_dir, job.command):
         machine, kept = hardware.detect(), Store(job.run_dir)
         work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
-        processes.start()
+        processes.start(sandbox.prepare() if job.sandbox else None)
         yield work
 
 
@@ -162,7 +162,14 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
 
 
 def kit_job(
-    kit: kits.Kit, folder: Path, *, run_dir: Path | None, threads: int, timeout_s: float | None, command: str
+    kit: kits.Kit,
+    folder: Path,
+    *,
+    run_dir: Path | None,
+    threads: int,
+    timeout_s: float | None,
+    command: str,
+    sandbox: bool = False,
 ) -> Job:
     """Make the job that finishes a kit, from what the kit's own job asked for."""
     settings = kit.settings
@@ -182,6 +189,7 @@ def kit_job(
         rounds=settings.rounds,
         round_s=settings.round_s,
         opset=kit.onnx.opset,
+        sandbox=sandbox,
     )
 
 

@@ -43,6 +43,7 @@ AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Run the launch.sh of a folder that differs from its manifest")
 ]
 Strings = list[str] | None
+SANDBOX = "Run the model without network, able to write to the run directory only (needs bubblewrap)"
 
 
 def main() -> None:
@@ -145,6 +146,7 @@ def convert(
     round_s: Annotated[float | None, typer.Option(help="Least seconds of each round  [default: 0.5]")] = None,
     opset: Annotated[int | None, typer.Option(help="ONNX opset  [default: 18]")] = None,
     sign_kits: Annotated[Path | None, typer.Option(help="Private key (PEM) that signs the kits")] = None,
+    sandbox: Annotated[bool | None, typer.Option("--sandbox", help=SANDBOX)] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -314,6 +316,7 @@ def finish(
     require_signature: Annotated[
         Path | None, typer.Option(help="Public key (PEM): take only a kit that its owner signed")
     ] = None,
+    sandbox: Annotated[bool, typer.Option("--sandbox", help=SANDBOX)] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads  [default: what this cgroup has]", min=1)] = None,
     timeout: Annotated[float | None, typer.Option(help="Limit per build and measurement, s", min=1)] = None,
     as_json: Json = False,
@@ -331,7 +334,9 @@ def finish(
     if require_signature is not None:
         signing.verify(folder, require_signature)
     found = kits.read(folder)
-    job = pipeline.kit_job(found, folder, run_dir=out, threads=cores, timeout_s=timeout, command=command)
+    job = pipeline.kit_job(
+        found, folder, run_dir=out, threads=cores, timeout_s=timeout, command=command, sandbox=sandbox
+    )
     if toolchain is None:
         with _progress(quiet=quiet, verbose=verbose) as progress:
             run = pipeline.finish(found, folder, job, progress)

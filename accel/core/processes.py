@@ -21,11 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel.core import environments, errors
+from accel.core import environments, errors, sandbox
 from accel.core.errors import StageError, WorkerDied
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -36,10 +36,17 @@ LOOK_S = 1.0
 _running: set[Worker] = set()
 _spans: list[tuple[float, float]] = []
 _stopped = threading.Event()
+_sandbox: sandbox.Sandbox | None = None
 
 
-def start() -> None:
-    """Allow processes to be started (again)."""
+def start(within: sandbox.Sandbox | None = None) -> None:
+    """Allow processes to be started (again).
+
+    Args:
+        within: what each of them runs in from now on; None for nothing.
+    """
+    global _sandbox
+    _sandbox = within
     _stopped.clear()
     _spans.clear()
 
@@ -81,12 +88,20 @@ class Worker:
         python: interpreter to use; this one when None.
         log: file that takes everything the child prints; appended to.
         threads: CPU threads that the runtimes in the child may use.
-        cwd: working directory of the child.
+        writable: folders that the child writes to; in a sandbox it can write to no others.
 
     Use it as a context manager; leaving it ends the child.
     """
 
-    def __init__(self, log: Path, *, threads: int, python: Path | None = None, env: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        log: Path,
+        *,
+        threads: int,
+        python: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        writable: Sequence[Path] = (),
+    ):
         if _stopped.is_set():
             raise WorkerDied("stopped by the user")
         self.log = log
@@ -95,13 +110,15 @@ class Worker:
         # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
         self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
+        command = [str(python or sys.executable), "-P", "-c", _BOOT, *packages]
+        self._boxed = _sandbox is not None
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
-                [str(python or sys.executable), "-P", "-c", _BOOT, *packages],
+                command if _sandbox is None else _sandbox.wrap(command, (*writable, Path(self._scratch))),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                env=_environment(threads, self._scratch) | dict(env or {}),
+                env=_environment(threads, self._scratch, boxed=self._boxed) | dict(env or {}),
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
             )
         _running.add(self)
@@ -213,6 +230,8 @@ class Worker:
         self._ended(LOOK_S)  # its own exit code, before what it left running is ended
         self.close()
         code = self._process.returncode
+        if self._boxed and code > sandbox.ENDED_BY_SIGNAL:
+            code = sandbox.ENDED_BY_SIGNAL - code
         if code < 0:
             cause = f"was ended by signal {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
@@ -238,13 +257,19 @@ def run_task(
     tell: Callable[[str], None] | None = None,
 ) -> Any:
     """Run one task in a fresh process and return its JSON result; errors as ``Worker.call``."""
-    with Worker(log, threads=threads, python=python, env=env) as worker:
-        return worker.call(task, params, timeout_s=timeout_s, tell=tell)
+    writable = sandbox.outputs(params)
+    with Worker(log, threads=threads, python=python, env=env, writable=writable) as worker:
+        result = worker.call(task, params, timeout_s=timeout_s, tell=tell)
+    if _sandbox is not None:
+        sandbox.examine(writable)
+    return result
 
 
-def _environment(threads: int, scratch: str) -> dict[str, str]:
+def _environment(threads: int, scratch: str, *, boxed: bool) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"  # worth keeping from process to process
+    if boxed:  # a later process would run what one in a sandbox compiled
+        kept["TORCHINDUCTOR_CACHE_DIR"] = scratch
     return (
         {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
         | kept

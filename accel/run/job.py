@@ -37,6 +37,7 @@ class Job:
         opset: ONNX opset to ask the exporter for.
         ints: which INT64 values become INT32, where that is proved; decides what clients of every repository see.
         sign_kits: private key with which every kit of a deferred variant is signed; None for no signature.
+        sandbox: run every worker process in ``core.sandbox``.
         allow_unproved_int64: let runtimes that compute int64 as int32 pass although their interior is not proved.
     """
 
@@ -65,3 +66,4 @@ class Job:
     round_s: float = 0.5
     opset: int = 18
     sign_kits: Path | None = None
+    sandbox: bool = False

@@ -57,6 +57,7 @@ class JobFile(BaseModel):
     round_s: float | None = Field(default=None, gt=0)
     opset: int | None = None
     sign_kits: str | None = None
+    sandbox: bool | None = None
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     triton: dict[str, Any] = Field(default_factory=dict)
 

@@ -120,6 +120,7 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
         round_s=asked.get("round_s", defaults["round_s"]),
         opset=asked.get("opset", defaults["opset"]),
         sign_kits=_signing_key(asked.get("sign_kits")),
+        sandbox=_sandboxed(asked),
     )
 
 
@@ -149,6 +150,15 @@ def _signing_key(path: Path | str | None) -> Path | None:
         return None
     signing.check_key(Path(path))
     return Path(path)
+
+
+def _sandboxed(asked: Mapping[str, Any]) -> bool:
+    if asked.get("sandbox") and asked.get("bench", "inprocess") != "inprocess":
+        raise UsageError(
+            f"--sandbox holds accel's own processes, and --bench {asked['bench']} runs a server beside them",
+            fix="measure in process, or run accel in a container",
+        )
+    return bool(asked.get("sandbox", False))
 
 
 def _words(texts: list[str]) -> tuple[str, ...]:

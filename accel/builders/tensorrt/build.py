@@ -7,6 +7,8 @@ since Polygraphy's parser loses the node and the operator of an error.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,6 +65,11 @@ def build_plan(
         shapes.add(name, min=range_.min, opt=range_.opt, max=range_.max)
     monitor = _monitor(trt, tell)
     levels = trt.HardwareCompatibilityLevel
+    if timings is not None:
+        with contextlib.suppress(OSError):
+            timings.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(timings.parent, os.W_OK):
+            timings = None  # in a sandbox: TensorRT measures anew
     workspace = {trt.MemoryPoolType.WORKSPACE: options.workspace_mib << 20} if options.workspace_mib else None
     log.clear()
     try:
@@ -84,8 +91,6 @@ def build_plan(
             weight_streaming=options.weight_streaming,
             progress_monitor=monitor,
         )
-        if timings is not None:
-            timings.parent.mkdir(parents=True, exist_ok=True)
         built = engine_bytes_from_network(
             (builder, network, parser),
             config=configure,
