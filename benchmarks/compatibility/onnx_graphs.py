@@ -61,7 +61,7 @@ def write(graph: Graph, folder: Path) -> str:
 
 def _weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     fan = max(1, int(np.prod(shape)) // max(shape)) if shape else 1
-    return (rng.standard_normal(shape) / np.sqrt(fan)).astype("float32")
+    return np.asarray(rng.standard_normal(shape) / np.sqrt(fan), "float32")
 
 
 def _rename(graph: Any, old: str, new: str) -> None:

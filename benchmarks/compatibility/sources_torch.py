@@ -50,7 +50,7 @@ CNN = {
 }
 """Name → architecture and paper; all take pictures under the name that nn.Sequential gives its input."""
 
-OTHERS = {
+OTHERS: dict[str, dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "cnn": {
         "lenet": ("LeNet-5", "LeCun et al. 1998", ("--shape", "input:1x1x28x28")),
         "hrnet": ("HRNet", "arXiv:1908.07919", X),
