@@ -412,6 +412,11 @@ FAMILIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 }
 """Name → architecture, class and config."""
 
+ARGUMENTS = {
+    "nystromformer": ("--min-shape", "input_ids:1x64", "--shape", "input_ids:1x64"),
+    "big-bird-sparse": ("--min-shape", "input_ids:1x128", "--shape", "input_ids:1x128"),
+}
+"""Families that take one length only, as their documentation says."""
 WORDS = [f"w{i}" for i in range(90)]
 
 
@@ -490,7 +495,8 @@ def _make(writer: Callable[..., None], *more: str) -> Callable[[Path], str]:
 
 def _sources() -> Iterator[Source]:
     for name, (what, class_name, _) in FAMILIES.items():
-        yield Source(f"huggingface/{name}", "huggingface", what, f"transformers {class_name}", _make(write, name))
+        make, origin = _make(write, name), f"transformers {class_name}"
+        yield Source(f"huggingface/{name}", "huggingface", what, origin, make, ARGUMENTS.get(name, ()))
     forms = {
         "sentence-transformers": ("BERT", "a folder of sentence-transformers", write_sentence_transformer),
         "tokenizer": ("DistilBERT", "with its tokenizer", write_tokenized),
