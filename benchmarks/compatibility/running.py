@@ -34,6 +34,8 @@ STAGES = {
 """Stage that ``accel convert`` names on stderr → what is done by then, where the run ends in it."""
 ORDER = ("nothing", "made", "loaded", "exported", "built", "proved", "packaged", "chosen")
 """How far a source came, in order."""
+RAW = re.compile(r"^(?:[a-z_ ]+: )?(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Fault): ")
+"""How an error begins that nobody explained, after the stage in front of it."""
 ROOT = Path(__file__).parents[2]
 NOT_HERE = 3
 """Exit code of ``make`` for a source whose package is not on this machine."""
@@ -111,6 +113,12 @@ def verdict(row: Row) -> str:
     asked = {_runtime(name) for name in row["targets"].split(",")}
     least = 2 if len(asked) > 1 or row["targets"] in ("cpu", "all") else 1
     return "passes" if len(passed) >= least else "one runtime" if passed else "fails"
+
+
+def unexplained(row: Row) -> list[str]:
+    """Return the errors and reasons that are a library's or Python's own words, left to the reader to explain."""
+    texts = [row["error"], *(v["reason"] for v in row["variants"] if v["status"] == "failed")]
+    return [text for text in texts if text and RAW.search(text)]
 
 
 def _without_paths(row: Row, folder: Path) -> Row:

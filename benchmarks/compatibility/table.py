@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.report import markdown
-from benchmarks.compatibility.running import verdict
+from benchmarks.compatibility.running import unexplained, verdict
 from benchmarks.compatibility.source import KINDS
 
 Row = dict[str, Any]
@@ -47,7 +47,11 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
     cells.append(_counts("single operators", [r for r in rows if r["operator"]]))
     yield from markdown.table(header, cells, align="lrrrrrrr")
     tracebacks = [markdown.code(r["id"]) for r in rows if r["traceback"]]
-    yield from ("", f"Tracebacks: {', '.join(tracebacks) or 'none'}.")
+    raw = [markdown.code(r["id"]) for r in rows if unexplained(r)]
+    yield from (
+        "",
+        f"Tracebacks: {', '.join(tracebacks) or 'none'}. Errors that nothing explains: {', '.join(raw) or 'none'}.",
+    )
 
 
 def _counts(name: str, rows: Sequence[Row]) -> list[str]:
