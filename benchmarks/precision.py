@@ -31,7 +31,7 @@ from accel import exporters
 from accel.core import hardware
 from accel.core.values import ModelSource, to_json
 from accel.exporters import samples, sources
-from accel.graph import fp16, measured, prepared, quantize, sensitivity
+from accel.graph import evaluate, fp16, prepared, quantize, sensitivity
 
 THREADS = len(os.sched_getaffinity(0))
 KINDS = ("fp16", "bf16", "int8", "fp8")
@@ -119,7 +119,7 @@ def scorer(source: ModelSource, path: Path, *, count: int) -> Callable[[Path], f
     feeds = list(samples.read_feeds(path.with_name("gate.npz")).values())[:count]
 
     def answers(file: Path) -> list[dict[str, np.ndarray]]:
-        session = measured.open_exact(file, THREADS)
+        session = evaluate.open_exact(file, THREADS)
         names = [o.name for o in session.get_outputs()]
         return [dict(zip(names, session.run(names, dict(feed)), strict=True)) for feed in feeds]
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.errors import InputError, StageError, UsageError
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, profile_of, resolve
 from accel.exporters.onnx_file import external_files, parse
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
+from accel.graph.evaluate import open_unoptimised
 
 if TYPE_CHECKING:
     import onnx
@@ -90,7 +91,7 @@ def describe(request: SourceRequest) -> ModelSource:
                 axes[dim], known = _extent(request, spec, axis)
                 guessed += [] if known else [dim]
     inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
-    open_session(path)
+    open_unoptimised(path)
     samples = request.samples or "random"
     notices = [f"axis {n!r}: sizes {axes[n].min} to {axes[n].max} assumed (--max-shape sets them)" for n in guessed]
     if samples == "random":
@@ -130,26 +131,6 @@ def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent
         f"nothing says which sizes axis {axis} ({name!r}) of input {spec.name!r} takes",
         fix=f"give --min-shape, --shape and --max-shape for {spec.name}",
     )
-
-
-def open_session(path: Path) -> Any:
-    """Open the file in ONNX Runtime with every optimisation off: the file as it is written.
-
-    Raises:
-        UnavailableError: this ONNX Runtime cannot run it (an operator, opset or IR it lacks).
-    """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise UnavailableError(
-            f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
-            fix="export it again with opset 18 to 21 and IR version 10 or older",
-        ) from error
 
 
 def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:

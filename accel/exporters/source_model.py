@@ -69,9 +69,10 @@ def of_graph(source: ModelSource, graph: Graph) -> SourceModel:
 
 def of_onnx(source: ModelSource) -> SourceModel:
     """Make the source model of an ONNX file, run with every optimisation off."""
-    from accel.exporters.from_onnx import open_session, run_session
+    from accel.exporters.from_onnx import run_session
+    from accel.graph.evaluate import open_unoptimised
 
-    session = open_session(Path(source.reference))
+    session = open_unoptimised(Path(source.reference))
 
     def answer(feed: Feed) -> dict[str, np.ndarray]:
         native = {n: v.astype(source.native.get(n, v.dtype)) for n, v in feed.items()}

@@ -24,7 +24,7 @@ import numpy as np
 from accel.core import environments, processes
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
-from accel.graph import measured, qdq
+from accel.graph import evaluate, measured, qdq
 from accel.graph.measured import Range
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def _only_masks(name: str, readers: Mapping[str, list[onnx.NodeProto]], outputs:
 
 def _agree(source: Path, other: Path, feeds: list[Feed], threads: int) -> bool:
     """Say whether two files give the same answers, down to rounding, on feeds from all over the samples."""
-    sessions = [measured.open_exact(p, threads, once=True) for p in (source, other)]
+    sessions = [evaluate.open_exact(p, threads, once=True) for p in (source, other)]
     for feed in feeds[:: max(1, len(feeds) // AGREEMENT_FEEDS)]:
         for truth, found in zip(*(measured.run(s, None, feed, source.name) for s in sessions), strict=True):
             if truth.dtype.kind != "f":

@@ -15,6 +15,7 @@ from typing import Literal
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, shape_inference
 
 from accel.core.errors import UnavailableError
+from accel.graph import evaluate
 from accel.graph.ranges_facts import INT32, Fact
 
 Runtime = Literal["ort", "openvino", "tensorrt"]
@@ -106,7 +107,7 @@ def _ask(runtime: Runtime, *, needed: bool) -> Callable[[bytes], bool] | None:
     if runtime == "tensorrt":
         return None
     try:
-        return _ask_onnxruntime() if runtime == "ort" else _ask_openvino()
+        return evaluate.kernel_check() if runtime == "ort" else _ask_openvino()
     except ImportError as error:
         if not needed:
             return lambda _: False
@@ -115,26 +116,6 @@ def _ask(runtime: Runtime, *, needed: bool) -> Callable[[bytes], bool] | None:
             f"level interior asks {package} which int32 kernels it has, and it is not installed here",
             fix=f"pip install {package}, or use level io",
         ) from error
-
-
-def _ask_onnxruntime() -> Callable[[bytes], bool]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    refusals = onnxruntime.capi.onnxruntime_pybind11_state
-    kinds = (refusals.NotImplemented, refusals.Fail, refusals.InvalidGraph, refusals.InvalidArgument)
-
-    def accepts(model: bytes) -> bool:
-        try:
-            onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except kinds:
-            return False
-        return True
-
-    return accepts
 
 
 def _ask_openvino() -> Callable[[bytes], bool]:
