@@ -75,7 +75,7 @@ def test_the_parent_imports_no_framework():
 def test_writing_a_repository_imports_no_framework():
     """What a Python-backend model ships is found without importing it: a framework each time would cost seconds."""
     code = (
-        "from accel.triton.python_model import modules_of\n"
+        "from accel.core.imports import modules_of\n"
         "assert 'accel.exporters.positional' in modules_of('accel.builders.to_torch')"
     )
     assert not loaded_after(code) & (HEAVY - {"scipy"})
