@@ -272,10 +272,9 @@ def _hindrance(variant: Variant, described: Described) -> Outcome | None:
     if (skipped := builder.available(variant.target)) is not None and not _is_typed(variant):
         return skipped
     framework = described.source.framework
-    if info.needs == "torch" and framework != "torch":
-        return Skipped(f"the source is {framework}: there is no PyTorch module to build from")
-    if info.needs == "tensorflow" and framework != "tensorflow":
-        return Skipped(f"the source is {framework}: there is no TensorFlow model to build from")
+    if info.needs_source and info.needs != framework:
+        wanted = targets.runtime(targets.baseline(info.needs)).name
+        return Skipped(f"the source is {framework}: there is no {wanted} model to build from")
     if info.calibration and described.samples.calibration is None:
         fix = "give real inputs with --samples FILE, or accept random ones with --random-samples"
         return Skipped("INT8 needs calibration samples, and there are none", fix)
@@ -391,7 +390,7 @@ def _tell(progress: Progress, id: str, stage: str, doing: str) -> None:
 def _last(result: Result) -> bool:
     """Sort what compiles or calibrates for long on one core to the front: the others fill the second core meanwhile."""
     info = targets.info(result.variant.target)
-    return not (info.calibration or info.needs in ("torch", "tensorflow"))
+    return not (info.calibration or info.needs_source)
 
 
 def _parallel(onnx: Stage | None) -> int:

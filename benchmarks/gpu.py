@@ -23,11 +23,11 @@ from typing import Any
 from accel.bench.stability import ratio_interval
 from accel.builders import targets
 from accel.builders.ort_providers import ENGINES, provider_for
+from accel.builders.requirements import versions
 from accel.core import environments, hardware
 from accel.core.gpu import open_card
 from accel.core.processes import Worker
 from accel.core.values import Artifact, from_json
-from accel.run import store
 
 BARS = {"speedup": 3.0, "by_hand": 1.10, "added_us": 30.0}
 """Over eager FP32 torch for one of FAST; accel's time over the time by hand; what accel adds to a call."""
@@ -232,7 +232,7 @@ def machine(document: dict[str, Any]) -> dict[str, Any]:
         "card": card.name if card else None,
         "accel": document["accel"],
         "created": document["created"],
-        "versions": store.package_versions(*packages),
+        "versions": versions(packages),
         "environments": {name: environments.requirements(name) for name in ("ort-gpu", "modelopt")},
     }
 

@@ -323,6 +323,7 @@ class TritonModel:
         input_names / output_names: client name → name that the backend wants, where they differ.
         platform: ``platform`` of the config, for backends that select by it (``torch_aoti``).
         graph_level: ``optimization.graph.level``.
+        server_flags: flags of tritonserver without which it does not load the artifact.
     """
 
     backend: str
@@ -334,6 +335,7 @@ class TritonModel:
     output_names: Mapping[str, str] = field(default_factory=dict)
     platform: str | None = None
     graph_level: int | None = None
+    server_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

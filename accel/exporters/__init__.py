@@ -18,6 +18,12 @@ from accel.exporters.source_model import SourceModel, of_graph, of_onnx, of_torc
 if TYPE_CHECKING:
     from accel.exporters.check import Point
 
+PACKAGES = (
+    *("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime"),
+    *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
+)
+"""Distributions that decide what a source answers, what its ONNX file is and what is proved of it."""
+
 
 def describe(request: SourceRequest) -> ModelSource:
     """Load what must be loaded and say what the source is: inputs, outputs, dynamic axes, weights, key.

@@ -135,7 +135,8 @@ def _mean_speedup(row: Row) -> float:
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the comparison as one self-contained HTML document."""
-    return render("comparison.html.j2", comparison=comparison)
+    variants = [variant for target in comparison.targets for run in target.runs for variant in run.variants]
+    return render("comparison.html.j2", variants, comparison=comparison)
 
 
 def comparison_markdown(comparison: Comparison) -> str:

@@ -38,7 +38,7 @@ def accuracy_figure(run: RunView) -> Figure | None:
     Exact matches have no SQNR: they stand on a line of their own above the others. A variant that failed its gate is
     a cross.
     """
-    rows = [v for v in run.variants if v.family != "null" and _p50(v) and (v.exact or v.sqnr_db is not None)]
+    rows = [v for v in run.variants if v.computes and _p50(v) and (v.exact or v.sqnr_db is not None)]
     if not rows:
         return None
     known = [v.sqnr_db for v in rows if v.sqnr_db is not None and not v.exact]
@@ -71,7 +71,7 @@ def throughput_figure(run: RunView) -> Figure | None:
     speeds: list[float] = []
     for row in run.variants:
         points = row.by_batch
-        if len(points) < 2 or row.family == "null":
+        if len(points) < 2 or not row.computes:
             continue
         batches |= {p.batch or 1 for p in points}
         speeds += [p.throughput_per_s or 0.0 for p in points]

@@ -7,6 +7,7 @@ are the run's own.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +17,7 @@ from accel.report.formats import mebibytes, size
 from accel.report.reading import Node, check_schema, clean
 from accel.report.view import DecisionView, GateView, OutputView, Point, RunView, VariantView
 
-BASELINES = {"torch": "torch", "tensorflow": "tf", "onnx": "ort"}
-"""Framework of the source → target that runs it as it is."""
-FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "onnx": "ONNX Runtime"}
+COLOUR = re.compile("#[0-9a-fA-F]{6}")
 ORDER = {"ok": 0, "gate_failed": 1, "deferred": 2, "skipped": 3, "failed": 4}
 """Places of the statuses in the table."""
 
@@ -33,14 +32,14 @@ def run_view(run: Mapping[str, Any], *, origin: str = "this run") -> RunView:
     top = Node(run)
     model, hardware = top.node("model"), top.node("hardware")
     decided = list(top.nodes("decisions"))
-    framework = model.text("framework") or "torch"
+    baseline = model.node("baseline")
     variants = [_variant(n) for n in top.nodes("variants")]
-    rows = _ranked(variants, decided, BASELINES.get(framework, framework))
+    rows = _ranked(variants, decided, baseline.text("target"))
     by_id = {v.id: v for v in rows}
     timings = top.node("timings_s")
     return RunView(
         name=model.text("name") or "model",
-        framework=FRAMEWORKS.get(framework, framework),
+        framework=baseline.text("name") or model.text("framework") or "the source",
         source=model.text("source"),
         weights=model.text("weights"),
         revision=model.text("revision"),
@@ -153,6 +152,8 @@ def _variant(node: Node) -> VariantView:
     outputs = tuple(_output(o) for o in parity.nodes("outputs"))
     reason = node.text("reason") or "; ".join(parity.words("reasons")) or None
     total = artifact.amount("bytes")
+    runtime = node.node("runtime")
+    colours = runtime.words("colours")
     return VariantView(
         id=identity,
         target=node.text("target") or target,
@@ -173,6 +174,8 @@ def _variant(node: Node) -> VariantView:
         outputs=outputs,
         points=tuple(_point(m) for m in node.nodes("measurements")),
         unverified=node.words("unverified_for_release"),
+        runtime=runtime.text("name"),
+        colours=colours if len(colours) == 2 and all(map(COLOUR.fullmatch, colours)) else None,
     )
 
 
@@ -253,7 +256,7 @@ def _decision(node: Node, by_id: Mapping[str, VariantView]) -> DecisionView:
 # Rows
 
 
-def _ranked(variants: list[VariantView], decisions: list[Node], baseline: str) -> list[VariantView]:
+def _ranked(variants: list[VariantView], decisions: list[Node], baseline: str | None) -> list[VariantView]:
     """Fill in the points, the speed-ups and the notes, and sort: by device, passed ones by speed, then others."""
     by_device: dict[str, list[Node]] = {}
     for decision in decisions:
@@ -288,7 +291,7 @@ def _with_standing(row: VariantView, base: VariantView | None, decided: list[Nod
     points = [p for p in row.points if p.via == via] or list(row.points)
     latency, best = _shown(points)
     ratios = {}
-    if base is not None and row.family != "null":  # the null target computes nothing: it shows the harness's own cost
+    if base is not None and row.computes:
         ratios = {"latency": _ratio(latency, base, "latency"), "throughput": _ratio(best, base, "throughput")}
     wins, ties, lost = [], False, []
     intervals = {}

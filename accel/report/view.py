@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from accel.report.formats import decibels, metric, metric_name, seconds, size
 from accel.report.reading import Node
 
-FAMILIES = ("torch", "aoti", "ort", "openvino", "trt", "tf", "null")
-"""Runtimes that have a colour of their own."""
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 WORDS = {"ok": "passed", "gate_failed": "gate failed", "failed": "failed", "skipped": "skipped", "deferred": "deferred"}
 
@@ -123,6 +122,8 @@ class VariantView:
         wins: objectives that chose it.
         lost: (objective, reason) of those that did not, where it passed its gate.
         contested: how many decisions its device has.
+        runtime: what its makers call the runtime; None where the run does not say.
+        colours: of its runtime on a light page and on a dark one; None where the run does not say.
     """
 
     id: str
@@ -155,12 +156,18 @@ class VariantView:
     tied: bool = False
     contested: int = 0
     baseline: bool = False
+    runtime: str | None = None
+    colours: tuple[str, ...] | None = None
 
     @property
     def family(self) -> str:
-        """The runtime, as far as it has a colour of its own."""
-        runtime = self.target.split("-")[0]
-        return runtime if runtime in FAMILIES else "other"
+        """The first word of the target, which shares one colour."""
+        return re.sub("[^a-z0-9]", "", self.target.split("-")[0].lower()) or "other"
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes anything: what asks for no precision and has none shows the harness's own cost."""
+        return not (self.requested == self.precision == "none")
 
     @property
     def chosen(self) -> bool:

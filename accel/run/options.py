@@ -108,7 +108,7 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
         options=_options(asked.get("options", {})),
         triton=_overrides(asked, config, chosen),
         ensemble=ensemble_request.asked(asked.get("ensemble")),
-        ints=_ints(asked.get("ints"), [t.name for t in chosen]),
+        ints=_ints(asked.get("ints"), chosen),
         allow_unproved_int64=asked.get("allow_unproved_int64", False),
         threads=asked.get("threads", hardware.cpu_threads()),
         timeout_s=asked.get("timeout", defaults["timeout_s"]),
@@ -154,9 +154,9 @@ def _shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _ints(asked: str | None, names: list[str]) -> Any:
+def _ints(asked: str | None, chosen: tuple[Target, ...]) -> Any:
     """Return the level asked for; by default ``io`` where a runtime takes part that gains by int32 or forces it."""
-    return asked or ("io" if any(n.startswith(("trt", "ort-trt", "openvino")) for n in names) else "keep")
+    return asked or ("io" if any(targets.info(target).prefers_int32 for target in chosen) else "keep")
 
 
 def _gate(text: str) -> tuple[str, float]:

@@ -7,15 +7,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from accel.builders import targets
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
 from accel.run.job import Job
 from accel.run.serving import Session
 from accel.run.stages import TWIN, Described, Emitted, Proof, Stage
-
-BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
-"""The target that is the source framework itself: what speed-ups are relative to."""
 
 Outcome = Skipped | Deferred | Failed
 
@@ -135,7 +133,6 @@ def standing(result: Result) -> tuple[Status, str | None, str | None]:
 
 def baseline(results: Sequence[Result], source: ModelSource, device: str) -> str | None:
     """Return the id of the source framework's own variant on a device, if it was asked for."""
-    found = [
-        r.variant.id for r in results if r.variant.target.name == BASELINES[source.framework] and not r.variant.static
-    ]
+    target = targets.baseline(source.framework)
+    found = [r.variant.id for r in results if r.variant.target.name == target and not r.variant.static]
     return next((id for id in found if id.endswith(f"@{device}")), found[0] if found else None)

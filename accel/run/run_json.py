@@ -14,11 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accel.builders import targets
 from accel.core.files import remove, replace_folder, write_text
 from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, to_json
 from accel.run import store
 from accel.run.results import Result, Run, alone, standing
-from accel.run.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Emitted, Proof
+from accel.run.stages import FILES, LOG, REPOSITORY, TWIN, Emitted, Proof
 
 
 def show(run: Run) -> None:
@@ -96,6 +97,7 @@ def _document(run: Run) -> dict[str, Any]:
             "source": source.reference,
             "kind": source.kind,
             "framework": source.framework,
+            "baseline": _baseline(source.framework),
             "weights": source.weights,
             "revision": source.revision,
             "inputs": to_json(source.inputs),
@@ -119,7 +121,7 @@ def _document(run: Run) -> dict[str, Any]:
             "gpus": to_json(run.hardware.gpus),
             "memory_bytes": run.hardware.memory_bytes,
             "system": run.hardware.system,
-            "versions": store.package_versions(*TOOLCHAIN),
+            "versions": store.toolchain(),
         },
         "settings": {
             "threads": run.job.threads,
@@ -164,6 +166,12 @@ def _integers(run: Run) -> dict[str, Any]:
     }
 
 
+def _baseline(framework: str) -> dict[str, str]:
+    """Return the target that runs the source as it is, and what a report calls it."""
+    target = targets.baseline(framework)
+    return {"target": target, "name": targets.runtime(target).name}
+
+
 def _variant(result: Result) -> dict[str, Any]:
     status, reason, fix = standing(result)
     artifact: Artifact | None = result.built.value if result.built else None
@@ -174,6 +182,7 @@ def _variant(result: Result) -> dict[str, Any]:
         "id": result.variant.id,
         "target": result.variant.target.name,
         "device": result.variant.target.device,
+        "runtime": to_json(targets.runtime(result.variant.target.name)),
         "shapes": to_json(result.variant.profile),
         "static": result.variant.static,
         "status": status,

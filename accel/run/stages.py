@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel import exporters
 from accel.accuracy import parity
 from accel.builders import TargetInfo, targets
-from accel.core import environments
+from accel.builders.requirements import versions
+from accel.core import environments, imports
 from accel.core.hardware import Hardware
 from accel.core.processes import run_task
 from accel.core.values import (
@@ -54,12 +56,6 @@ REPOSITORY = "repository"
 
 TWIN = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
-
-TOOLCHAIN = (
-    *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "numpy", "tritonclient"),
-    *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
-    *("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "polygraphy"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,7 @@ class Stages:
         self._job = job
         self._hardware = hardware
         self._store = kept
-        self._versions = store.package_versions(*TOOLCHAIN) | {"python": sys.version.split()[0]}
+        self._versions = _versions(*exporters.PACKAGES)
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
 
@@ -214,9 +210,7 @@ class Stages:
             onnx=(onnx.value.file.sha256, [f.sha256 for f in onnx.value.data]),
             samples=made.samples.sha256,
             contract=(made.source.inputs, made.source.outputs),
-            code=self._builder_code(variant),
-            versions=self._versions,
-            environment=environments.requirements("modelopt"),
+            **_builder(variant),
         )
 
         def make(folder: Path) -> Typed:
@@ -234,8 +228,7 @@ class Stages:
             typed=typed.key,
             reference=reference.key,
             gates=dict(self._job.gates),
-            code=store.code_hash("accuracy", "run/tasks.py", "builders", "graph"),
-            versions=self._versions,
+            code=store.code_hash("accuracy", "run/tasks.py"),
             hardware=self._hardware.fingerprint,
         )
 
@@ -263,6 +256,7 @@ class Stages:
         job = self._job
         overrides = job.triton.get(variant.target.name, "")
         row = releases.release(job.triton_release)
+        builder = targets.discover()[variant.target.name]
         kit = kits.Kit(
             variant=variant,
             source=made.source,
@@ -283,7 +277,9 @@ class Stages:
                 overrides=overrides,
             ),
             toolchain=kits.Toolchain(
-                {"tensorrt": row.tensorrt} if row.tensorrt is not None else {}, image(row), self._versions
+                {p: v for b in builder.backends for p, v in releases.carried(row, b.name).items() if v is not None},
+                image(row),
+                _versions(*builder.packages),
             ),
             reason=reason,
             command=job.command,
@@ -327,9 +323,7 @@ class Stages:
             contract=(made.source.inputs, made.source.outputs),
             data=[f.sha256 for f in onnx.value.data] if onnx and info.needs == "onnx" else [],
             calibration=made.samples.sha256 if info.calibration or _measures_ranges(info) else None,
-            code=self._builder_code(variant),
-            versions=self._versions,
-            environment=environments.requirements(targets.discover()[variant.target.name].environment(variant.target)),
+            **_builder(variant),
             kind=(made.source.mask, made.source.family),
             hardware=self._hardware.fingerprint,
         )
@@ -419,7 +413,7 @@ class Stages:
             pipeline=pipeline,
             threads=self._job.threads,
             machine=self._hardware.id,
-            code=store.code_hash("triton", "core/values.py", "builders"),
+            code=store.code_hash("triton", "core/values.py"),
         )
 
         def make(folder: Path) -> Emitted:
@@ -475,13 +469,6 @@ class Stages:
         """Return the interpreter that builds and runs a variant."""
         return environments.python(targets.discover()[variant.target.name].environment(variant.target))
 
-    def _builder_code(self, variant: Variant) -> str:
-        module = sys.modules[type(targets.discover()[variant.target.name]).__module__]
-        shared = [str(p) for p in (store.PACKAGE / "builders").rglob("*.py") if not p.stem.startswith("to_")]
-        loads = targets.info(variant.target).needs in ("torch", "tensorflow") or "frontend" in variant.options
-        loader = ["exporters"] if loads else []
-        return store.code_hash(str(module.__file__), "graph", *shared, *loader)
-
     def _stage(self, name: str, key: str, cls: type[Any], make: Callable[[Path], Any]) -> Stage:
         if (value := self._store.get(name, key, cls)) is not None:
             return Stage(value, self._store.folder(name, key), key, cached=True)
@@ -507,6 +494,22 @@ class Stages:
             python=python,
             tell=tell,
         )
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    """Return package → installed version, with Python's and NumPy's, which every stage runs on."""
+    return versions([*packages, "numpy"]) | {"python": sys.version.split()[0]}
+
+
+def _builder(variant: Variant) -> dict[str, Any]:
+    """Return the parts of a key that say what builds a variant: the code, its packages and its environments' pins."""
+    builder, info = targets.discover()[variant.target.name], targets.info(variant.target)
+    loads = exporters.PACKAGES if info.needs_source else ()
+    return {
+        "code": imports.code_hash(type(builder).__module__),
+        "versions": _versions(*builder.packages, *loads),
+        "environments": [environments.requirements(name) for name in (info.environment, *info.helpers)],
+    }
 
 
 def _measures_ranges(info: TargetInfo) -> bool:

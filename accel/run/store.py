@@ -16,10 +16,12 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from accel import exporters
+from accel.builders import targets
+from accel.builders.requirements import versions
 from accel.core.files import writing
 from accel.core.values import SCHEMA, from_json, sha256_json, to_json
 
@@ -137,13 +139,10 @@ def code_hash(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def package_versions(*packages: str) -> dict[str, str]:
-    """Return distribution → installed version, leaving out what is not installed here."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+def toolchain() -> dict[str, str]:
+    """Return distribution → installed version of all that exporters, builders and the load generator name."""
+    declared = (package for builder in targets.discover().values() for package in builder.packages)
+    return versions([*exporters.PACKAGES, *declared, "numpy", "tritonclient"])
 
 
 def key(**parts: Any) -> str:

@@ -1,8 +1,7 @@
 """Model configs: typed values in, the server's own protobuf out, and its text form.
 
 The text is printed by protobuf and parsed back by protobuf, so a field that Triton does not know cannot be emitted.
-What a backend does with the values is the matter of ``repository`` and of the builders; what it honours and ignores
-stands in the tables at the end of this module.
+What a backend does with the values is the matter of ``repository`` and of the builders.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from accel.builders import targets
 from accel.core.dtypes import DATATYPES, datatype
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
@@ -223,8 +223,9 @@ def check(model: Any) -> None:
         kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
         if group.count < 1:
             raise InputError(f"{name!r} has an instance_group with count {group.count}, expected 1 or more")
-        if model.backend == "openvino" and kind not in ("KIND_CPU", "KIND_AUTO"):
-            raise InputError(f"{name!r}: the openvino backend loads only instances of KIND_CPU, found {kind}")
+        wanted = targets.backend(model.backend).kind
+        if wanted is not None and kind not in (wanted, "KIND_AUTO"):
+            raise InputError(f"{name!r}: the {model.backend} backend loads only instances of {wanted}, found {kind}")
         if not re.fullmatch(r"[A-Za-z0-9_.-]*", group.host_policy):
             raise InputError(
                 f"{name!r}: host_policy {group.host_policy!r} becomes a server flag, expected letters, digits and '_.-'"
@@ -232,33 +233,6 @@ def check(model: Any) -> None:
     for sample in model.model_warmup:
         if any(d < 1 for data in sample.inputs.values() for d in data.dims):
             raise InputError(f"warmup {sample.name!r} of {name!r} has a dimension that is not concrete")
-
-
-def measured_parameters(backend: str, *, threads: int, instances: int) -> dict[str, str]:
-    """Return the parameters under which one instance runs as the artifact ran when it was measured in process.
-
-    Left alone, a native backend takes every core it sees, and a container's CPU quota is not seen. Of several
-    instances each gets its share. The openvino backend compiles a model once and gives every instance one request of
-    it, so several instances are several streams there. Nothing in a config limits the threads of onnxruntime's openvino
-    accelerator or of an AOTInductor package: their parameters are not read.
-
-    Args:
-        threads: CPU threads of the measurement.
-
-    Source: onnxruntime_backend README, "Model Config Options", and src/onnxruntime.cc, LoadModel; openvino_backend
-    README, "Parameters", and src/openvino.cc, ModelInstanceState; pytorch_backend src/pt2/model_state.cc,
-    ParseParameters; tensorflow_backend README, "Parameters"; accel/triton/backend_py/model.py (``threads``).
-    """
-    each = str(max(1, threads // instances))
-    if backend == "openvino":
-        if instances == 1:
-            return {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads)}
-        streams = {"NUM_STREAMS": str(instances), "INFERENCE_NUM_THREADS": str(threads)}
-        return {"PERFORMANCE_HINT": "THROUGHPUT", **streams}
-    if backend == "tensorflow":
-        return {"TF_NUM_INTRA_THREADS": each, "TF_NUM_INTER_THREADS": each}
-    key = {"onnxruntime": "intra_op_thread_count", "python": "threads"}.get(backend)
-    return {key: each} if key else {}
 
 
 def render(config: TritonConfig) -> str:
@@ -286,27 +260,3 @@ def parse(text: str) -> Any:
         return text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
         raise InputError(f"config.pbtxt does not parse: {error}", fix="emit the repository again") from error
-
-
-OPENVINO_PARAMETERS: Mapping[str, str] = {
-    "INFERENCE_NUM_THREADS": "a number",
-    "COMPILATION_NUM_THREADS": "a number",
-    "NUM_STREAMS": "AUTO, NUMA or a number",
-    "PERFORMANCE_HINT": "LATENCY, THROUGHPUT or CUMULATIVE_THROUGHPUT",
-    "HINT_BF16": "YES: sets INFERENCE_PRECISION_HINT to bf16; any other value fails the load",
-    "TARGET_DEVICE": "OpenVINO's device string, in upper case; CPU where absent",
-    "CPU_EXTENSION_PATH": "shared library with kernels",
-    "SKIP_OV_DYNAMIC_BATCHSIZE": "YES",
-    "ENABLE_BATCH_PADDING": "YES",
-    "RESHAPE_IO_LAYERS": "YES",
-}
-"""Keys the openvino backend reads; any other is ignored without a word.
-
-So bf16 can be forced, and f32 cannot: neither INFERENCE_PRECISION_HINT nor EXECUTION_MODE_HINT is read, and
-``runtime_options`` stored in an IR do not change the CPU plugin's precision either (tried with OpenVINO 2026.4). On a
-CPU with bf16 an ``openvino-fp32`` artifact served by this backend would run in bf16; the Python backend serves it.
-The backend does convert between the config's and the model's element types.
-
-Source: triton-inference-server/openvino_backend, src/openvino.cc: ParseParameters, ParseParameterHelper,
-ValidateInputs, ValidateOutputs (read at commit db19304).
-"""

@@ -30,9 +30,6 @@ from accel.triton.releases import Release
 from accel.triton.releases import release as find_release
 from accel.triton.repository import ARTIFACT_FOLDER, emit
 
-UNBATCHED = ("openvino", "pytorch")
-"""Native backends whose ``max_batch_size`` is 0 because they cannot batch, whatever the user wants."""
-
 
 def write_twin(root: Path, out: Path, *, release: str) -> Repository:
     """Emit the repository at ``root`` once more, for the Python backend of ``release``.
@@ -139,7 +136,7 @@ def _points(root: Path, manifest: Manifest, folder: Path) -> tuple[Path, Path]:
 def _batch_asked(manifest: Manifest) -> str:
     """Return the override of the batch size, where the user gave one to a backend that can batch."""
     asked = overrides.max_batch_size(manifest.overrides)
-    return "" if asked is None or manifest.backend in UNBATCHED else f"max_batch_size: {asked}"
+    return "" if asked is None or not targets.backend(manifest.backend).batches else f"max_batch_size: {asked}"
 
 
 def _keep(native: Any, origin: Path, folder: Path) -> None:

@@ -185,6 +185,7 @@ def bert(*, factor: float = 1.0, hardware: str = "xeon-2c-avx512vnni-8f3a", **mo
                 "name": "bert",
                 "source": "bert",
                 "framework": "torch",
+                "baseline": {"target": "torch", "name": "PyTorch"},
                 "weights": "random(seed=0)",
                 "revision": "sha256:5b1e9c",
                 "accuracy": "unproved",

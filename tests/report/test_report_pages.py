@@ -257,3 +257,19 @@ def test_served_points_stand_apart_from_those_in_process() -> None:
     assert "As served" not in run_page(in_process)
     assert [d.via for group in view.verdicts for d in group] == ["inprocess", "inprocess", "triton"]
     assert "repositories/openvino-int8@cpu.python" in run_markdown(view)
+
+
+def test_a_runtime_brings_its_name_and_colours_and_one_without_gets_a_free_one() -> None:
+    run = report_runs.bert()
+    own = next(v for v in run["variants"] if v["target"] == "ort")
+    own["runtime"] = {"name": "ONNX Runtime", "colours": ["#123456", "#654321"]}
+    broken = next(v for v in run["variants"] if v["target"] == "torch")
+    broken["runtime"] = {"name": "<i>", "colours": ["red; } * { display: none", "#000000"]}
+    text = run_page(run_view(run))
+    assert "--c-ort: #123456;" in text
+    assert "--c-ort: #654321;" in text
+    assert 'title="ONNX Runtime"' in text
+    assert "&lt;i&gt;" in text
+    assert "display: none;" not in text.split("</style>")[0].rpartition(":root")[2]
+    assert re.search(r"--c-torch: #[0-9a-f]{6};", text)
+    assert re.search(r"--c-openvino: #[0-9a-f]{6};", text)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from accel.core import hardware
 from accel.core.errors import InputError
-from accel.triton import plans
-from accel.triton.lint import backends, config, ensembles, files, tensors
+from accel.triton.lint import backends, config, ensembles, files, plans, tensors
 from accel.triton.lint.model import Model, folders, load
 from accel.triton.manifest import FILENAME, Finding, read
 from accel.triton.releases import Release, runtimes, unverified

@@ -25,7 +25,7 @@ from pathlib import Path
 from accel.bench.endpoint import Endpoint
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests
-from accel.triton import plans
+from accel.triton.lint import plans
 from accel.triton.reading import read_configs
 from accel.triton.servers import hosts
 from accel.triton.servers.asking import http_name, metadata, ready, twins_at
