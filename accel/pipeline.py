@@ -259,7 +259,7 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
     if decision.chosen is None or not decision.chosen.endswith(TWIN):
         return decision
     chosen = decision.chosen.removesuffix(TWIN)  # a decision names the variant, and which of its repositories
-    rest = tuple((id, why) for id, why in decision.rejected if id != chosen)
+    rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
     ties = tuple(id for id in decision.ties if id != chosen)
     return dataclasses.replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
