@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.bench.interleave import interleave
+from accel.bench.rounds import interleave
 from accel.bench.stability import ratio_interval
 from accel.core import document, hardware
 from accel.core.values import TensorSpec

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from accel.core.document import Served
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
 from accel.run.job import Job
-from accel.run.serving import Session
 from accel.run.stages import TWIN, Described, Emitted, Proof, Stage
 
 BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
@@ -64,7 +64,7 @@ class Run:
     onnx: Stage | None
     narrowed: Stage | None
     results: list[Result]
-    served: Session | None = None
+    served: Served | None = None
     decisions: tuple[Decision, ...] = ()
     timings_s: dict[str, float] = field(default_factory=dict)
 

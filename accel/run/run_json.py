@@ -22,7 +22,6 @@ from accel.core.document import (
     Model,
     RunDocument,
     Samples,
-    Served,
     Typing,
     VariantRecord,
     Verdict,
@@ -142,7 +141,7 @@ def _document(run: Run) -> RunDocument:
             "gates": dict(job.gates),
         },
         variants=tuple(_variant(r) for r in run.results),
-        served=Served(via=run.served.via, release=run.served.release) if run.served else None,
+        served=run.served,
         decisions=run.decisions,
         timings_s={name: round(value, 3) for name, value in run.timings_s.items()},
     )
