@@ -23,7 +23,7 @@ LONG_CALL_MS = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TimedShape:
     """One batch size and its input shapes, by the key of its feed."""
 
     key: str
@@ -54,7 +54,7 @@ class ProcessRunner:
 
     Attributes:
         python: interpreter of its environment.
-        points_at: what it is timed at; a static build has its one shape.
+        timed_shapes: what it is timed at; a static build has its one shape.
         precision: what it really computes in, as its proof found: asking the timed process would change its memory.
         feeds: ``.npz`` with keys ``<point>/<input>``.
         watch: looks at the GPU while a variant on it works.
@@ -66,7 +66,7 @@ class ProcessRunner:
     folder: Path
     python: Path
     log: Path
-    points_at: tuple[Point, ...]
+    timed_shapes: tuple[TimedShape, ...]
     precision: str
     plan: Plan
     feeds: Path
@@ -91,22 +91,22 @@ class ProcessRunner:
             "threads": self.threads,
             "mode": self.plan.scenario,
             "feeds": str(self.feeds),
-            "points": [p.key for p in self.points_at],
+            "points": [p.key for p in self.timed_shapes],
         }
         with self.watch.loading(self.name) if self.watch else nullcontext():
             opened = self._call("bench_open", **params)
             self.opened = self.opened or opened
-            for point in self.points_at:
+            for point in self.timed_shapes:
                 warm = self._call("bench_warm", point=point.key, limit_s=self.plan.warm_s)
                 if warm["last_ms"] > LONG_CALL_MS:
                     break
         if self.artifact.variant.target.device == "cuda" and not self.splits:
-            for point in self.points_at:
+            for point in self.timed_shapes:
                 self.splits[point.key] = self._call("bench_split", point=point.key, calls=SPLIT_CALLS)
 
     def turn(self) -> None:
         plan = self.plan
-        for point in self.points_at:
+        for point in self.timed_shapes:
             params = {"point": point.key, "seconds": plan.round_s, "least": plan.least, "limit_ms": plan.limit_ms}
             with self.watch.timing(self.name, point.key) if self.watch else nullcontext():
                 answer = self._call(f"bench_{plan.scenario}", **params)
@@ -128,9 +128,9 @@ class ProcessRunner:
         return {f"{key}/{i:03d}": times for key, rounds in self.calls_ns.items() for i, times in enumerate(rounds)}
 
     def points(self, session: str, raw: str) -> tuple[Measurement, ...]:
-        return tuple(self._summary(point, session, raw) for point in self.points_at)
+        return tuple(self._summary(point, session, raw) for point in self.timed_shapes)
 
-    def _summary(self, point: Point, session: str, raw: str) -> Measurement:
+    def _summary(self, point: TimedShape, session: str, raw: str) -> Measurement:
         item_ms = self.item_ms[point.key]
         rounds_ms = [times / 1e6 for times in self.calls_ns[point.key]]
         figures = stability.latency_figures(np.concatenate(rounds_ms), rounds_ms)

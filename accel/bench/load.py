@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,19 +144,6 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Rows that were taken from the processes and belong to a later window."""
-
-    rows: list[np.ndarray] = field(default_factory=list)
-
-    def split(self, boundary_ns: int) -> np.ndarray:
-        every = np.concatenate(self.rows) if self.rows else np.empty((0, 5), np.int64)
-        later = every[:, END] > boundary_ns
-        self.rows = [every[later]]
-        return every[~later]
-
-
 class Generator:
     """Processes that send requests to one server; a context manager.
 
@@ -179,7 +166,7 @@ class Generator:
         self.error: str | None = None
         self.first_ms = 0.0
         self.largest_output_bytes = 0
-        self._pending = _Pending()
+        self._rows: list[np.ndarray] = []  # taken from the processes, of no window yet
         self._begin_ns = 0
         self._timeout_s = timeout_s
         self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
@@ -252,7 +239,7 @@ class Generator:
     def start(self, load: Load) -> None:
         """Begin to send; the first window begins now."""
         self.failures, self.error = 0, None
-        self._pending = _Pending()
+        self._rows = []
         self._begin_ns = now_ns()
         for index, worker in enumerate(self._workers):
             share = None
@@ -283,17 +270,19 @@ class Generator:
             for index, worker in enumerate(self._workers):
                 path = Path(self._scratch.name) / f"rows{index}.npy"
                 taken = self._call(worker, "take", out=str(path))
-                self._pending.rows.append(np.load(path))
+                self._rows.append(np.load(path))
                 cpu_s += taken["cpu_s"]
                 self.failures += taken["failures"]
                 self.error = self.error or taken["error"]
                 if taken["dead"]:
                     raise self._gone(taken["dead"])
-            rows = self._pending.split(boundary_ns)
-            if len(rows) >= least:
+            every = np.concatenate(self._rows)
+            later = every[:, END] > boundary_ns
+            if np.count_nonzero(~later) >= least:
+                self._rows = [every[later]]
                 self._begin_ns = boundary_ns
-                return Window(begin_ns, boundary_ns, rows, cpu_s)
-            self._pending.rows.append(rows)
+                return Window(begin_ns, boundary_ns, every[~later], cpu_s)
+            self._rows = [every]
             deadline_ns = boundary_ns + int(max(0.05, seconds / 10) * 1e9)
 
     def stop(self) -> None:
@@ -355,15 +344,6 @@ class Generator:
 
     def _call(self, worker: Worker, call: str, **params: Any) -> Any:
         return worker.call("load", {"call": call, **params}, timeout_s=self._timeout_s + 60)
-
-
-def generate(generator: Generator, load: Load, seconds: float) -> Window:
-    """Send one point of load for ``seconds`` and return its raw samples, the first request included."""
-    generator.start(load)
-    try:
-        return generator.window(seconds)
-    finally:
-        generator.stop()
 
 
 def _checked(check: Check) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.bench.card import watch_card
-from accel.bench.in_process import Plan, Point, ProcessRunner
+from accel.bench.in_process import Plan, ProcessRunner, TimedShape
 from accel.bench.rounds import measure
 from accel.bench.stability import p99_calls
 from accel.core.document import Served
@@ -51,7 +51,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class MeasuringSession:
     """One interleaved session.
 
     Attributes:
@@ -97,7 +97,7 @@ def measure_in_process(
         code=store.code_hash("bench", "run/tasks.py", "builders/__init__.py"),
     )
     keys = {id: r.built.key for id, r in built.items() if r.built is not None}
-    sessions = kept.all("measure", Session)
+    sessions = kept.all("measure", MeasuringSession)
     known = _known(sessions, kept, settings, keys, {id: len(wanted) for id, wanted in points.items()})
     for name, session in sessions.items():
         if name in kept.used:
@@ -119,7 +119,7 @@ def measure_in_process(
                     folder=stage.folder / FILES,
                     python=stages.python(built[id].variant),
                     log=job.run_dir / "logs" / f"{id}.log",
-                    points_at=points[id],
+                    timed_shapes=points[id],
                     precision=proof.value.precision,
                     plan=plan,
                     feeds=feeds,
@@ -143,7 +143,7 @@ def measure_in_process(
             )
             good = {id: new for id, new in found.items() if not isinstance(new, Failed)}
             entries = tuple(Entry(id, keys[id], new) for id, new in good.items())
-            final = kept.put("measure", key, Session(settings, scenario, number, entries), folder)
+            final = kept.put("measure", key, MeasuringSession(settings, scenario, number, entries), folder)
         _show_raw(final, f"{scenario}-{number}", job)
         for id, new in found.items():
             if isinstance(new, Failed):
@@ -180,7 +180,7 @@ def measure_served(
         hardware=hardware.fingerprint,
         code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
     )
-    if (session := kept.get("served", key, Session)) is None:
+    if (session := kept.get("served", key, MeasuringSession)) is None:
         with kept.writing("served", key) as folder:
             shapes = {"opt": {name: list(shape.opt) for name, shape in made.source.profile.items()}}
             stored = read_feeds(_feeds(shapes, described, folder, job, log="served", items=FEEDS))
@@ -208,7 +208,9 @@ def measure_served(
     return Served(via=session.via, release=session.release)
 
 
-def serve(runners: Sequence[ServerRunner], keys: Mapping[str, str], folder: Path, progress: Progress) -> Session:
+def serve(
+    runners: Sequence[ServerRunner], keys: Mapping[str, str], folder: Path, progress: Progress
+) -> MeasuringSession:
     """Measure repositories in one session.
 
     Args:
@@ -231,7 +233,7 @@ def serve(runners: Sequence[ServerRunner], keys: Mapping[str, str], folder: Path
     )
     answered = [r.endpoint for r in runners if r.endpoint is not None and not isinstance(found[r.name], Failed)]
     via, release = (answered[0].via, answered[0].release) if answered else (None, None)
-    return Session("", "served", 1, entries, via, release)
+    return MeasuringSession("", "served", 1, entries, via, release)
 
 
 def batch_axis(source: ModelSource) -> str | None:
@@ -266,20 +268,24 @@ def _plan(scenario: Objective, job: Job) -> Plan:
     return dataclasses.replace(plan, least=p99_calls(plan.rounds), limit_ms=limit)
 
 
-def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[Point, ...]:
+def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[TimedShape, ...]:
     opt = {name: shape.opt for name, shape in variant.profile.items()}
     if variant.static is not None:
         batch = next(iter(opt.values()))[0] if batch_axis(source) else 1
-        return (Point(f"static-{variant.static}", batch, opt),)
+        return (TimedShape(f"static-{variant.static}", batch, opt),)
     axis = batch_axis(source)
     sizes = batches(source)[:1] if scenario == "latency" else batches(source)
     return tuple(
-        Point(f"b{n}", n, {name: (n, *shape[1:]) if axis else shape for name, shape in opt.items()}) for n in sizes
+        TimedShape(f"b{n}", n, {name: (n, *shape[1:]) if axis else shape for name, shape in opt.items()}) for n in sizes
     )
 
 
 def _known(
-    sessions: Mapping[str, Session], kept: Store, settings: str, keys: Mapping[str, str], counts: Mapping[str, int]
+    sessions: Mapping[str, MeasuringSession],
+    kept: Store,
+    settings: str,
+    keys: Mapping[str, str],
+    counts: Mapping[str, int],
 ) -> dict[str, tuple[Measurement, ...]]:
     """Return the points of each id from the sessions that serve; ``counts`` says how many points each must have."""
     found: dict[str, tuple[Measurement, ...]] = {}

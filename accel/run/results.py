@@ -56,7 +56,7 @@ class Result:
 
 @dataclass(slots=True)
 class Run:
-    """Everything a run found; ``runfile`` writes it down."""
+    """Everything a run found; ``run_json`` writes it down."""
 
     job: Job
     hardware: Hardware

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.bench.load import END, FEED, INTENDED, SENT, Check, Generator, Load, fit_feeds, generate
+from accel.bench.load import END, FEED, INTENDED, SENT, Check, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import concurrencies, rates
 from accel.bench.sender import due_times
 from accel.bench.served import most_at_once
@@ -24,6 +24,15 @@ from accel.triton.servers import server
 
 def feeds(*shapes):
     return [null_repository.feed(shape, seed=i) for i, shape in enumerate(shapes)]
+
+
+def generate(generator: Generator, load: Load, seconds: float) -> Window:
+    """Send one point of load for so long and return its raw samples, the first request included."""
+    generator.start(load)
+    try:
+        return generator.window(seconds)
+    finally:
+        generator.stop()
 
 
 def doubled(given):

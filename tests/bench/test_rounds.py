@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from accel.bench import rounds
-from accel.bench.in_process import Plan, Point, ProcessRunner
+from accel.bench.in_process import Plan, ProcessRunner, TimedShape
 from accel.bench.rounds import measure
 from accel.core import processes
 from accel.core.values import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
@@ -30,7 +30,7 @@ def session(tmp_path):
             (folder / "null.json").write_text(content)
             built = Built("null.json", (SPEC,), (TensorSpec("y", "float32", ("batch",)),), "none", {}, {})
             artifact = Artifact(Variant(Target("null", "cpu"), {}), file_refs(folder), "0", built, 0.0)
-            wanted = tuple(Point(p, 1, {"x": (1, 4)}) for p in ("bad",) * (id == "odd") or points)
+            wanted = tuple(TimedShape(p, 1, {"x": (1, 4)}) for p in ("bad",) * (id == "odd") or points)
             runners.append(
                 ProcessRunner(
                     name=id,
@@ -38,7 +38,7 @@ def session(tmp_path):
                     folder=folder,
                     python=Path(sys.executable),
                     log=tmp_path / f"{id}.log",
-                    points_at=wanted,
+                    timed_shapes=wanted,
                     precision="fp32",
                     plan=plan,
                     feeds=tmp_path / "feeds.npz",

@@ -208,7 +208,7 @@ from pathlib import Path
 import numpy as np
 from accel.core.values import Artifact, Built, Target, TensorSpec, Variant, file_refs, to_json
 from accel.bench.card import watch_card
-from accel.bench.in_process import Plan, Point, ProcessRunner
+from accel.bench.in_process import Plan, TimedShape, ProcessRunner
 from accel.bench.rounds import measure
 folder = Path(sys.argv[1])
 np.savez(folder / "feeds.npz", **{"b2/x": np.zeros((2, 4), np.int64)})
@@ -221,7 +221,7 @@ for device in ("cuda", "cpu"):
     files.mkdir()
     (files / "null.json").write_text(json.dumps({"latency_ms": 5}))
     artifact = Artifact(Variant(Target("null", device), {}), file_refs(files), "0", built, 0.0)
-    point = Point("b2", 2, {"x": (2, 4)})
+    point = TimedShape("b2", 2, {"x": (2, 4)})
     runners.append(
         ProcessRunner(
             name=device,
@@ -229,7 +229,7 @@ for device in ("cuda", "cpu"):
             folder=files,
             python=Path(sys.executable),
             log=folder / f"{device}.log",
-            points_at=(point,),
+            timed_shapes=(point,),
             precision="fp32",
             plan=plan,
             feeds=folder / "feeds.npz",
