@@ -99,19 +99,6 @@ class Served:
     outputs: tuple[TensorSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What every response is held against.
-
-    Attributes:
-        expected: outputs of each feed.
-        masks: for each feed, output → mask over its leading axes; what is not 1 there is not compared.
-    """
-
-    expected: Sequence[Feed]
-    masks: Sequence[Mapping[str, np.ndarray]] = ()
-
-
 @dataclass(slots=True)
 class Window:
     """What ended between two moments.
@@ -206,7 +193,7 @@ class Generator:
         *,
         slots: int = 64,
         shared_memory: bool = False,
-        check: Check | None = None,
+        check: Mapping[str, np.ndarray] | None = None,
         seed: int = 0,
     ) -> None:
         """Serialise the feeds and send the first one.
@@ -215,7 +202,7 @@ class Generator:
             feeds: what is sent, fitted to the contract; drawn in an order that ``seed`` decides.
             slots: largest concurrency of a closed loop; with shared memory also the most an open loop has under way.
             shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
-            check: hold every response against its feed's expected outputs.
+            check: what every response is held against, as ``sender.check_arrays`` gives it.
 
         Raises:
             InputError: the server does not know the model, or refuses the first request.
@@ -227,7 +214,7 @@ class Generator:
             model=model,
             tensors=[described(feed) for feed in feeds],
             bodies=str(self._write("feeds.npz", raw_bytes(feeds))),
-            check=str(self._write("check.npz", _checked(check))) if check else None,
+            check=str(self._write("check.npz", check)) if check else None,
             shared_memory=self._regions if shared_memory else None,
             slots=slots,
             seed=seed,
@@ -344,8 +331,3 @@ class Generator:
 
     def _call(self, worker: Worker, call: str, **params: Any) -> Any:
         return worker.call("load", {"call": call, **params}, timeout_s=self._timeout_s + 60)
-
-
-def _checked(check: Check) -> dict[str, np.ndarray]:
-    arrays = {f"expected/{i}/{name}": v for i, feed in enumerate(check.expected) for name, v in feed.items()}
-    return arrays | {f"mask/{i}/{name}": v for i, feed in enumerate(check.masks) for name, v in feed.items()}

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.bench.load import END, FEED, INTENDED, SENT, Check, Generator, Load, Window, fit_feeds
+from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import concurrencies, rates
-from accel.bench.sender import due_times
+from accel.bench.sender import check_arrays, due_times
 from accel.bench.served import most_at_once
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.triton.servers import server
@@ -190,7 +190,7 @@ def test_every_response_can_be_held_against_what_is_expected(generator, shared_m
     expected[2]["doubled"][0, :8] += 1.0
     masks = [{"doubled": np.ones(f["input_ids"].shape)} for f in sent]
     masks[2]["doubled"][0, :8] = 0
-    generator.open("echo", sent, shared_memory=shared_memory, check=Check(expected, masks))
+    generator.open("echo", sent, shared_memory=shared_memory, check=check_arrays(expected, masks))
     window = generate(generator, Load(concurrency=4), 0.4)
     checked, worst = generator.worst()
     assert checked >= len(window.rows)
