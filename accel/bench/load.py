@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,19 +99,6 @@ class Served:
     outputs: tuple[TensorSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What every response is held against.
-
-    Attributes:
-        expected: outputs of each feed.
-        masks: for each feed, output → mask over its leading axes; what is not 1 there is not compared.
-    """
-
-    expected: Sequence[Feed]
-    masks: Sequence[Mapping[str, np.ndarray]] = ()
-
-
 @dataclass(slots=True)
 class Window:
     """What ended between two moments.
@@ -144,19 +131,6 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Rows that were taken from the processes and belong to a later window."""
-
-    rows: list[np.ndarray] = field(default_factory=list)
-
-    def split(self, boundary_ns: int) -> np.ndarray:
-        every = np.concatenate(self.rows) if self.rows else np.empty((0, 5), np.int64)
-        later = every[:, END] > boundary_ns
-        self.rows = [every[later]]
-        return every[~later]
-
-
 class Generator:
     """Processes that send requests to one server; a context manager.
 
@@ -179,7 +153,7 @@ class Generator:
         self.error: str | None = None
         self.first_ms = 0.0
         self.largest_output_bytes = 0
-        self._pending = _Pending()
+        self._rows: list[np.ndarray] = []  # taken from the processes, of no window yet
         self._begin_ns = 0
         self._timeout_s = timeout_s
         self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
@@ -219,7 +193,7 @@ class Generator:
         *,
         slots: int = 64,
         shared_memory: bool = False,
-        check: Check | None = None,
+        check: Mapping[str, np.ndarray] | None = None,
         seed: int = 0,
     ) -> None:
         """Serialise the feeds and send the first one.
@@ -228,7 +202,7 @@ class Generator:
             feeds: what is sent, fitted to the contract; drawn in an order that ``seed`` decides.
             slots: largest concurrency of a closed loop; with shared memory also the most an open loop has under way.
             shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
-            check: hold every response against its feed's expected outputs.
+            check: what every response is held against, as ``sender.check_arrays`` gives it.
 
         Raises:
             InputError: the server does not know the model, or refuses the first request.
@@ -240,7 +214,7 @@ class Generator:
             model=model,
             tensors=[described(feed) for feed in feeds],
             bodies=str(self._write("feeds.npz", raw_bytes(feeds))),
-            check=str(self._write("check.npz", _checked(check))) if check else None,
+            check=str(self._write("check.npz", check)) if check else None,
             shared_memory=self._regions if shared_memory else None,
             slots=slots,
             seed=seed,
@@ -252,7 +226,7 @@ class Generator:
     def start(self, load: Load) -> None:
         """Begin to send; the first window begins now."""
         self.failures, self.error = 0, None
-        self._pending = _Pending()
+        self._rows = []
         self._begin_ns = now_ns()
         for index, worker in enumerate(self._workers):
             share = None
@@ -283,17 +257,19 @@ class Generator:
             for index, worker in enumerate(self._workers):
                 path = Path(self._scratch.name) / f"rows{index}.npy"
                 taken = self._call(worker, "take", out=str(path))
-                self._pending.rows.append(np.load(path))
+                self._rows.append(np.load(path))
                 cpu_s += taken["cpu_s"]
                 self.failures += taken["failures"]
                 self.error = self.error or taken["error"]
                 if taken["dead"]:
                     raise self._gone(taken["dead"])
-            rows = self._pending.split(boundary_ns)
-            if len(rows) >= least:
+            every = np.concatenate(self._rows)
+            later = every[:, END] > boundary_ns
+            if np.count_nonzero(~later) >= least:
+                self._rows = [every[later]]
                 self._begin_ns = boundary_ns
-                return Window(begin_ns, boundary_ns, rows, cpu_s)
-            self._pending.rows.append(rows)
+                return Window(begin_ns, boundary_ns, every[~later], cpu_s)
+            self._rows = [every]
             deadline_ns = boundary_ns + int(max(0.05, seconds / 10) * 1e9)
 
     def stop(self) -> None:
@@ -355,17 +331,3 @@ class Generator:
 
     def _call(self, worker: Worker, call: str, **params: Any) -> Any:
         return worker.call("load", {"call": call, **params}, timeout_s=self._timeout_s + 60)
-
-
-def generate(generator: Generator, load: Load, seconds: float) -> Window:
-    """Send one point of load for ``seconds`` and return its raw samples, the first request included."""
-    generator.start(load)
-    try:
-        return generator.window(seconds)
-    finally:
-        generator.stop()
-
-
-def _checked(check: Check) -> dict[str, np.ndarray]:
-    arrays = {f"expected/{i}/{name}": v for i, feed in enumerate(check.expected) for name, v in feed.items()}
-    return arrays | {f"mask/{i}/{name}": v for i, feed in enumerate(check.masks) for name, v in feed.items()}

@@ -25,6 +25,7 @@ from accel.core.values import (
     CallSplit,
     ModelSource,
     Precision,
+    Runtime,
     Skipped,
     Target,
     TensorSpec,
@@ -33,19 +34,6 @@ from accel.core.values import (
 )
 
 Mode = Literal["latency", "throughput"]
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """A runtime as reports show it.
-
-    Attributes:
-        name: what its makers call it.
-        colours: CSS colours (``#rrggbb``) on a light page and on a dark one; None lets the report choose.
-    """
-
-    name: str
-    colours: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

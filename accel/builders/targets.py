@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from accel import builders
-from accel.builders import PYTHON, Backend, Builder, Runtime, TargetInfo
+from accel.builders import PYTHON, Backend, Builder, TargetInfo
 from accel.core.errors import UsageError, nearest
-from accel.core.values import Target
+from accel.core.values import Runtime, Target
 
 ALIASES = {"onnx": "ort"}
 GROUPS = {"cpu": ("cpu",), "gpu": ("cuda",), "all": ("cpu", "cuda")}

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Builder, Mode, Runtime, Session, TargetInfo
+from accel.builders import Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
 from accel.core.errors import UsageError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import Artifact, BuildRequest, Built, Runtime, Skipped, Target, TensorSpec, TritonModel
 
 ENTRY = "null.json"
 

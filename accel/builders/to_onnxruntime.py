@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, Runtime, TargetInfo, share
+from accel.builders import Backend, Builder, Mode, TargetInfo, share
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile
 from accel.builders.ort_providers import (
@@ -44,6 +44,7 @@ from accel.core.values import (
     BuildRequest,
     Built,
     Precision,
+    Runtime,
     Skipped,
     Target,
     TritonModel,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, Runtime, Session, TargetInfo
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.requirements import demand, missing, missing_gpu, versions
@@ -28,6 +28,7 @@ from accel.core.values import (
     BuildRequest,
     Built,
     Precision,
+    Runtime,
     Skipped,
     Target,
     TensorSpec,

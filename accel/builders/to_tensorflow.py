@@ -17,12 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, Runtime, Session, TargetInfo, share
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo, share
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing_gpu, versions
 from accel.core.errors import InputError, StageError, UnavailableError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import (
+    Artifact,
+    BuildRequest,
+    Built,
+    Precision,
+    Runtime,
+    Skipped,
+    Target,
+    TensorSpec,
+    TritonModel,
+)
 from accel.exporters.tensorflow_runtime import INSTALL, explain, import_tensorflow
 
 ENTRY = "model.savedmodel"

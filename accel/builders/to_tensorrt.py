@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.builders import Backend, Mode, Runtime, TargetInfo, TypedBuilder
+from accel.builders import Backend, Mode, TargetInfo, TypedBuilder
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, old_driver, versions
 from accel.builders.tensorrt import fit
@@ -30,6 +30,7 @@ from accel.core.values import (
     Built,
     ModelSource,
     Precision,
+    Runtime,
     ShapeRange,
     Skipped,
     Target,

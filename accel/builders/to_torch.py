@@ -16,14 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, Runtime, Session, TargetInfo
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, versions
 from accel.builders.torch_device import SLOTS, Call, TorchDeviceSession, failure, first_line, use_cuda
 from accel.core import gpu
 from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import (
+    Artifact,
+    BuildRequest,
+    Built,
+    Precision,
+    Runtime,
+    Skipped,
+    Target,
+    TensorSpec,
+    TritonModel,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -49,7 +49,7 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError(f"no space left while writing to {folder}", fix="free space, or use -o DIR") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
             raise OutputError(
                 f"cannot write to {folder}: {error.strerror}", fix="choose another with -o DIR"
             ) from error
@@ -65,7 +65,7 @@ def write_text(path: Path, text: str) -> None:
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
+from accel.core import document
 from accel.core.errors import InputError
 from accel.core.values import to_json
 
@@ -29,11 +29,11 @@ def inspect(path: Path) -> dict[str, Any]:
         UnavailableError: a TensorRT plan, which only TensorRT on a GPU can read, where either is missing.
         StageError: a TensorRT plan that was built elsewhere.
     """
-    if path.is_dir() and (path / "run.json").is_file():
-        path = path / "run.json"
+    if (path / document.FILENAME).is_file():
+        path = path / document.FILENAME
     if not path.is_file():
         raise InputError(f"{path} is no file", fix="give an .onnx file, an IR's .xml, or a run directory")
-    if path.name == "run.json":
+    if path.name == document.FILENAME:
         return _run(path)
     if path.suffix == ".onnx":
         return _onnx(path)
@@ -47,22 +47,17 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-        variants = [
-            {
-                "id": v["id"],
-                "status": v["status"],
-                "effective_precision": (v.get("artifact") or {}).get("effective_precision"),
-                "reason": v.get("reason"),
-            }
-            for v in run["variants"]
-        ]
-        return {"kind": "run", "model": run["model"], "variants": variants, "decisions": run["decisions"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} is no run.json of accel: {error!r}", fix="give the folder of a finished run"
-        ) from error
+    run = document.read(path)
+    variants = [
+        {
+            "id": v.id,
+            "status": v.status,
+            "effective_precision": v.artifact.effective_precision if v.artifact else None,
+            "reason": v.reason,
+        }
+        for v in run.variants
+    ]
+    return {"kind": "run", "model": to_json(run.model), "variants": variants, "decisions": to_json(run.decisions)}
 
 
 def _onnx(path: Path) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from accel.builders import targets
+from accel.core.document import Served
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
 from accel.run.job import Job
-from accel.run.serving import Session
 from accel.run.stages import TWIN, Described, Emitted, Proof, Stage
 
 Outcome = Skipped | Deferred | Failed
@@ -54,7 +54,7 @@ class Result:
 
 @dataclass(slots=True)
 class Run:
-    """Everything a run found; ``runfile`` writes it down."""
+    """Everything a run found; ``run_json`` writes it down."""
 
     job: Job
     hardware: Hardware
@@ -62,7 +62,7 @@ class Run:
     onnx: Stage | None
     narrowed: Stage | None
     results: list[Result]
-    served: Session | None = None
+    served: Served | None = None
     decisions: tuple[Decision, ...] = ()
     timings_s: dict[str, float] = field(default_factory=dict)
 

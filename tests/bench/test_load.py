@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.bench.load import END, FEED, INTENDED, SENT, Check, Generator, Load, fit_feeds, generate
+from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import concurrencies, rates
-from accel.bench.sender import due_times
+from accel.bench.sender import check_arrays, due_times
 from accel.bench.served import most_at_once
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.triton.servers import server
@@ -24,6 +24,15 @@ from accel.triton.servers import server
 
 def feeds(*shapes):
     return [null_repository.feed(shape, seed=i) for i, shape in enumerate(shapes)]
+
+
+def generate(generator: Generator, load: Load, seconds: float) -> Window:
+    """Send one point of load for so long and return its raw samples, the first request included."""
+    generator.start(load)
+    try:
+        return generator.window(seconds)
+    finally:
+        generator.stop()
 
 
 def doubled(given):
@@ -181,7 +190,7 @@ def test_every_response_can_be_held_against_what_is_expected(generator, shared_m
     expected[2]["doubled"][0, :8] += 1.0
     masks = [{"doubled": np.ones(f["input_ids"].shape)} for f in sent]
     masks[2]["doubled"][0, :8] = 0
-    generator.open("echo", sent, shared_memory=shared_memory, check=Check(expected, masks))
+    generator.open("echo", sent, shared_memory=shared_memory, check=check_arrays(expected, masks))
     window = generate(generator, Load(concurrency=4), 0.4)
     checked, worst = generator.worst()
     assert checked >= len(window.rows)

@@ -13,11 +13,11 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 import report_runs
+from report_runs import run_view
 
 from accel.core.errors import AccelError, InputError, OutputError
 from accel.report import write_reports
 from accel.report.figures import accuracy_figure, served_figure, throughput_figure
-from accel.report.from_run import run_view
 from accel.report.markdown import code, escape, run_markdown
 from accel.report.page import run_page
 
@@ -242,7 +242,7 @@ def test_served_points_stand_apart_from_those_in_process() -> None:
     text = run_page(view)
     assert "As served" in text
     assert "repositories/openvino-int8@cpu.python" in text
-    assert [(p.load, p.merged) for _, p in view.served][3:] == [
+    assert [(p.load, p.server and p.server.merged) for _, p in view.served][3:] == [
         ("1 at a time", 1),
         ("4 at a time", 4),
         ("16 at a time", 4),

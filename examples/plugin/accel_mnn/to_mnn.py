@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Builder, Mode, Runtime, Session, TargetInfo
+from accel.builders import Builder, Mode, Session, TargetInfo
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing, versions
 from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.feeds import Feed, read_feeds
-from accel.core.values import Artifact, BuildRequest, Built, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import Artifact, BuildRequest, Built, Runtime, Skipped, Target, TensorSpec, TritonModel
 
 ENTRY = "model.mnn"
 
