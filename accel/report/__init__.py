@@ -6,13 +6,12 @@ same ``RunView``, so that they cannot disagree.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.core.errors import OutputError, UsageError
+from accel.core.files import write_text
 from accel.report.compare import Comparison, comparison_markdown, comparison_page, merge_runs
 from accel.report.from_run import run_view
 
@@ -76,15 +75,6 @@ def write_comparison(paths: Sequence[Path], out: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write under a temporary name beside ``path`` and rename, so that nobody reads half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as cause:
-        raise OutputError(
-            f"cannot write {path}: {cause.strerror or cause}", fix="name a folder that exists and can be written"
-        ) from cause
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no such folder", fix="name one that exists")
+    write_text(path, text)
