@@ -375,7 +375,13 @@ def test_python_folder_is_self_contained(bench):
     folder = bench.root(artifact) / "embedding" / "1"
     spec = json.loads((folder / "artifact.json").read_text())
     assert (spec["builder"], spec["batched"]) == ("embedding", True)
-    for name in ("model.py", "embedding.py", "artifact/weights.npy", "accel/builders/__init__.py", "accel/core/errors.py"):
+    for name in (
+        "model.py",
+        "embedding.py",
+        "artifact/weights.npy",
+        "accel/builders/__init__.py",
+        "accel/core/errors.py",
+    ):
         assert (folder / name).is_file()
     assert not (folder / "accel" / "triton").exists()
     assert "numpy" in (bench.root(artifact) / "launch.sh").read_text()
