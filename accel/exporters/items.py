@@ -11,6 +11,7 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.layout import array_first
+from accel.exporters.user_samples import tokenised
 from accel.exporters.zoo import SMALL, zoo
 
 REDUCED = 4
@@ -29,8 +30,6 @@ def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarra
     elif source.family == "vision":
         items, origin = zoo().pictures(count, source.inputs[0]), "dead-leaves pictures with natural statistics"
     else:
-        from accel.exporters.user_samples import tokenised
-
         items, origin = (
             tokenised(zoo().sentences(count), source),
             "zoo sentences, tokenised by the model's own tokenizer",

@@ -61,6 +61,10 @@ class SourceRequest:
     model_name: str | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
 
+    def samples_or(self, own: str) -> str:
+        """Return what the samples are: the user's file, random values where the user asked for them, or ``own``."""
+        return self.samples or ("random" if self.random_samples else own)
+
     @property
     def name(self) -> str:
         """Name of the run and of the model on the server: the user's, or one made from the reference."""

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.values import GraphChoice, sha256_file, sha256_json, to_json
+from accel.exporters.hub import huggingface_folder
+from accel.exporters.onnx_file import external_files
 from accel.exporters.request import FACTORY, SAVED_MODEL, TENSORFLOW_FILES, Kind, SourceRequest, Weights
 from accel.exporters.zoo import SMALL, zoo
 
@@ -256,8 +258,6 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
             return None
         return files | (_listing(folder) if folder else {})
     if request.kind == "huggingface":
-        from accel.exporters.hub import huggingface_folder
-
         local = huggingface_folder(request.reference, request.revision)
         return _listing(local) if local else None
     path = Path(request.reference)
@@ -276,6 +276,4 @@ def _listing(folder: Path) -> dict[str, Path]:
 
 def _external_data(path: Path) -> list[str]:
     # The paths must be read from the protobuf itself; onnx is light beside a framework, and only .onnx sources pay.
-    from accel.exporters.onnx_file import external_files
-
     return external_files(path)
