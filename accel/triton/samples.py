@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, SampleError
+from accel.core.feeds import fit_inputs
 from accel.core.values import Profile, TensorSpec
 from accel.triton.config import WarmupSample
 
@@ -64,8 +65,6 @@ def load_points(
     Raises:
         InputError: a file is no ``.npz``, or the opt point is missing, does not fit the contract or lacks an output.
     """
-    from accel.core.errors import SampleError
-    from accel.core.feeds import fit_inputs
 
     def load(path: Path) -> dict[str, np.ndarray]:
         try:

@@ -13,7 +13,8 @@ from typing import Any
 
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError
-from accel.triton.lint.model import Model, leads_inside, read_text, type_name, unsafe
+from accel.triton.config import type_name
+from accel.triton.lint.model import Model, leads_inside, read_text, unsafe
 from accel.triton.lint.ports import Port, Ports, read_ports
 from accel.triton.manifest import Finding
 
