@@ -12,8 +12,15 @@ import accel.run  # noqa: F401  hands the zoo to the rooms below, as every comma
 GOLDEN = Path(__file__).parent / "golden"
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the GPU suite out where nobody asked for it: ``make test-gpu`` runs it."""
+    """Leave the GPU suite out where nobody asked for it: ``make test-gpu`` runs it.
+
+    Of several workers one runs all tests of a file, which share its fixtures, unless a test names a group of its own.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
     if "gpu" in config.option.markexpr:
         return
     left_out = [item for item in items if item.get_closest_marker("gpu")]
