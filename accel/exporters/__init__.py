@@ -7,13 +7,22 @@ inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from accel.core.values import ModelSource, OnnxModel
 from accel.exporters import check, factory, from_huggingface, from_onnx, from_tensorflow, from_torch, from_zoo
 from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
 from accel.exporters.source_model import SourceModel, of_graph, of_onnx, of_torch
+
+DESCRIBE: Mapping[str, Callable[[SourceRequest], ModelSource]] = {
+    "zoo": from_zoo.describe,
+    "huggingface": from_huggingface.describe,
+    "exported": from_torch.describe,
+    "onnx": from_onnx.describe,
+    **dict.fromkeys(TENSORFLOW_FILES, from_tensorflow.describe),
+}
+"""Kind of source → what describes it; a factory's framework is known once it was called."""
 
 
 def describe(request: SourceRequest) -> ModelSource:
@@ -24,20 +33,11 @@ def describe(request: SourceRequest) -> ModelSource:
     Raises:
         AccelError: the source is missing, broken or refused, or its forward raises.
     """
-    if request.kind == "zoo":
-        return from_zoo.describe(request)
-    if request.kind == "huggingface":
-        return from_huggingface.describe(request)
-    if request.kind == "onnx":
-        return from_onnx.describe(request)
-    if request.kind in TENSORFLOW_FILES:
-        return from_tensorflow.describe(request)
-    made = None
     if request.kind == "factory":
         made = factory.make(request.reference)
-        if made.framework == "tensorflow":
-            return from_tensorflow.describe(request, made)
-    return from_torch.describe(request, made)
+        exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
+        return exporter.describe(request, made)
+    return DESCRIBE[request.kind](request)
 
 
 def load(source: ModelSource) -> SourceModel:

@@ -70,24 +70,14 @@ def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
         )
     samples = request.samples_or(request.reference if made is not None and made.samples else "random")
     notices = [f"axis {n!r}: sizes {SEQUENCE.min} to {SEQUENCE.max} assumed (--max-shape sets them)" for n in guessed]
-    if samples == "random":
-        notices.append("inputs are random values: accuracy is unproved; --samples gives real ones")
-    return ModelSource(
-        name=request.name,
-        kind=request.kind,
-        reference=request.reference,
-        framework="tensorflow",
-        weights="local",
-        revision=None,
+    return request.source(
+        "tensorflow",
         key=key or made_key(request.reference, graph),
         inputs=inputs,
         outputs=outputs,
         profile=profile,
-        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
-        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
         samples=samples,
-        notice="; ".join(notices) or None,
-        graph=request.graph,
+        notices=notices,
     )
 
 

@@ -46,24 +46,8 @@ def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
         inputs, profile = factory.inputs(made, request)
         key = factory.content_key(request.reference, module)
         samples = request.samples_or(request.reference if made.samples else "random")
-    return ModelSource(
-        name=request.name,
-        kind=request.kind,
-        reference=request.reference,
-        framework="torch",
-        weights="local",
-        revision=None,
-        key=key,
-        inputs=inputs,
-        outputs=probe_outputs(module, inputs, profile, by_name=made is not None),
-        profile=profile,
-        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
-        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
-        samples=samples,
-        notice=None
-        if samples != "random"
-        else "inputs are random values: accuracy is unproved; --samples gives real ones",
-    )
+    outputs = probe_outputs(module, inputs, profile, by_name=made is not None)
+    return request.source("torch", key=key, inputs=inputs, outputs=outputs, profile=profile, samples=samples)
 
 
 def load(source: ModelSource) -> torch.nn.Module:

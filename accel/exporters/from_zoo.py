@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.core.errors import InputError, UnavailableError, UsageError
@@ -35,7 +34,11 @@ def describe(request: SourceRequest) -> ModelSource:
     entry = zoo().entry(request.reference)
     folder = entry.weights() if request.weights != "random" else None
     if folder is None and request.weights == "pretrained":
-        folder = _fetch(entry)
+        if entry.hub is None:
+            raise UnavailableError(
+                f"the weights of {entry.name} are not installed", fix="reinstall accel's requirements"
+            )
+        folder = download(entry.hub, entry.revision)
     notice = None
     if folder is None:
         mend = f"--weights pretrained downloads {entry.hub}" if entry.hub else "no package carries them here"
@@ -69,12 +72,6 @@ def describe(request: SourceRequest) -> ModelSource:
         notice=notice,
         graph=request.graph,
     )
-
-
-def _fetch(entry: Entry) -> Path:
-    if entry.hub is None:
-        raise UnavailableError(f"the weights of {entry.name} are not installed", fix="reinstall accel's requirements")
-    return download(entry.hub, entry.revision)
 
 
 def load(source: ModelSource) -> torch.nn.Module:
