@@ -48,15 +48,10 @@ def load(source: ModelSource) -> SourceModel:
     """
     if source.kind == "onnx":
         return of_onnx(source)
-    if source.kind == "zoo":
-        if source.framework == "tensorflow":
-            return of_graph(source, from_zoo.load_graph(source))
-        return of_torch(source, from_zoo.load(source))
     if source.framework == "tensorflow":
-        return of_graph(source, from_tensorflow.load(source))
-    if source.kind == "huggingface":
-        return of_torch(source, from_huggingface.load(source))
-    return of_torch(source, from_torch.load(source))
+        return of_graph(source, (from_zoo.load_graph if source.kind == "zoo" else from_tensorflow.load)(source))
+    loaders = {"zoo": from_zoo.load, "huggingface": from_huggingface.load}
+    return of_torch(source, loaders.get(source.kind, from_torch.load)(source))
 
 
 def export_onnx(

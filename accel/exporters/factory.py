@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import inspect
 import os
@@ -19,7 +20,6 @@ from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import Made
 from accel.exporters.request import SourceRequest
-from accel.exporters.state_key import state_key
 from accel.exporters.tensorflow_files import input_names
 
 if TYPE_CHECKING:
@@ -220,6 +220,16 @@ def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceReque
 
 
 def content_key(reference: str, module: torch.nn.Module) -> str:
-    """Hash a factory: its file's source and its state dict."""
+    """Hash a factory: its file's source and its state dict (names, dtypes, shapes and bytes, in sorted order)."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if not isinstance(value, torch.Tensor):
+            digest.update(f"{name}={value!r};".encode())
+            continue
+        flat = value.detach().cpu().contiguous().flatten()
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     file, _, function = reference.rpartition(":")
-    return sha256_json(["factory", sha256_file(Path(file)), function, state_key(module)])
+    return sha256_json(["factory", sha256_file(Path(file)), function, sha256_json(digest.hexdigest())])
