@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all; the lock of a run directory."""
+"""Files and folders that appear whole or not at all, and are read back; the lock of a run directory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import contextlib
 import errno
 import fcntl
 import glob
+import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from accel.core.errors import OutputError
+from accel.core.errors import InputError, OutputError
+from accel.core.values import SCHEMA, from_json
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -135,6 +140,32 @@ def replace_folder(path: Path, files: Mapping[str, Path | str], *, copy: bool = 
             else:
                 # onnx's checker and loader refuse external data that has several names
                 link_or_copy(source, target, copy=copy or source.suffix == ".data")
+
+
+def read_value(path: Path, cls: type[T], *, missing: str, fix: str) -> T:
+    """Read a value of accel's that lies alone in a JSON file and carries its ``schema``.
+
+    Args:
+        missing / fix: what mends it where the file is not there, and where it is broken.
+
+    Raises:
+        InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path.parent} has no {path.name}", fix=missing) from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}", fix=fix) from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int):
+        raise InputError(f"{path} has schema {schema!r}, expected a number", fix=fix)
+    if schema > SCHEMA:
+        raise InputError(f"{path} has schema {schema}, this accel reads up to {SCHEMA}", fix="use a newer accel")
+    try:
+        return from_json(cls, data)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}", fix=fix) from error
 
 
 def _there(path: Path) -> bool:
