@@ -4,29 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import accel.run  # noqa: F401  hands the zoo to the rooms below, as every command does
 
+APART = ("test_zoo_matrix.py",)
+"""Files whose tests share nothing and take minutes each."""
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the GPU suite out where nobody asked for it: ``make test-gpu`` runs it.
-
-    Of several workers one runs all tests of a file, which share its fixtures, unless a test names a group of its own.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+    """Leave the GPU suite out where nobody asked for it: ``make test-gpu`` runs it."""
     if "gpu" in config.option.markexpr:
         return
     left_out = [item for item in items if item.get_closest_marker("gpu")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several workers let one run all tests of a file, which share its fixtures; those of ``APART`` go anywhere.
+
+    Files are given out by their number of tests, so the few long ones come last, when both workers take one each.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if file.endswith(APART) else file
+
+    return Files(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

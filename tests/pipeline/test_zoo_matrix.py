@@ -25,7 +25,7 @@ NOTHING_TO_DO = {("yolo", "ort-int8-dynamic")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SIX])
+@pytest.mark.parametrize("name", SIX)
 def test_no_cell_of_the_matrix_fails(name: str, tmp_path: Path) -> None:
     [row] = zoo_matrix.check(zoo_matrix.Asked((name,), out=tmp_path))
     assert zoo_matrix.failures([row]) == []
