@@ -145,6 +145,18 @@ def runtimes(backend: str, accelerators: tuple[str, ...] = ()) -> tuple[str, ...
     return native.get(backend, ()) + tuple(a for a in accelerators if a in ("tensorrt", "openvino"))
 
 
+def differences(
+    versions: Mapping[str, str], release: Release, *, backend: str, accelerators: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Compare as ``unverified`` does, leaving out what took part in a build and does not serve under that backend."""
+    wanted = runtimes(backend, accelerators)
+    return unverified({n: v for n, v in versions.items() if _normal(n).startswith(wanted)}, release)
+
+
+def _normal(package: str) -> str:
+    return package.lower().replace("_", "-")
+
+
 def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]:
     """Compare an artifact's toolchain with what the release carries; one sentence for each difference.
 
@@ -162,7 +174,7 @@ def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]
     }
     found: list[str] = []
     for package, version in sorted(versions.items()):
-        name = package.lower().replace("_", "-")
+        name = _normal(package)
         name = next((n for n in ("onnxruntime", "tensorflow") if name.startswith(n)), name)
         if name not in carried:
             continue

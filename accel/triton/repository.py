@@ -42,7 +42,7 @@ from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
 from accel.triton.launch import kubernetes, script
 from accel.triton.python_model import write_model
-from accel.triton.releases import Release, runtimes, unverified
+from accel.triton.releases import Release, differences
 from accel.triton.releases import release as find_release
 from accel.triton.samples import load_points, warmup, write_reference
 from accel.triton.verify import verify
@@ -165,13 +165,8 @@ def _unservable(served: TritonModel, row: Release) -> Skipped | None:
 
 
 def _differences(artifact: Artifact, served: TritonModel, *, row: Release) -> tuple[str, ...]:
-    wanted = runtimes(served.backend, tuple(name for _, name, _ in served.accelerators))
-    versions = {
-        name: version
-        for name, version in artifact.built.versions.items()
-        if any(name.lower().replace("_", "-").startswith(package) for package in wanted)
-    }
-    return unverified(versions, row)
+    used = tuple(name for _, name, _ in served.accelerators)
+    return differences(artifact.built.versions, row, backend=served.backend, accelerators=used)
 
 
 @dataclass(frozen=True, slots=True)

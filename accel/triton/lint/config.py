@@ -143,10 +143,11 @@ def tensors(model: Model) -> Iterator[Finding]:
 
 def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
     name = type_name(tensor.data_type)
+    no_bf16 = model.backend == "onnxruntime" and model.row.name < ORT_BF16_SINCE
     refused, _ = UNSUPPORTED_TYPES.get(model.backend, (frozenset(), ""))
     if not tensor.data_type:
         yield model.error(f"{field}.data_type", "is missing", "set it to the model's own")
-    elif name in refused or (name == "TYPE_BF16" and _no_bf16(model)):
+    elif name in refused or (no_bf16 and name == "TYPE_BF16"):
         why = f"the {model.backend} backend of Triton {model.row.name} has no {name}"
         yield model.error(f"{field}.data_type", why, "cast at the model's boundary, or serve it through python")
     if not tensor.dims:
@@ -165,10 +166,6 @@ def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
         yield model.error(f"{field}.{flag}", "is for TensorRT plans only", "drop it")
     elif tensor.is_non_linear_format_io and len(tensor.dims) != 3:
         yield model.error(f"{field}.is_non_linear_format_io", f"needs 3 dims, found {len(tensor.dims)}", "drop it")
-
-
-def _no_bf16(model: Model) -> bool:
-    return model.backend == "onnxruntime" and model.row.name < ORT_BF16_SINCE
 
 
 def _reshape(model: Model, field: str, dims: list[int], shape: list[int]) -> Iterator[Finding]:
