@@ -86,7 +86,7 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             yield new
             if new.is_dir():
-                _exchange(new, path)
+                exchange(new, path)
             elif _there(new):
                 new.replace(path)
         finally:
@@ -94,7 +94,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 remove(new)
 
 
-def _exchange(new: Path, path: Path) -> None:
+def exchange(new: Path, path: Path) -> None:
     """Put a folder where another, a file or a link may stand; what stood there comes back if that fails."""
     old = path.with_name(f".{path.name}.old")
     if _there(path):
