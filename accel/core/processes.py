@@ -107,7 +107,7 @@ class ProcessGroup:
             self.wait(grace_s)
         self.kill()
         with self._ending:
-            return int(self.process.wait())
+            return int(self.process.wait() or 0)
 
 
 def how_it_ended(code: int) -> str:
