@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes that run the tests, each with a gigabyte or two at its largest.
+WORKERS ?= 2
 
 .PHONY: demo test test-gpu zoo-check check format install tensorflow plugin environments clean
 
@@ -12,7 +14,7 @@ demo: install
 
 test: environments tensorflow plugin
 	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 # Every model of the zoo, reduced, for every CPU target; --full takes the models as they are.
 zoo-check: environments tensorflow

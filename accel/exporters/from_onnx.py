@@ -92,27 +92,16 @@ def describe(request: SourceRequest) -> ModelSource:
                 guessed += [] if known else [dim]
     inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
     open_unoptimised(path)
-    samples = request.samples or "random"
-    notices = [f"axis {n!r}: sizes {axes[n].min} to {axes[n].max} assumed (--max-shape sets them)" for n in guessed]
-    if samples == "random":
-        notices.append("inputs are random values: accuracy is unproved; --samples gives real ones")
     if key is None:
         raise InputError(f"{path} vanished while it was read")
-    return ModelSource(
-        name=request.name,
-        kind="onnx",
-        reference=str(path),
-        framework="onnx",
-        weights="local",
-        revision=None,
+    return request.source(
+        "onnx",
         key=key,
         inputs=inputs,
         outputs=tuple(TensorSpec(o.name, o.dtype, fix_dims(o, fixed)) for o in outputs),
         profile=profile,
-        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
-        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
-        samples=samples,
-        notice="; ".join(notices) or None,
+        samples=request.samples or "random",
+        notices=[f"axis {n!r}: sizes {axes[n].min} to {axes[n].max} assumed (--max-shape sets them)" for n in guessed],
     )
 
 

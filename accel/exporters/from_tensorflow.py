@@ -17,8 +17,9 @@ import numpy as np
 
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_file, sha256_json
-from accel.exporters import tensorflow_files
+from accel.exporters import factory, tensorflow_files
 from accel.exporters.axes import BATCH, Extent, checked_ranges, known_input, name_axes, resolve
+from accel.exporters.factory import seen_range, shape_range
 from accel.exporters.layout import first
 from accel.exporters.probe import probe_outputs
 from accel.exporters.request import SourceRequest
@@ -67,28 +68,16 @@ def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
             f"{sorted(both)} name both an input and an output: clients and ONNX could not tell them apart",
             fix="write a `file.py:factory` that returns a tf.function whose outputs have names of their own",
         )
-    samples = request.samples or (request.reference if made is not None and made.samples else "random")
-    if request.random_samples and request.samples is None:
-        samples = "random"
+    samples = request.samples_or(request.reference if made is not None and made.samples else "random")
     notices = [f"axis {n!r}: sizes {SEQUENCE.min} to {SEQUENCE.max} assumed (--max-shape sets them)" for n in guessed]
-    if samples == "random":
-        notices.append("inputs are random values: accuracy is unproved; --samples gives real ones")
-    return ModelSource(
-        name=request.name,
-        kind=request.kind,
-        reference=request.reference,
-        framework="tensorflow",
-        weights="local",
-        revision=None,
+    return request.source(
+        "tensorflow",
         key=key or made_key(request.reference, graph),
         inputs=inputs,
         outputs=outputs,
         profile=profile,
-        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
-        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
         samples=samples,
-        notice="; ".join(notices) or None,
-        graph=request.graph,
+        notices=notices,
     )
 
 
@@ -99,8 +88,6 @@ def load(source: ModelSource) -> Graph:
         InputError: it is no longer what ``describe`` saw.
     """
     if source.kind == "factory":
-        from accel.exporters import factory
-
         opened = tensorflow_files.open_made(factory.make(source.reference), [s.name for s in source.inputs])
     else:
         opened = tensorflow_files.open_file(source.kind, Path(source.reference), source.graph)
@@ -155,8 +142,6 @@ def _inputs(
     ports: Sequence[Port], opened: Opened, request: SourceRequest
 ) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
     """Return the inputs, their shape ranges, and the names of axes whose sizes were guessed."""
-    from accel.exporters.factory import seen_range, shape_range
-
     shapes, guesses = {}, []
     for port in ports:
         seen = [feed[port.name].shape for feed in opened.samples]

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from accel.core.errors import InputError, OutputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UsageError
+from accel.core.files import replacing
 from accel.core.values import ShapeRange, sha256_file
 from accel.graph.narrow_report import AxisRange, Cause, InputRange, NarrowReport, ValueReport
 
@@ -82,10 +83,10 @@ def narrow_file(
         values, analysis, casts = _narrow(
             model, source.parent, level=level, ranges=ranges or {}, shapes=shapes or {}, runtime=runtime
         )
-    temporary = write(model, source, out)
-    try:
+    with replacing(out) as temporary:
+        write(model, source, out, temporary)
         _check_result(temporary, source)
-        report = NarrowReport(
+        return NarrowReport(
             source=source.name,
             source_sha256=sha256_file(source),
             sha256=sha256_file(temporary),
@@ -96,12 +97,6 @@ def narrow_file(
             axes=analysis.axes,
             casts=casts,
         )
-        temporary.replace(out)
-    except OSError as error:
-        raise OutputError(f"{out} cannot be written: {error}", fix="choose another -o") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return report
 
 
 def _narrow(

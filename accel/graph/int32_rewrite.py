@@ -7,7 +7,6 @@ Casts at the boundary. External data is referred to, never read.
 from __future__ import annotations
 
 import filecmp
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from accel.core.errors import OutputError
+from accel.core.files import replacing
 from accel.graph.int32_plan import Plan, retype
 from accel.graph.ranges import ONNX_DOMAINS
 from accel.graph.ranges_facts import INT32
@@ -213,13 +213,12 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
             yield from _tensors(inner)
 
 
-def write(model: ModelProto, source: Path, out: Path) -> Path:
-    """Write the model under a temporary name beside ``out``, with its external data; the caller renames it.
+def write(model: ModelProto, source: Path, out: Path, temporary: Path) -> None:
+    """Write the model to ``temporary``, which will take the place of ``out``, with its external data beside it.
 
     Raises:
         OutputError: the folder cannot be written, the disk is full, or another file stands where external data belongs.
     """
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -228,12 +227,7 @@ def write(model: ModelProto, source: Path, out: Path) -> Path:
             for name in external_files(model):
                 _bring(source.parent / name, out.parent / name)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise OutputError(f"{out} cannot be written: {error}", fix="free some space, or choose another -o") from error
-    except OutputError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
 
 
 def _bring(data: Path, copy: Path) -> None:
@@ -242,9 +236,5 @@ def _bring(data: Path, copy: Path) -> None:
             raise OutputError(f"{copy} exists and is not the external data of the model", fix="choose another folder")
         return
     copy.parent.mkdir(parents=True, exist_ok=True)
-    half = copy.with_name(f".{copy.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(copy) as half:
         shutil.copyfile(data, half)
-        half.replace(copy)
-    finally:
-        half.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from accel import exporters
 from accel.builders import targets
 from accel.builders.requirements import versions
-from accel.core.files import writing
+from accel.core.files import exchange, writing
 from accel.core.values import SCHEMA, from_json, sha256_json, to_json
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Store:
         self.used: set[str] = set()
         with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            for left in self.root.glob("tmp-*"):
+            for left in (*self.root.glob("tmp-*"), *self.root.glob(".*.old")):
                 shutil.rmtree(left)
 
     def folder(self, stage: str, key: str) -> Path:
@@ -99,9 +99,7 @@ class Store:
             stored = {"schema": SCHEMA, "key": key, "files": _stamps(written), "value": to_json(value)}
             text = json.dumps(stored, indent=1, allow_nan=False)
             (written / "value.json").write_text(text)
-            if final.exists():
-                shutil.rmtree(final)
-            written.rename(final)
+            exchange(written, final)
         self.used.add(final.name)
         return final
 

@@ -106,12 +106,18 @@ def check_model_name(name: str) -> str:
     return name
 
 
+def type_name(value: int) -> str:
+    """Return ``TYPE_FP32`` for a data type's number."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    return str(pb.DataType.Name(value))
+
+
 def byte_size(data: Any) -> int | None:
     """Return the bytes that a warm-up input of a config has; None where its type does not say (strings)."""
     import numpy as np
-    from tritonclient.grpc import model_config_pb2 as pb
 
-    kind = pb.DataType.Name(data.data_type)
+    kind = type_name(data.data_type)
     dtype = next((dtype for dtype, name in DATATYPES.items() if name == kind and name != "TYPE_STRING"), None)
     if dtype is None:
         return None
@@ -134,50 +140,51 @@ def to_protobuf(config: TritonConfig) -> Any:
     from tritonclient.grpc import model_config_pb2 as pb
 
     _check_ensemble(config)
-    model = pb.ModelConfig(name=check_model_name(config.name), max_batch_size=config.max_batch_size)
-    if config.backend:
-        model.backend = config.backend
-    if config.platform:
-        model.platform = config.platform
-    if config.filename:
-        model.default_model_filename = config.filename
-    for spec in config.inputs:
-        model.input.add(name=spec.name, data_type=pb.DataType.Value(datatype(spec.dtype)), dims=dims(spec))
-    for spec in config.outputs:
-        model.output.add(name=spec.name, data_type=pb.DataType.Value(datatype(spec.dtype)), dims=dims(spec))
-    model.version_policy.specific.versions.extend(config.versions)
-    if config.steps:
-        for step in config.steps:
-            model.ensemble_scheduling.step.add(
-                model_name=step.model, model_version=-1, input_map=step.input_map, output_map=step.output_map
-            )
-        return model
-    model.instance_group.add(count=config.instances, kind=pb.ModelInstanceGroup.Kind.Value(config.kind))
+    model = pb.ModelConfig(
+        name=check_model_name(config.name),
+        backend=config.backend,
+        platform=config.platform,
+        default_model_filename=config.filename,
+        max_batch_size=config.max_batch_size,
+        input=[{"name": s.name, **_typed(s)} for s in config.inputs],
+        output=[{"name": s.name, **_typed(s)} for s in config.outputs],
+        version_policy={"specific": {"versions": config.versions}},
+        parameters={key: {"string_value": value} for key, value in config.parameters.items()},
+        model_warmup=[
+            {
+                "name": sample.name,
+                "batch_size": sample.batch_size,
+                "count": 1,
+                "inputs": {s.name: _typed(s) | _data(sample.files.get(s.name)) for s in sample.inputs},
+            }
+            for sample in config.warmup
+        ],
+    )
+    for step in config.steps:
+        model.ensemble_scheduling.step.add(
+            model_name=step.model, model_version=-1, input_map=step.input_map, output_map=step.output_map
+        )
+    if not config.steps:
+        model.instance_group.add(count=config.instances, kind=config.kind)
     if config.batching is not None:
         model.dynamic_batching.SetInParent()
         model.dynamic_batching.preferred_batch_size.extend(config.batching.preferred)
-        if config.batching.delay_us:
-            model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
-    for sample in config.warmup:
-        entry = model.model_warmup.add(name=sample.name, batch_size=sample.batch_size, count=1)
-        for spec in sample.inputs:
-            data = entry.inputs[spec.name]
-            data.data_type = pb.DataType.Value(datatype(spec.dtype))
-            data.dims.extend(dims(spec))
-            if spec.name in sample.files:
-                data.input_data_file = sample.files[spec.name]
-            else:
-                data.zero_data = True
+        model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
     for place, name, parameters in config.accelerators:
         group = model.optimization.execution_accelerators
-        target = group.gpu_execution_accelerator if place == "gpu" else group.cpu_execution_accelerator
-        target.add(name=name, parameters=parameters)
+        getattr(group, f"{place}_execution_accelerator").add(name=name, parameters=parameters)
     if config.graph_level is not None:
         model.optimization.graph.level = config.graph_level
-    for key, value in config.parameters.items():
-        model.parameters[key].string_value = value
     check(model)
     return model
+
+
+def _typed(spec: TensorSpec) -> dict[str, Any]:
+    return {"data_type": datatype(spec.dtype), "dims": dims(spec)}
+
+
+def _data(file: str | None) -> dict[str, Any]:
+    return {"zero_data": True} if file is None else {"input_data_file": file}
 
 
 def _check_ensemble(config: TritonConfig) -> None:
@@ -203,8 +210,6 @@ def check(model: Any) -> None:
     Source: triton-inference-server/core, src/model_config_utils.cc, ValidateModelConfig, and
     src/backend_model_instance.cc, GenerateWarmupData; openvino_backend, src/openvino.cc, ModelInstanceState.
     """
-    from tritonclient.grpc import model_config_pb2 as pb
-
     name, largest = model.name, model.max_batch_size
     batching, sequences = model.HasField("dynamic_batching"), model.HasField("sequence_batching")
     if batching and largest < 1:
@@ -220,7 +225,7 @@ def check(model: Any) -> None:
         other = "sequence_batching" if sequences else "a decoupled model_transaction_policy"
         raise InputError(f"{name!r} has response_cache with {other}: no release caches that", fix="leave one out")
     for group in model.instance_group:
-        kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+        kind = group.Kind.Name(group.kind)
         if group.count < 1:
             raise InputError(f"{name!r} has an instance_group with count {group.count}, expected 1 or more")
         wanted = targets.backend(model.backend).kind

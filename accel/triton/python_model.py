@@ -19,7 +19,7 @@ from accel.core.values import SCHEMA, Artifact, TensorSpec, to_json
 if TYPE_CHECKING:
     from accel.builders import Builder
 
-ALWAYS = ("accel.core.values", "accel.core.errors", "accel.builders")
+ALWAYS = ("accel.core.values", "accel.core.errors", "accel.core.hardware", "accel.builders")
 DATA_SUFFIXES = (".txt", ".json")
 """Files beside a shipped module that go along: a zoo entry reads its vocabulary or sentences from there."""
 

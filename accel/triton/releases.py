@@ -172,6 +172,18 @@ def _carried(release: Release) -> dict[str, str | None]:
     }
 
 
+def differences(
+    versions: Mapping[str, str], release: Release, *, backend: str, accelerators: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Compare as ``unverified`` does, leaving out what took part in a build and does not serve under that backend."""
+    wanted = runtimes(backend, accelerators)
+    return unverified({n: v for n, v in versions.items() if _normal(n).startswith(wanted)}, release)
+
+
+def _normal(package: str) -> str:
+    return package.lower().replace("_", "-")
+
+
 def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]:
     """Compare an artifact's toolchain with what the release carries; one sentence for each difference.
 
@@ -183,7 +195,7 @@ def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]
     carried = _carried(release)
     found: list[str] = []
     for package, version in sorted(versions.items()):
-        name = package.lower().replace("_", "-")
+        name = _normal(package)
         name = next((n for n in ("onnxruntime", "tensorflow") if name.startswith(n)), name)
         if name not in carried:
             continue

@@ -7,15 +7,14 @@ backend that dictates names gets an ensemble in front.
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.builders import targets
-from accel.core.errors import InputError, OutputError, UsageError
+from accel.core.errors import InputError, UsageError
+from accel.core.files import replacing
 from accel.core.values import (
     VERSION_FOLDER,
     Artifact,
@@ -40,10 +39,10 @@ from accel.triton.config import (
     to_text,
 )
 from accel.triton.contract import Contract, agree, merges
-from accel.triton.folders import clear_leftovers, describe, link, put_in_place
+from accel.triton.folders import describe, link
 from accel.triton.launch import kubernetes, script
 from accel.triton.python_model import write_model
-from accel.triton.releases import Release, runtimes, unservable, unverified
+from accel.triton.releases import Release, differences, unservable
 from accel.triton.releases import release as find_release
 from accel.triton.samples import load_points, warmup, write_reference
 from accel.triton.verify import verify
@@ -125,35 +124,26 @@ def emit(
         return served
     if (reason := unservable(served, row)) is not None:
         return reason
-    fresh = root.parent / f".{root.name}.new-{uuid.uuid4().hex[:8]}"
-    try:
-        clear_leftovers(root)
+    plan = _Plan(
+        artifact=artifact,
+        folder=artifact_folder,
+        served=served,
+        contract=_batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id),
+        parity=parity,
+        unproved=unproved,
+        mask=mask,
+        detections=detections,
+        builder=builder,
+        row=row,
+        name=model_name,
+        version=model_version,
+        overrides=overrides,
+        threads=threads,
+        hardware=hardware,
+    )
+    with replacing(root) as fresh:
         fresh.mkdir(parents=True)
-        plan = _Plan(
-            artifact=artifact,
-            folder=artifact_folder,
-            served=served,
-            contract=_batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id),
-            parity=parity,
-            unproved=unproved,
-            mask=mask,
-            detections=detections,
-            builder=builder,
-            row=row,
-            name=model_name,
-            version=model_version,
-            overrides=overrides,
-            threads=threads,
-            hardware=hardware,
-        )
         models = _fill(fresh, plan, samples=samples, reference=reference)
-        put_in_place(root, fresh)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the repository {root}: {error}", fix="free space, or give another -o"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return Repository(
         root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
         models=models,
@@ -165,13 +155,8 @@ def emit(
 
 
 def _differences(artifact: Artifact, served: TritonModel, *, row: Release) -> tuple[str, ...]:
-    wanted = runtimes(served.backend, tuple(name for _, name, _ in served.accelerators))
-    versions = {
-        name: version
-        for name, version in artifact.built.versions.items()
-        if any(name.lower().replace("_", "-").startswith(package) for package in wanted)
-    }
-    return unverified(versions, row)
+    used = tuple(name for _, name, _ in served.accelerators)
+    return differences(artifact.built.versions, row, backend=served.backend, accelerators=used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 from accel.builders import targets
 from accel.core.errors import InputError, OutputError, UnavailableError
 from accel.core.feeds import write_feeds
+from accel.core.files import replacing
 from accel.core.values import Repository, Skipped
 from accel.triton import ensemble, overrides
 from accel.triton import manifest as manifests
@@ -59,48 +60,39 @@ def write_twin(root: Path, out: Path, *, release: str) -> Repository:
     configs = read_configs(root)
     holder, files = _holder(root, manifest)
     name = _client_name(configs, holder)
-    try:
-        with tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
-            samples, reference = _points(root, manifest, Path(scratch))
-            made = emit(
-                manifest.artifact,
-                files,
-                inputs=manifest.inputs,
-                outputs=manifest.outputs,
-                builder=builder,
-                release=release,
-                root=out,
-                run_dir=out.parent,
-                model_name=name,
-                model_version=manifest.version,
-                samples=samples,
-                reference=reference,
-                parity=manifest.parity,
-                unproved=manifest.unproved_int64,
-                mask=manifest.mask,
-                detections=manifest.detections,
-                python=True,
-                overrides=_batch_asked(manifest),
-            )
+    with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
+        samples, reference = _points(root, manifest, Path(scratch))
+        made = emit(
+            manifest.artifact,
+            files,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            builder=builder,
+            release=release,
+            root=fresh,
+            run_dir=out.parent,
+            model_name=name,
+            model_version=manifest.version,
+            samples=samples,
+            reference=reference,
+            parity=manifest.parity,
+            unproved=manifest.unproved_int64,
+            mask=manifest.mask,
+            detections=manifest.detections,
+            python=True,
+            overrides=_batch_asked(manifest),
+        )
         if isinstance(made, Skipped):
             raise UnavailableError(made.reason, fix=made.fix)
-        _keep(configs[holder], root / holder, out / name)
+        _keep(configs[holder], root / holder, fresh / name)
         around = ensemble.parts(manifest, configs)
         carried = [model for model in manifest.models if model not in (name, holder, *around)]
         for model in carried:
-            link_tree(root / model, out / model)
-        _describe(out, manifest, row, name=name, carried=carried)
+            link_tree(root / model, fresh / model)
+        _describe(fresh, manifest, row, name=name, carried=carried)
         pipeline = ensemble.read(root)
-        added = ensemble.add(out, pipeline) if pipeline is not None else ()
-    except OSError as error:
-        shutil.rmtree(out, ignore_errors=True)
-        raise OutputError(
-            f"cannot write the twin {out}: {error}", fix="free space, or choose another folder"
-        ) from error
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
-    return dataclasses.replace(made, models=(name, *carried, *added))
+        added = ensemble.add(fresh, pipeline) if pipeline is not None else ()
+    return dataclasses.replace(made, root=out.name, models=(name, *carried, *added))
 
 
 def _holder(root: Path, manifest: Manifest) -> tuple[str, Path]:

@@ -2,7 +2,8 @@
 
 Targets that start from TensorFlow get a Keras encoder with the same inputs and outputs.
 
-Builds and answers come from worker processes, as in a run; each target is built once for the whole session.
+Builds and answers come from worker processes, as in a run; each target is built once for the whole session. What needs
+no runtime of a target (the source, its export, comparisons) shares one process: a start costs more than the task.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from accel.accuracy.parity import gate_for
 from accel.builders import targets
 from accel.core import environments
 from accel.core.feeds import read_feeds
-from accel.core.processes import run_task
+from accel.core.processes import Worker, run_task
 from accel.core.values import (
     Artifact,
     BuildRequest,
@@ -63,15 +64,16 @@ class Bench:
     source: ModelSource
     samples: SampleSet
     onnx: OnnxModel
+    own: Worker
     made: dict[str, Artifact] = field(default_factory=dict)
 
     def skip_reason(self, target: Target) -> Skipped | None:
         return targets.discover()[target.name].available(target)
 
     def task(self, name: str, target: Target | None, **params: Any) -> Any:
-        python = None
-        if target is not None:
-            python = environments.python(targets.discover()[target.name].environment(target))
+        if target is None:
+            return self.own.call(name, params, timeout_s=240)
+        python = environments.python(targets.discover()[target.name].environment(target))
         log = self.folder / f"{name}.log"
         return run_task(name, params, log=log, threads=THREADS, timeout_s=240, python=python)
 
@@ -175,7 +177,7 @@ def bench(request: pytest.FixtureRequest, target: Target) -> Bench:
 
 
 @pytest.fixture(scope="session")
-def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("contract-keras")
     (folder / "encoder.py").write_text(KERAS)
     asked = recognise(
@@ -185,11 +187,12 @@ def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         opt_shapes={"input_ids": (1, 32)},
         max_shapes={"input_ids": (8, 64)},
     )
-    return make_bench(folder, asked)
+    with Worker(folder / "source.log", threads=THREADS) as own:
+        yield make_bench(folder, asked, own)
 
 
 @pytest.fixture(scope="session")
-def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("contract")
     model = folder / "tiny-bert"
     model.mkdir()
@@ -206,14 +209,15 @@ def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         opt_shapes={"input_ids": (1, 32)},
         max_shapes={"input_ids": (8, 64)},
     )
-    return make_bench(folder, asked)
+    with Worker(folder / "source.log", threads=THREADS) as own:
+        yield make_bench(folder, asked, own)
 
 
-def make_bench(folder: Path, asked: SourceRequest) -> Bench:
-    """Describe, run and export a source, each in a process of its own."""
+def make_bench(folder: Path, asked: SourceRequest, own: Worker) -> Bench:
+    """Describe, run and export a source."""
 
     def task(name: str, **params: Any) -> Any:
-        return run_task(name, params, log=folder / "source.log", threads=THREADS, timeout_s=240)
+        return own.call(name, params, timeout_s=240)
 
     described = task("describe", request=to_json(asked), out_dir=str(folder / "samples"))
     truth = str(folder / "reference.npz")
@@ -225,4 +229,5 @@ def make_bench(folder: Path, asked: SourceRequest) -> Bench:
         from_json(ModelSource, described["source"]),
         from_json(SampleSet, described["samples"]),
         from_json(OnnxModel, onnx),
+        own,
     )

@@ -371,7 +371,7 @@ class TestBadInput:
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
     def test_a_full_disk_leaves_nothing_behind(self, tmp_path: Path) -> None:
         source = embedding(tmp_path / "a.onnx")
-        (tmp_path / f".b.onnx.{os.getpid()}.tmp").symlink_to("/dev/full")
+        (tmp_path / f".b.onnx.{os.getpid()}.new").symlink_to("/dev/full")
         with pytest.raises(OutputError, match="cannot be written"):
             narrow_file(source, tmp_path / "b.onnx")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx"]

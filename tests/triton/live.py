@@ -139,7 +139,7 @@ class Live:
         if environment == environments.MAIN and not variant.target.name.startswith("aoti"):
             return tasks.TASKS[task](**params)
         python = environments.python(environment)
-        return run_task(task, params, log=self.folder / "task.log", threads=THREADS, timeout_s=120, python=python)
+        return run_task(task, params, log=self.folder / "task.log", threads=THREADS, timeout_s=300, python=python)
 
     def _build(self, variant: Variant) -> Artifact:
         if variant.id in self.artifacts:
