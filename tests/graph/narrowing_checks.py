@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 from onnx import NodeProto, helper, numpy_helper
 
-from accel.graph.int32 import NarrowReport, ValueReport
+from accel.graph.narrow import NarrowReport, ValueReport
 
 Feed = Mapping[str, np.ndarray]
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}

@@ -16,8 +16,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from accel.core.errors import InputError, SampleError, UsageError
 from accel.core.values import from_json, to_json
-from accel.graph.double import loss
-from accel.graph.int32 import NarrowReport, narrow_file
+from accel.graph.narrow import NarrowReport, narrow_file
+from accel.graph.narrow.double import loss
 
 DOUBLE, FLOAT, I32, I64 = TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 U64, BOOL = TensorProto.UINT64, TensorProto.BOOL

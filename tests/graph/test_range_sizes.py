@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from accel.core.values import ShapeRange
-from accel.graph.ranges import analyse
+from accel.graph.narrow.analysis import analyse
 
 
 def model() -> onnx.ModelProto:

@@ -13,9 +13,9 @@ from integer_graphs import IntegerGraph, feeds, graphs
 from narrowing_checks import assert_equal_models, run, session
 
 from accel.core.values import ShapeRange
-from accel.graph.int32 import narrow_file
-from accel.graph.ranges import analyse
-from accel.graph.ranges_facts import INT32, Fact
+from accel.graph.narrow import narrow_file
+from accel.graph.narrow.analysis import analyse
+from accel.graph.narrow.facts import INT32, Fact
 
 SHAPES = {"x": ShapeRange((1, 4), (2, 4), (5, 4)), "y": ShapeRange((1, 4), (2, 4), (5, 4))}
 RANDOM = settings(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from accel.graph.ranges_facts import LIMITS, MAX_ITEMS, Bounds, Fact, hull, known
-from accel.graph.ranges_rules import RULES, Call, rule
+from accel.graph.narrow.facts import LIMITS, MAX_ITEMS, Bounds, Fact, hull, known
+from accel.graph.narrow.rules import RULES, Call, rule
 
 __all__ = ["RULES"]
 

@@ -16,11 +16,11 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from accel.core.errors import OutputError
-from accel.graph.int32_plan import Plan, retype
-from accel.graph.ranges import ONNX_DOMAINS
-from accel.graph.ranges_facts import INT32
-from accel.graph.ranges_inference import constant_array, node_graphs
-from accel.graph.type_classes import captured
+from accel.graph.narrow.analysis import ONNX_DOMAINS
+from accel.graph.narrow.classes import captured
+from accel.graph.narrow.facts import INT32
+from accel.graph.narrow.inference import constant_array, node_graphs
+from accel.graph.narrow.plan import Plan, retype
 
 CAST_OPSET = 13
 """Opset of an added Cast, in a model that imports none of ONNX's own domain."""

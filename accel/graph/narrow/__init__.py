@@ -3,8 +3,8 @@
 ``narrow_file`` rewrites one ONNX file. What it promises: for every feed that keeps to the preconditions in its
 report, the outputs of the new file are bitwise those of the old one, and an integer is never cut in silence. (For
 TensorRT, which has no DOUBLE, ``double`` rounds that to FLOAT first; the promise then holds for the rounded graph.) The
-proof is the interval analysis in ``ranges``; which values must change together is read from the operator schemas in
-``type_classes``; what is done with both stands in ``int32_plan``. ``prove_int32_interior`` answers the other
+proof is the interval analysis in ``analysis``; which values must change together is read from the operator schemas in
+``classes``; what is done with both stands in ``plan``. ``prove_int32_interior`` answers the other
 question: whether a runtime that computes int64 as int32 anyway (OpenVINO's CPU plugin) may be given the model.
 
 Nothing heavy is imported here: onnx is loaded when a function is called.
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Literal
 
 from accel.core.errors import InputError, OutputError, StageError, UsageError
 from accel.core.values import ShapeRange, sha256_file
-from accel.graph.narrow_report import AxisRange, Cause, InputRange, NarrowReport, ValueReport
+from accel.graph.narrow.report import AxisRange, Cause, InputRange, NarrowReport, ValueReport
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from accel.graph.ranges import Analysis
+    from accel.graph.narrow.analysis import Analysis
 
 
 __all__ = [
@@ -70,7 +70,7 @@ def narrow_file(
         UnavailableError: level ``interior`` without the runtime whose kernels it asks for.
         StageError: the result does not pass the checker: a bug in accel; nothing is written.
     """
-    from accel.graph.int32_rewrite import external_files, write
+    from accel.graph.narrow.rewrite import external_files, write
 
     if out.resolve() == source.resolve() or (out.exists() and source.exists() and out.samefile(source)):
         raise UsageError(f"{out} is the source itself", fix="choose another -o")
@@ -120,11 +120,11 @@ def _narrow(
     """
     from onnx import TensorProto
 
-    from accel.graph.double import merged, narrow_doubles
-    from accel.graph.int32_plan import Planner
-    from accel.graph.int32_rewrite import rewrite
-    from accel.graph.narrow_reasons import describe
-    from accel.graph.ranges import analyse
+    from accel.graph.narrow.analysis import analyse
+    from accel.graph.narrow.double import merged, narrow_doubles
+    from accel.graph.narrow.plan import Planner
+    from accel.graph.narrow.reasons import describe
+    from accel.graph.narrow.rewrite import rewrite
 
     values: list[ValueReport] = []
     casts, sources = 0, [TensorProto.INT64]
@@ -231,8 +231,8 @@ def prove_int32_interior(
         UsageError: a range or shape contradicts the model.
         InputError: the source is missing or does not pass ONNX's checker.
     """
-    from accel.graph.narrow_reasons import OPENVINO_THROUGH_FLOAT, unproved
-    from accel.graph.ranges import analyse
+    from accel.graph.narrow.analysis import analyse
+    from accel.graph.narrow.reasons import OPENVINO_THROUGH_FLOAT, unproved
 
     model = _load(source)
     if model.functions:

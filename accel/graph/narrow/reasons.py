@@ -8,13 +8,13 @@ from typing import Literal
 
 from onnx import ModelProto, TensorProto
 
-from accel.graph.int32_plan import Plan, Planner
-from accel.graph.int32_rewrite import type_name
-from accel.graph.narrow_report import Cause, ValueReport
-from accel.graph.ranges import Analysis
-from accel.graph.ranges_facts import INT32, INT64, LIMITS, Fact
-from accel.graph.ranges_inference import node_graphs, real_inputs
-from accel.graph.type_classes import captured
+from accel.graph.narrow.analysis import Analysis
+from accel.graph.narrow.classes import captured
+from accel.graph.narrow.facts import INT32, INT64, LIMITS, Fact
+from accel.graph.narrow.inference import node_graphs, real_inputs
+from accel.graph.narrow.plan import Plan, Planner
+from accel.graph.narrow.report import Cause, ValueReport
+from accel.graph.narrow.rewrite import type_name
 
 Role = Literal["input", "output", "constant", "inner"]
 

@@ -1,6 +1,6 @@
 """Decide, for each 64-bit value, whether it becomes int32, and say why.
 
-Two things can happen to a value. A whole class (``type_classes``) changes its type, if no member is pinned, each
+Two things can happen to a value. A whole class (``classes``) changes its type, if no member is pinned, each
 member is proved to fit and the runtime has the kernels: only at level ``interior``. Or a graph input or output
 changes alone, with a Cast on the inside where a node needs int64. Everything else stays, with its reason. Nothing is
 written here.
@@ -16,12 +16,12 @@ from typing import Literal
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from accel.graph.int32_kernels import Kernels, Runtime
-from accel.graph.narrow_report import Cause
-from accel.graph.ranges import ONNX_DOMAINS, Analysis
-from accel.graph.ranges_facts import INT32, INT64, LIMITS, Fact
-from accel.graph.ranges_inference import constant_array, overridable, real_inputs
-from accel.graph.type_classes import Group, classify, only_int64
+from accel.graph.narrow.analysis import ONNX_DOMAINS, Analysis
+from accel.graph.narrow.classes import Group, classify, only_int64
+from accel.graph.narrow.facts import INT32, INT64, LIMITS, Fact
+from accel.graph.narrow.inference import constant_array, overridable, real_inputs
+from accel.graph.narrow.kernels import Kernels, Runtime
+from accel.graph.narrow.report import Cause
 
 Level = Literal["keep", "io", "interior"]
 Reason = tuple[Cause, str]

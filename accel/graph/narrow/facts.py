@@ -4,7 +4,7 @@ A ``Fact`` bounds every element a tensor can ever hold. Integer bounds are exact
 overflow; where a result could leave its type, the type wraps and the bound becomes the whole type. Float bounds exist
 only where NaN and infinities are excluded; they are widened by more than a rounding error at each step.
 
-This module knows types and numbers. It knows neither operators (``ranges_rules``) nor graphs (``ranges``).
+This module knows types and numbers. It knows neither operators (``rules``) nor graphs (``analysis``).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-from accel.graph.ranges_facts import ANY_SIZE, LIMITS, Dims, Fact, Interval, product
-from accel.graph.ranges_rules import Call, reduced_axes
+from accel.graph.narrow.facts import ANY_SIZE, LIMITS, Dims, Fact, Interval, product
+from accel.graph.narrow.rules import Call, reduced_axes
 
 ShapeRule = Callable[[Call], Dims | None]
 

@@ -15,7 +15,7 @@ from typing import Literal
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, shape_inference
 
 from accel.core.errors import UnavailableError
-from accel.graph.ranges_facts import INT32, Fact
+from accel.graph.narrow.facts import INT32, Fact
 
 Runtime = Literal["ort", "openvino", "tensorrt"]
 Types = tuple[int, ...]

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, defs
 
-from accel.graph.narrow_report import Cause
-from accel.graph.ranges import ONNX_DOMAINS
-from accel.graph.ranges_inference import node_graphs
+from accel.graph.narrow.analysis import ONNX_DOMAINS
+from accel.graph.narrow.inference import node_graphs
+from accel.graph.narrow.report import Cause
 
 TYPE_ATTRIBUTES = ("to", "dtype")
 """Names that ONNX gives to attributes which choose the type of an output."""

@@ -20,13 +20,13 @@ from typing import Literal
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from accel.graph.int32_kernels import Kernels
-from accel.graph.int32_rewrite import Fresh
-from accel.graph.narrow_report import FLOAT_MAX, Cause, ValueReport
-from accel.graph.ranges import ONNX_DOMAINS, Analysis
-from accel.graph.ranges_facts import Fact
-from accel.graph.ranges_inference import real_inputs
-from accel.graph.type_classes import Group, TypeClasses, call_text, classify
+from accel.graph.narrow.analysis import ONNX_DOMAINS, Analysis
+from accel.graph.narrow.classes import Group, TypeClasses, call_text, classify
+from accel.graph.narrow.facts import Fact
+from accel.graph.narrow.inference import real_inputs
+from accel.graph.narrow.kernels import Kernels
+from accel.graph.narrow.report import FLOAT_MAX, Cause, ValueReport
+from accel.graph.narrow.rewrite import Fresh
 
 SIZED_BY_VALUES = frozenset({"Range", "NonZero", "Unique"})
 """Operators whose output has a size that depends on the values of a floating-point input, to the last bit.

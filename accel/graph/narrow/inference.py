@@ -16,8 +16,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoP
 
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.values import ShapeRange
-from accel.graph.narrow_report import AxisRange
-from accel.graph.ranges_facts import ANY_SIZE, INT32, LIMITS, Bounds, Dims, Fact, Interval, known, unknown
+from accel.graph.narrow.facts import ANY_SIZE, INT32, LIMITS, Bounds, Dims, Fact, Interval, known, unknown
+from accel.graph.narrow.report import AxisRange
 
 SMALL_BYTES = 1024
 """Initialisers up to this size go into the skeleton: they may hold shapes and axes."""

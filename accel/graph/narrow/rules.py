@@ -5,7 +5,7 @@ their type, and so does every operator that has no rule here. A rule is only rig
 follows the specification, including what ONNX leaves open (division by zero, empty reductions): then it says nothing.
 It also has to hold for the ONNX Runtime that people have: where its int64 kernels are known to be wrong for large
 values (measured with 1.31: Max, Min, Clip, Sign, ReduceSum, fmod), the bounds include what it really returns.
-Operators that only move elements are in ``ranges_moves``, sizes of axes in ``ranges_shapes``.
+Operators that only move elements are in ``moves``, sizes of axes in ``sizes``.
 
 Source: https://onnx.ai/onnx/operators/ for the semantics of each operator.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from accel.graph.ranges_facts import (
+from accel.graph.narrow.facts import (
     INT32,
     LIMITS,
     Bounds,

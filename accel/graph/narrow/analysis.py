@@ -21,12 +21,12 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from accel.core.errors import UsageError, nearest
 from accel.core.values import ShapeRange
-from accel.graph.narrow_report import AxisRange, InputRange
-from accel.graph.ranges_facts import INT64, LIMITS, Dims, Fact, Interval, join, known, unknown
-from accel.graph.ranges_inference import bound_axes, constant_fact, infer, node_graphs, overridable, real_inputs, typed
-from accel.graph.ranges_moves import RULES
-from accel.graph.ranges_rules import Call
-from accel.graph.ranges_shapes import sizes
+from accel.graph.narrow.facts import INT64, LIMITS, Dims, Fact, Interval, join, known, unknown
+from accel.graph.narrow.inference import bound_axes, constant_fact, infer, node_graphs, overridable, real_inputs, typed
+from accel.graph.narrow.moves import RULES
+from accel.graph.narrow.report import AxisRange, InputRange
+from accel.graph.narrow.rules import Call
+from accel.graph.narrow.sizes import sizes
 
 ONNX_DOMAINS = ("", "ai.onnx")
 _KEEP_ELEMENTS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
