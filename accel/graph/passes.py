@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from accel.core.errors import AccelError, InputError, OutputError, StageError
+from accel.core.errors import AccelError, InputError, OutputError, StageError, UsageError
 
 
 def load(path: Path) -> ir.Model:
@@ -36,6 +36,8 @@ def load(path: Path) -> ir.Model:
         if proto.graph.sparse_initializer:
             raise InputError(f"{path.name} has sparse initialisers", fix="export it with dense weights")
         model = ir.from_proto(proto)
+        if "ai.onnx" in model.opset_imports:  # another name of ONNX's own domain
+            model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     except (DecodeError, OSError, ValueError, UnicodeDecodeError, RuntimeError, NotImplementedError) as error:
         raise InputError(f"{path} is not an ONNX model that can be read: {error}", fix="export it again") from error
     ir.external_data.set_base_dir(model.graph, path.parent)
@@ -111,6 +113,8 @@ def _write(
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         for tensor in external_tensors(shared) if shared is not None else ():
+            if path.resolve() == Path(tensor.path).resolve():
+                raise UsageError(f"{path} holds the weights of the model", fix="choose another -o")
             _copy_data(Path(tensor.path), path.parent / tensor.location)
         if check is not None:
             check(temporary)

@@ -4,8 +4,9 @@
 report, the outputs of the new file are bitwise those of the old one, and an integer is never cut in silence. (For
 TensorRT, which has no DOUBLE, ``double`` rounds that to FLOAT first; the promise then holds for the rounded graph.) The
 proof is the interval analysis in ``analysis``; which values must change together is read from the operator schemas in
-``classes``; what is done with both stands in ``plan``. ``prove_int32_interior`` answers the other
-question: whether a runtime that computes int64 as int32 anyway (OpenVINO's CPU plugin) may be given the model.
+``classes``; ``plan`` decides, and the passes in ``integers`` and ``double`` carry it out. ``prove_int32_interior``
+answers the other question: whether a runtime that computes int64 as int32 anyway (OpenVINO's CPU plugin) may be
+given the model.
 
 Nothing heavy is imported here: onnx is loaded when a function is called.
 """
@@ -17,17 +18,11 @@ import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from accel.core.errors import InputError, OutputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UsageError
 from accel.core.values import ShapeRange, sha256_file
 from accel.graph.narrow.report import AxisRange, Cause, InputRange, NarrowReport, ValueReport
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
-
-    from accel.graph.narrow.analysis import Analysis
-
 
 __all__ = [
     "AxisRange",
@@ -70,89 +65,44 @@ def narrow_file(
         UnavailableError: level ``interior`` without the runtime whose kernels it asks for.
         StageError: the result does not pass the checker: a bug in accel; nothing is written.
     """
-    from accel.graph.narrow.rewrite import external_files, write
+    import onnx_ir as ir
+
+    from accel.graph import passes
+    from accel.graph.narrow.double import RoundDoubles, merged
+    from accel.graph.narrow.integers import NarrowIntegers
 
     if out.resolve() == source.resolve() or (out.exists() and source.exists() and out.samefile(source)):
         raise UsageError(f"{out} is the source itself", fix="choose another -o")
-    model = _load(source)
-    for name in external_files(model):
-        if out.resolve() == (source.parent / name).resolve():
-            raise UsageError(f"{out} holds the weights of {source.name}", fix="choose another -o")
-    with _no_collector():
-        values, analysis, casts = _narrow(
-            model, source.parent, level=level, ranges=ranges or {}, shapes=shapes or {}, runtime=runtime
-        )
-    temporary = write(model, source, out)
-    try:
-        _check_result(temporary, source)
-        report = NarrowReport(
-            source=source.name,
-            source_sha256=sha256_file(source),
-            sha256=sha256_file(temporary),
-            level=level,
-            runtime=runtime,
-            values=values,
-            inputs=analysis.inputs,
-            axes=analysis.axes,
-            casts=casts,
-        )
-        temporary.replace(out)
-    except OSError as error:
-        raise OutputError(f"{out} cannot be written: {error}", fix="choose another -o") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return report
-
-
-def _narrow(
-    model: ModelProto,
-    folder: Path,
-    *,
-    level: Literal["keep", "io", "interior"],
-    ranges: Mapping[str, tuple[int, int]],
-    shapes: Mapping[str, ShapeRange],
-    runtime: Literal["ort", "openvino", "tensorrt"],
-) -> tuple[tuple[ValueReport, ...], Analysis, int]:
-    """Narrow a model in place: one type after the other, each proved on what the one before has left.
-
-    Returns:
-        The report on each value, what is assumed, and the number of Casts added.
-    """
-    from onnx import TensorProto
-
-    from accel.graph.narrow.analysis import analyse
-    from accel.graph.narrow.double import merged, narrow_doubles
-    from accel.graph.narrow.plan import Planner
-    from accel.graph.narrow.reasons import describe
-    from accel.graph.narrow.rewrite import rewrite
-
-    values: list[ValueReport] = []
-    casts, sources = 0, [TensorProto.INT64]
-    analysis = analyse(model, folder, ranges=ranges, shapes=shapes)
+    _check_source(source)
+    ranges, shapes = ranges or {}, shapes or {}
+    work: list[ir.passes.PassBase] = []
     if runtime == "tensorrt":
-        values += narrow_doubles(model, analysis, level=level)
-        found = {f.dtype for f in analysis.facts.values()} | {v.fact.dtype for v in analysis.inner}
-        sources = [*(s for s in (TensorProto.UINT64,) if s in found), TensorProto.INT64]
-    for source in sources:
-        if values and level != "keep":
-            analysis = analyse(model, folder, ranges=ranges, shapes=shapes)
-        planner = Planner(model, analysis, folder, level=level, runtime=runtime, source=source)
-        plan = planner.make()
-        values += describe(planner, plan, analysis)
-        casts += rewrite(model, plan, folder)
-    return merged(values), analysis, casts
+        work.append(RoundDoubles(level=level, ranges=ranges, shapes=shapes))
+    for kind in (ir.DataType.UINT64, ir.DataType.INT64) if runtime == "tensorrt" else (ir.DataType.INT64,):
+        work.append(NarrowIntegers(kind, level=level, ranges=ranges, shapes=shapes, runtime=runtime))
+    with _no_collector():
+        done = passes.rewrite(source, out, *work, check=lambda written: _check_result(written, source))
+    return NarrowReport(
+        source=source.name,
+        source_sha256=sha256_file(source),
+        sha256=sha256_file(out),
+        level=level,
+        runtime=runtime,
+        values=merged(value for result in done for value in result.values),
+        inputs=done[-1].analysis.inputs,
+        axes=done[-1].analysis.axes,
+        casts=sum(result.casts for result in done),
+    )
 
 
-def _load(source: Path) -> ModelProto:
+def _check_source(source: Path) -> None:
     import onnx
-    from google.protobuf.message import DecodeError
 
     if not source.is_file():
         raise InputError(f"{source} is not a file", fix="give the path of an .onnx file")
     try:
         onnx.checker.check_model(str(source))
-        return onnx.load(str(source), load_external_data=False)
-    except (onnx.checker.ValidationError, DecodeError, ValueError, RuntimeError, UnicodeDecodeError) as error:
+    except (onnx.checker.ValidationError, ValueError, RuntimeError, UnicodeDecodeError) as error:
         reason = str(error).strip().splitlines()
         raise InputError(
             f"{source} does not pass ONNX's checker: {reason[0] if reason else type(error).__name__}",
@@ -231,14 +181,15 @@ def prove_int32_interior(
         UsageError: a range or shape contradicts the model.
         InputError: the source is missing or does not pass ONNX's checker.
     """
+    from onnx_ir.passes.common import InlinePass
+
+    from accel.graph import passes
     from accel.graph.narrow.analysis import analyse
     from accel.graph.narrow.reasons import OPENVINO_THROUGH_FLOAT, unproved
 
-    model = _load(source)
-    if model.functions:
-        from onnx import inliner
-
-        model = inliner.inline_local_functions(model)
+    _check_source(source)
+    model = passes.load(source)
     with _no_collector():
-        analysis = analyse(model, source.parent, ranges=ranges or {}, shapes=shapes or {}, watch=OPENVINO_THROUGH_FLOAT)
+        passes.run(model, InlinePass())
+        analysis = analyse(model, ranges=ranges or {}, shapes=shapes or {}, watch=OPENVINO_THROUGH_FLOAT)
     return tuple(Unproved(*row) for row in unproved(model, analysis))

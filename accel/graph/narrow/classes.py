@@ -12,25 +12,36 @@ does not pin the others that use it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
-import onnx
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, defs
+import numpy as np
+import onnx_ir as ir
+from onnx import defs
+from onnx_ir.analysis import analyze_implicit_usage
 
-from accel.graph.narrow.analysis import ONNX_DOMAINS
-from accel.graph.narrow.inference import node_graphs
+from accel.graph.narrow.inference import bodies
 from accel.graph.narrow.report import Cause
 
 TYPE_ATTRIBUTES = ("to", "dtype")
 """Names that ONNX gives to attributes which choose the type of an output."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One place at a node where a value enters or leaves."""
+class Use(NamedTuple):
+    """One use of a constant; equal to what ``Value.uses`` gives."""
 
-    node: int
+    node: ir.Node
+    idx: int
+
+
+Member: TypeAlias = ir.Value | Use
+"""What belongs to a class: a value, or one use of a constant."""
+
+
+class Place(NamedTuple):
+    """Where a value enters or leaves a node."""
+
     output: bool
     slot: int
 
@@ -40,14 +51,11 @@ class Group:
     """The places of one node that one type variable ties together.
 
     Attributes:
-        variable: as the schema names it.
         members: class members with the places they take.
         free: whether the schema lets the group as such change its type.
     """
 
-    node: int
-    variable: str
-    members: tuple[tuple[int, Use], ...]
+    members: tuple[tuple[Member, Place], ...]
     free: bool
 
 
@@ -56,34 +64,30 @@ class TypeClasses:
     """The classes of all values of one element type in the main graph.
 
     Attributes:
-        values: member number by value name; ``constant_uses`` by the place where a constant enters.
+        parents: every member, and the one above it in its class.
         pins: root member → why the class cannot change.
         groups: by node; a node without an entry is pinned, or touches no such value.
-        choosers: members whose type an attribute of their node chooses: member → (node, attribute name).
+        choosers: values whose type an attribute of their node chooses → its name.
     """
 
-    parents: list[int] = field(default_factory=list)
-    values: dict[str, int] = field(default_factory=dict)
-    constant_uses: dict[tuple[int, int], int] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    pins: dict[int, tuple[Cause, str]] = field(default_factory=dict)
-    groups: dict[int, list[Group]] = field(default_factory=dict)
-    choosers: dict[int, tuple[int, str]] = field(default_factory=dict)
+    parents: dict[Member, Member] = field(default_factory=dict)
+    pins: dict[Member, tuple[Cause, str]] = field(default_factory=dict)
+    groups: dict[ir.Node, list[Group]] = field(default_factory=dict)
+    choosers: dict[ir.Value, str] = field(default_factory=dict)
 
-    def add(self, name: str) -> int:
-        """Add a member that stands alone."""
-        self.parents.append(len(self.parents))
-        self.names.append(name)
-        return len(self.parents) - 1
+    def uses(self, value: ir.Value) -> list[Use]:
+        """Return the uses of a constant that are members of their own."""
+        return [Use(*use) for use in value.uses() if use in self.parents]
 
-    def root(self, member: int) -> int:
-        """Return the class of a member."""
-        while self.parents[member] != member:
-            self.parents[member] = self.parents[self.parents[member]]
-            member = self.parents[member]
-        return member
+    def root(self, member: Member) -> Member:
+        """Return the class of a member, which stands alone if it is new."""
+        parent = self.parents.setdefault(member, member)
+        while self.parents[parent] != parent:
+            self.parents[member] = self.parents[parent]
+            member, parent = parent, self.parents[parent]
+        return parent
 
-    def tie(self, a: int, b: int) -> None:
+    def tie(self, a: Member, b: Member) -> None:
         """Make one class of two."""
         one, other = self.root(a), self.root(b)
         if one != other:
@@ -91,23 +95,28 @@ class TypeClasses:
             if other in self.pins:
                 self.pins.setdefault(one, self.pins.pop(other))
 
-    def pin(self, member: int, cause: Cause, reason: str) -> None:
+    def pin(self, member: Member, cause: Cause, reason: str) -> None:
         """Say that a class keeps its type; the first reason stays."""
         self.pins.setdefault(self.root(member), (cause, reason))
+
+
+def value_of(member: Member) -> ir.Value:
+    """Return the value that a member is, or uses."""
+    return member.node.inputs[member.idx] if isinstance(member, Use) else member
 
 
 @functools.cache
 def schema_of(op: str, domain: str, version: int) -> defs.OpSchema | None:
     """Return the operator's schema at an opset, or None where ONNX has none."""
     try:
-        return defs.get_schema(op, version, "" if domain == "ai.onnx" else domain)
+        return defs.get_schema(op, version, domain)
     except defs.SchemaError:
         return None
 
 
 def type_text(dtype: int) -> str:
     """Return the schema's name of an element type: ``tensor(int64)``."""
-    return f"tensor({TensorProto.DataType.Name(dtype).lower()})"
+    return f"tensor({ir.DataType(dtype).name.lower()})"
 
 
 @functools.cache
@@ -130,81 +139,47 @@ def _formals(op: str, domain: str, version: int, output: bool) -> tuple[tuple[st
 
 
 def classify(
-    model: ModelProto, types: Mapping[str, int], constants: set[str], *, source: int, target: int
+    model: ir.Model, types: Mapping[ir.Value, int], constants: Set[ir.Value], *, source: int, target: int
 ) -> TypeClasses:
     """Tie the values of type ``source`` into classes and pin those that cannot become ``target``.
 
     Args:
         types: element type by value of the main graph; 0 or missing where it is unknown or no tensor.
-        constants: names that each node may have its own copy of.
+        constants: values that each node may have its own copy of.
     """
     classes = TypeClasses()
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    functions = {(f.domain, f.name) for f in model.functions}
-    for index, node in enumerate(model.graph.node):
-        bodies = node_graphs(node)
-        for inner in bodies:
-            for name in captured(inner):
-                if types.get(name) == source:
-                    member = _member(classes, name, constants, None)
-                    classes.pin(member, "sub-graph", f"used inside the sub-graph of {call_text(node)}")
-        if node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
+    captured = analyze_implicit_usage(model.graph)
+    for node in model.graph:
+        inner = list(bodies(node))
+        for value in (v for body in inner for v in captured[body] if types.get(v) == source):
+            classes.pin(value, "sub-graph", f"used inside the sub-graph of {call_text(node)}")
+        if node.op_type == "Constant" and not node.domain:
             continue
-        places = _places(node, index, types, constants, source, classes)
-        if not places:
-            continue
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        schema = schema_of(node.op_type, domain, opsets.get(domain, 1))
-        if (node.domain, node.op_type) in functions or schema is None:
-            kind = "function of the model" if (node.domain, node.op_type) in functions else "operator without a schema"
+        places: list[tuple[Member, Place]] = []
+        for slot, value in enumerate(node.inputs):
+            if types.get(value) == source:
+                places.append((Use(node, slot) if value in constants else value, Place(False, slot)))
+        places += [(v, Place(True, slot)) for slot, v in enumerate(node.outputs) if types.get(v) == source]
+        for member, _ in places:
+            classes.root(member)
+        key = (node.op_type, node.domain, model.opset_imports.get(node.domain, 1))
+        whole: tuple[Cause, str] | None = None
+        if node.op_identifier() in model.functions or schema_of(*key) is None:
+            kind = "function of the model" if node.op_identifier() in model.functions else "operator without a schema"
+            whole = "custom-operator", f"{call_text(node)} is a {kind}: what it takes is not known"
+        elif inner:
+            whole = "sub-graph", f"crosses the border of the sub-graph of {call_text(node)}"
+        elif places:
+            _bind(classes, node, places, types, key, source, target)
+        if whole is not None:
             for member, _ in places:
-                classes.pin(member, "custom-operator", f"{call_text(node)} is a {kind}: what it takes is not known")
-        elif bodies:
-            for member, _ in places:
-                classes.pin(member, "sub-graph", f"crosses the border of the sub-graph of {call_text(node)}")
-        else:
-            _bind(classes, node, index, places, types, (node.op_type, domain, opsets.get(domain, 1)), source, target)
+                classes.pin(member, *whole)
     return classes
 
 
-def captured(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that a sub-graph takes from outside."""
-    inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    used: set[str] = set()
-    for node in graph.node:
-        used |= {name for name in node.input if name and name not in inside}
-        for inner in node_graphs(node):
-            used |= captured(inner) - inside
-        inside |= set(node.output)
-    return used | {v.name for v in graph.output if v.name not in inside}
-
-
-def call_text(node: NodeProto) -> str:
+def call_text(node: ir.Node) -> str:
     """Name a node in a message: its operator, and its own name or that of its first output."""
-    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} of {(node.output or [''])[0]!r}"
-
-
-def _member(classes: TypeClasses, name: str, constants: set[str], place: Use | None) -> int:
-    if place is not None and name in constants and not place.output:
-        key = (place.node, place.slot)
-        if key not in classes.constant_uses:
-            classes.constant_uses[key] = classes.add(name)
-        return classes.constant_uses[key]
-    if name not in classes.values:
-        classes.values[name] = classes.add(name)
-    return classes.values[name]
-
-
-def _places(
-    node: NodeProto, index: int, types: Mapping[str, int], constants: set[str], source: int, classes: TypeClasses
-) -> list[tuple[int, Use]]:
-    places = []
-    for output, names in ((False, node.input), (True, node.output)):
-        for slot, name in enumerate(names):
-            if name and types.get(name) == source:
-                use = Use(index, output, slot)
-                places.append((_member(classes, name, constants, use), use))
-    return places
+    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} of {node.outputs[0].name!r}"
 
 
 ABSENT, SOURCE, OTHER, UNKNOWN = range(4)
@@ -223,10 +198,10 @@ class _Template:
         whole: why the node as a whole is pinned, or an empty string.
     """
 
-    tied: Mapping[str, tuple[tuple[bool, int], ...]]
+    tied: Mapping[str, tuple[Place, ...]]
     stuck: frozenset[str]
-    pins: Mapping[tuple[bool, int], tuple[Cause, str]]
-    choosing: frozenset[tuple[bool, int]]
+    pins: Mapping[Place, tuple[Cause, str]]
+    choosing: frozenset[Place]
     whole: str
 
 
@@ -242,16 +217,16 @@ def _template(op: str, domain: str, version: int, inputs: Kinds, outputs: Kinds,
             fed.add(formal[1])
             if kind == UNKNOWN:
                 doubtful.add(formal[1])
-    tied: dict[str, tuple[tuple[bool, int], ...]] = {}
-    pins: dict[tuple[bool, int], tuple[Cause, str]] = {}
+    tied: dict[str, tuple[Place, ...]] = {}
+    pins: dict[Place, tuple[Cause, str]] = {}
     stuck: set[str] = set()
-    choosing: set[tuple[bool, int]] = set()
+    choosing: set[Place] = set()
     whole = ""
     wanted = type_text(target)
-    for place in [(False, i) for i, k in enumerate(inputs) if k == SOURCE] + [
-        (True, i) for i, k in enumerate(outputs) if k == SOURCE
+    for place in [Place(False, i) for i, k in enumerate(inputs) if k == SOURCE] + [
+        Place(True, i) for i, k in enumerate(outputs) if k == SOURCE
     ]:
-        formal = _formal(formals[place[0]], place[1])
+        formal = _formal(formals[place.output], place.slot)
         if formal is None:
             whole = "has more inputs or outputs than its schema"
             continue
@@ -265,7 +240,7 @@ def _template(op: str, domain: str, version: int, inputs: Kinds, outputs: Kinds,
         elif variable in doubtful:
             pins[place] = ("custom-operator", f"the type of another {variable} is not known")
             stuck.add(variable)
-        elif place[0] and variable not in fed:
+        elif place.output and variable not in fed:
             choosing.add(place)
         if homogeneous:
             tied[variable] = (*tied.get(variable, ()), place)
@@ -276,43 +251,42 @@ def _template(op: str, domain: str, version: int, inputs: Kinds, outputs: Kinds,
 
 def _bind(
     classes: TypeClasses,
-    node: NodeProto,
-    index: int,
-    places: list[tuple[int, Use]],
-    types: Mapping[str, int],
+    node: ir.Node,
+    places: list[tuple[Member, Place]],
+    types: Mapping[ir.Value, int],
     key: tuple[str, str, int],
     source: int,
     target: int,
 ) -> None:
     """Tie the places of one node by the schema's type variables."""
 
-    def kind(name: str) -> int:
-        if not name:
+    def kind(value: ir.Value | None) -> int:
+        if value is None or not value.name:
             return ABSENT
-        dtype = types.get(name)
+        dtype = types.get(value)
         return SOURCE if dtype == source else OTHER if dtype else UNKNOWN
 
-    template = _template(*key, tuple(map(kind, node.input)), tuple(map(kind, node.output)), target)
-    members = {(use.output, use.slot): (member, use) for member, use in places}
+    template = _template(*key, tuple(map(kind, node.inputs)), tuple(map(kind, node.outputs)), target)
+    members = {place: member for member, place in places}
     whole = template.whole
     for place, (cause, reason) in template.pins.items():
-        classes.pin(members[place][0], cause, f"{call_text(node)}: {reason}")
+        classes.pin(members[place], cause, f"{call_text(node)}: {reason}")
     for place in template.choosing:
         attribute = _chooser(node, source)
         if attribute is None:
             whole = "chooses the type of an output by a rule of its own"
         else:
-            classes.choosers[members[place][0]] = (index, attribute)
+            classes.choosers[node.outputs[place.slot]] = attribute
     if whole:
         for member, _ in places:
             classes.pin(member, "pinned", f"{call_text(node)} {whole}")
     groups = []
-    for variable, group in template.tied.items():
-        found = tuple(members[place] for place in group)
+    for variable, tied in template.tied.items():
+        found = tuple((members[place], place) for place in tied)
         for member, _ in found[1:]:
             classes.tie(found[0][0], member)
-        groups.append(Group(index, variable, found, not whole and variable not in template.stuck))
-    classes.groups[index] = groups
+        groups.append(Group(found, not whole and variable not in template.stuck))
+    classes.groups[node] = groups
 
 
 def _formal(formals: tuple[tuple[str, str, bool, bool], ...], slot: int) -> tuple[str, str, bool, bool] | None:
@@ -321,18 +295,31 @@ def _formal(formals: tuple[tuple[str, str, bool, bool], ...], slot: int) -> tupl
     return formals[-1] if formals and formals[-1][2] else None
 
 
-def _chooser(node: NodeProto, source: int) -> str | None:
+def _chooser(node: ir.Node, source: int) -> str | None:
     """Return the attribute that makes the output ``source``; None where there is not exactly one such attribute."""
     found = [
         a.name
-        for a in node.attribute
-        if (a.type == AttributeProto.INT and a.name in TYPE_ATTRIBUTES and a.i == source)
-        or (a.type == AttributeProto.TENSOR and a.name == "value" and a.t.data_type == source)
+        for a in node.attributes.values()
+        if (a.type == ir.AttributeType.INT and a.name in TYPE_ATTRIBUTES and a.value == source)
+        or (a.type == ir.AttributeType.TENSOR and a.name == "value" and a.value.dtype == source)
     ]
     return found[0] if len(found) == 1 else None
+
+
+def retyped(attribute: ir.Attr, to: ir.DataType) -> ir.Attr:
+    """Return an attribute that chooses a type, saying ``to``; a tensor is converted."""
+    if attribute.type == ir.AttributeType.INT:
+        return ir.AttrInt64(attribute.name, to)
+    return ir.AttrTensor(attribute.name, converted(attribute.as_tensor(), to))
+
+
+def converted(tensor: ir.TensorProtocol, to: ir.DataType) -> ir.TensorProtocol:
+    """Return a tensor cast to another type; its values are known to survive that."""
+    with np.errstate(under="ignore"):
+        return ir.tensor(tensor.numpy().astype(to.numpy()), name=tensor.name)
 
 
 def only_int64(op: str, domain: str, version: int, slot: int) -> bool:
     """Say whether the schema writes int64 itself at an input, where sizes, axes and counts stand."""
     formal = _formal(_formals(op, domain, version, False), slot)
-    return formal is not None and formal[1] == type_text(TensorProto.INT64)
+    return formal is not None and formal[1] == type_text(ir.DataType.INT64)

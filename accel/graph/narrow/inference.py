@@ -7,16 +7,15 @@ into a proof. Every axis of an input gets a name, and so the bounds of a size fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
+import onnx_ir as ir
 
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.values import ShapeRange
-from accel.graph.narrow.facts import ANY_SIZE, INT32, LIMITS, Bounds, Dims, Fact, Interval, known, unknown
+from accel.graph.narrow.facts import ANY_SIZE, FLOATS, INT32, LIMITS, Bounds, Dims, Fact, Interval, known, unknown
 from accel.graph.narrow.report import AxisRange
 
 SMALL_BYTES = 1024
@@ -24,24 +23,38 @@ SMALL_BYTES = 1024
 READ_BYTES = 16 * 2**20
 """External integer data above this size is not read; such a value counts as unknown."""
 _FOLLOWED_FLOATS = 1024
+Kind = tuple[int, Dims | None]
+"""Element type of a value (0 where it is no tensor) and bounds of its sizes."""
 
 
-def real_inputs(model: ModelProto) -> list[ValueInfoProto]:
+def real_inputs(model: ir.Model) -> list[ir.Value]:
     """Return the inputs a client gives. Before IR 4 every initialiser is listed as an input too, and is a constant."""
-    if model.ir_version >= 4:
-        return list(model.graph.input)
-    constants = {t.name for t in model.graph.initializer}
-    return [v for v in model.graph.input if v.name not in constants]
+    return [v for v in model.graph.inputs if model.ir_version >= 4 or not v.is_initializer()]
 
 
-def overridable(model: ModelProto) -> set[str]:
+def overridable(model: ir.Model) -> set[ir.Value]:
     """Return the initialisers that a client may replace: inputs with a default value."""
-    names = {v.name for v in real_inputs(model)}
-    return {t.name for t in model.graph.initializer if t.name in names}
+    return {v for v in real_inputs(model) if v.is_initializer()}
+
+
+def constants(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
+    """Return the constants of the main graph: initialisers, those that a client may replace too, and Constant nodes."""
+    made = [node.outputs[0] for node in model.graph if node.op_type == "Constant" and not node.domain]
+    found = {v: ir.convenience.get_const_tensor(v) for v in (*model.graph.initializers.values(), *made)}
+    return {value: tensor for value, tensor in found.items() if tensor is not None}
+
+
+def bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the sub-graphs that a node carries."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
 
 
 def bound_axes(
-    inputs: list[ValueInfoProto], shapes: Mapping[str, ShapeRange]
+    inputs: list[onnx.ValueInfoProto], shapes: Mapping[str, ShapeRange]
 ) -> tuple[dict[str, Interval], tuple[AxisRange, ...]]:
     """Name every free axis of the inputs, in place, and bound it by the declared shapes.
 
@@ -92,126 +105,90 @@ def bound_axes(
     return bounds, report
 
 
-def infer(model: ModelProto, inputs: list[ValueInfoProto]) -> ModelProto:
-    """Return a copy of the graph, without large initialisers, in which every value that can be typed is.
+def infer(model: ir.Model, inputs: list[onnx.ValueInfoProto], axes: Mapping[str, Interval]) -> dict[ir.Value, Kind]:
+    """Return the kind of every value that can be typed, sub-graphs included.
 
     Args:
         inputs: the real inputs, their axes named.
+        axes: bounds of the sizes by name.
 
     Raises:
         InputError: the types of the graph contradict each other.
     """
-    skeleton = ModelProto(ir_version=model.ir_version)
-    skeleton.opset_import.extend(model.opset_import)
-    skeleton.functions.extend(model.functions)
-    graph = skeleton.graph
-    graph.name = model.graph.name
-    graph.node.extend(model.graph.node)
-    graph.input.extend(inputs)
-    replaced = overridable(model)
-    for tensor in model.graph.initializer:
-        if tensor.name in replaced:
-            continue
-        if tensor.data_location != TensorProto.EXTERNAL and int(np.prod(tensor.dims)) * 8 <= SMALL_BYTES:
-            graph.initializer.append(tensor)
-        else:
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    for tensor in model.graph.sparse_initializer:
-        values = tensor.values
-        graph.input.append(onnx.helper.make_tensor_value_info(values.name, values.data_type, tensor.dims))
-    graph.value_info.extend(model.graph.value_info)
-    graph.output.extend(model.graph.output)
-    _forget_sizes(graph, keep_inputs=True)
     try:
-        return onnx.shape_inference.infer_shapes(skeleton)
+        inferred = ir.from_proto(onnx.shape_inference.infer_shapes(_skeleton(model, inputs)))
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InputError(f"the types of the graph contradict each other: {error}") from error
+    kinds: dict[ir.Value, Kind] = {}
+    for graph, typed in zip(model.graphs(), inferred.graphs(), strict=True):
+        found = ir.convenience.create_value_mapping(typed, include_subgraphs=False)
+        for name, value in ir.convenience.create_value_mapping(graph, include_subgraphs=False).items():
+            if name in found:
+                kinds[value] = _kind(found[name], axes)
+    return kinds
 
 
-def _forget_sizes(graph: GraphProto, *, keep_inputs: bool = False) -> None:
-    declared = [*graph.value_info, *graph.output, *([] if keep_inputs else graph.input)]
-    for value in declared:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    for node in graph.node:
-        for inner in node_graphs(node):
-            _forget_sizes(inner)
+def _skeleton(model: ir.Model, inputs: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    skeleton = model.clone()
+    for graph in skeleton.graphs():
+        for value in ir.convenience.create_value_mapping(graph, include_subgraphs=False).values():
+            if isinstance(value.type, ir.TensorType) and value.const_value is None:
+                value.shape = None
+    held, given = skeleton.graph.initializers, {v.name for v in inputs}
+    large = {n: v.const_value for n, v in held.items() if n not in given and not _is_small(v.const_value)}
+    for name in [n for n in held if n in given or n in large]:
+        held.pop(name)
+    proto = ir.to_proto(skeleton)
+    proto.graph.ClearField("input")
+    proto.graph.input.extend(inputs)
+    proto.graph.input.extend(onnx.helper.make_tensor_value_info(n, t.dtype, t.shape) for n, t in large.items())
+    return proto
 
 
-def node_graphs(node: onnx.NodeProto) -> list[GraphProto]:
-    """Return the sub-graphs that a node carries."""
-    found: list[GraphProto] = []
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            found.append(attribute.g)
-        elif attribute.type == AttributeProto.GRAPHS:
-            found.extend(attribute.graphs)
-    return found
+def _is_small(tensor: ir.TensorProtocol) -> bool:
+    return not isinstance(tensor, ir.ExternalTensor) and tensor.size * 8 <= SMALL_BYTES
 
 
-def typed(graph: GraphProto, axes: Mapping[str, Interval]) -> dict[str, tuple[int, Dims | None]]:
-    """Return element type (0 where the value is no tensor) and bounds of the sizes of every typed value of a graph."""
-    found: dict[str, tuple[int, Dims | None]] = {}
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        if not value.type.HasField("tensor_type"):
-            found[value.name] = (0, None)
-            continue
-        tensor = value.type.tensor_type
-        dims = tuple(_size(dim, axes) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
-        found[value.name] = (tensor.elem_type, dims)
-    return found
+def _kind(value: ir.Value, axes: Mapping[str, Interval]) -> Kind:
+    if not isinstance(value.type, ir.TensorType):
+        return 0, None
+    if value.shape is None:
+        return value.type.dtype, None
+    sizes = [d if isinstance(d, int) else axes.get(str(d.value), ANY_SIZE) for d in value.shape]
+    return value.type.dtype, tuple((d, d) if isinstance(d, int) else d for d in sizes)
 
 
-def _size(dim: onnx.TensorShapeProto.Dimension, axes: Mapping[str, Interval]) -> Interval:
-    if dim.HasField("dim_value") and dim.dim_value >= 0:
-        return dim.dim_value, dim.dim_value
-    return axes.get(dim.dim_param, ANY_SIZE)
-
-
-def constant_array(tensor: TensorProto, folder: Path) -> np.ndarray | None:
+def constant_array(tensor: ir.TensorProtocol) -> np.ndarray | None:
     """Return the values of an integer or bool constant; None for other types and for large external data.
 
     Raises:
         InputError: external data that lies outside the model's folder, or is shorter than the tensor.
     """
-    if tensor.data_type not in LIMITS or tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
+    if tensor.dtype not in LIMITS or tensor.dtype in (ir.DataType.INT4, ir.DataType.UINT4):
         return None
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return numpy_helper.to_array(tensor)
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
-    count = int(np.prod(tensor.dims, dtype=np.int64))
-    if count * dtype.itemsize > READ_BYTES:
+    if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes > READ_BYTES:
         return None
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    path = (folder / entries.get("location", "")).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise InputError(f"external data of {tensor.name!r} lies outside the model's folder: {entries.get('location')}")
     try:
-        with path.open("rb") as file:
-            file.seek(int(entries.get("offset", 0)))
-            raw = file.read(count * dtype.itemsize)
+        return tensor.numpy()
     except (OSError, ValueError) as error:
         raise InputError(f"external data of {tensor.name!r} cannot be read: {error}") from error
-    if len(raw) != count * dtype.itemsize:
-        raise InputError(f"external data of {tensor.name!r} is cut short: {len(raw)} of {count * dtype.itemsize} bytes")
-    return np.frombuffer(raw, dtype).reshape(tuple(tensor.dims))
 
 
-def constant_fact(tensor: TensorProto, folder: Path) -> Fact:
+def constant_fact(tensor: ir.TensorProtocol) -> Fact:
     """Bound a constant by its values; short vectors element by element."""
-    dims: Dims = tuple((d, d) for d in tensor.dims)
-    array = constant_array(tensor, folder)
+    dims: Dims = tuple((d, d) for d in tensor.shape.numpy())
+    array = constant_array(tensor)
     if array is None:
-        small = tensor.data_location != TensorProto.EXTERNAL and int(np.prod(tensor.dims)) <= _FOLLOWED_FLOATS
-        if not small or tensor.data_type not in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16):
-            return unknown(tensor.data_type, dims)
-        array = numpy_helper.to_array(tensor)
+        small = not isinstance(tensor, ir.ExternalTensor) and tensor.size <= _FOLLOWED_FLOATS
+        if not small or tensor.dtype not in FLOATS:
+            return unknown(tensor.dtype, dims)
+        array = tensor.numpy()
         if not np.isfinite(array).all():
-            return unknown(tensor.data_type, dims)
+            return unknown(tensor.dtype, dims)
     if array.size == 0:
-        return known(tensor.data_type, (0, 0), dims, [] if array.ndim == 1 else None)
+        return known(tensor.dtype, (0, 0), dims, [] if array.ndim == 1 else None)
     bounds: Bounds = (array.min().item(), array.max().item())
     items: list[Bounds | None] | None = None
     if array.ndim <= 1 and array.size <= SMALL_BYTES // 8:
         items = [(v, v) for v in array.reshape(-1).tolist()]
-    return known(tensor.data_type, bounds, dims, items)
+    return known(tensor.dtype, bounds, dims, items)

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, shape_inference
+import numpy as np
+import onnx
+import onnx_ir as ir
 
 from accel.core.errors import UnavailableError
+from accel.graph.narrow.classes import retyped
 from accel.graph.narrow.facts import INT32, Fact
 
 Runtime = Literal["ort", "openvino", "tensorrt"]
-Types = tuple[int, ...]
 
 
 class Kernels:
@@ -26,80 +28,91 @@ class Kernels:
 
     Args:
         model: gives opsets and IR version of the one-node models.
+        to: type that the nodes in question shall take.
         needed: without it, a runtime that is not installed has no kernel, and inputs get a Cast everywhere.
 
     Raises:
         UnavailableError: the runtime is not installed here.
     """
 
-    def __init__(self, model: ModelProto, runtime: Runtime, *, needed: bool) -> None:
-        self._header = ModelProto(ir_version=model.ir_version)
-        self._header.opset_import.extend(model.opset_import)
+    def __init__(self, model: ir.Model, runtime: Runtime, *, to: ir.DataType, needed: bool) -> None:
+        self._model = model
+        self._to = to
         self._accepts = _ask(runtime, needed=needed)
-        self._answers: dict[tuple[str, str, Types, Types, bytes], bool] = {}
-        self._inferred: dict[bytes, bool] = {}
+        self._answers: dict[tuple[Callable[[bytes], bool], bytes], bool] = {}
 
-    def run(self, node: NodeProto, inputs: Sequence[int], outputs: Sequence[int]) -> bool:
-        """Say whether the runtime runs the node with these element types; 0 stands for an input that is left out."""
-        if self._accepts is None:
-            return True
-        probe = _probe(node, inputs, outputs)
-        key = (node.op_type, node.domain, tuple(inputs), tuple(outputs), probe.SerializeToString())
-        if key not in self._answers:
-            model = self._model(probe, outputs)
-            model.graph.input.extend(_value(f"i{n}", t) for n, t in enumerate(inputs) if t)
-            self._answers[key] = self._accepts(model.SerializeToString())
-        return self._answers[key]
-
-    def infers(
-        self, node: NodeProto, inputs: Sequence[Fact | None], outputs: Sequence[int], constants: Mapping[int, Fact]
+    def run(
+        self, node: ir.Node, inputs: Sequence[Fact | None], outputs: Sequence[int], *, chosen: Sequence[str] = ()
     ) -> bool:
-        """Say whether ONNX's own shape inference takes int32 constants there; for some operators it reads only int64.
+        """Say whether the runtime runs the node with these element types; None and 0 stand for what is left out.
 
         Args:
-            inputs: facts of the node's inputs; ``constants`` those that become int32 constants, by slot.
+            chosen: attributes that choose a type; they choose the new one.
         """
-        types = [TensorProto.INT32 if n in constants else (f.dtype if f else 0) for n, f in enumerate(inputs)]
-        model = self._model(_probe(node, types, outputs), outputs)
-        for slot, fact in enumerate(inputs):
-            values = constants[slot].constant if slot in constants else None
-            if values is not None and fact is not None and fact.dims is not None:
-                clipped = [min(max(v, INT32[0]), INT32[1]) for v in values]
-                dims = [lo for lo, _ in fact.dims]
-                model.graph.initializer.append(helper.make_tensor(f"i{slot}", TensorProto.INT32, dims, clipped))
-            elif fact is not None:
-                value = _value(f"i{slot}", types[slot])
-                for lo, hi in fact.dims or ():
-                    value.type.tensor_type.shape.dim.add(dim_value=lo if lo == hi else None)
-                model.graph.input.append(value)
-        key = model.SerializeToString(deterministic=True)
-        if key not in self._inferred:
-            try:
-                shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-                self._inferred[key] = True
-            except (shape_inference.InferenceError, RuntimeError):
-                self._inferred[key] = False
-        return self._inferred[key]
+        if self._accepts is None:
+            return True
+        typed = [Fact(f.dtype, None, None) if f is not None else None for f in inputs]
+        return self._answer(self._probe(node, typed, outputs, {}, chosen), self._accepts)
 
-    def _model(self, probe: NodeProto, outputs: Sequence[int]) -> ModelProto:
-        model = ModelProto()
-        model.CopyFrom(self._header)
-        model.graph.name = "probe"
-        model.graph.node.append(probe)
-        model.graph.output.extend(_value(f"o{n}", t) for n, t in enumerate(outputs) if t)
-        return model
+    def infers(
+        self,
+        node: ir.Node,
+        inputs: Sequence[Fact | None],
+        outputs: Sequence[int],
+        *,
+        constants: Mapping[int, Fact],
+        chosen: Sequence[str] = (),
+    ) -> bool:
+        """Say whether ONNX's own shape inference takes these types; of some constants it reads only int64.
+
+        Args:
+            constants: those of the inputs that become int32 constants, by slot.
+        """
+        return self._answer(self._probe(node, inputs, outputs, constants, chosen), _is_inferred)
+
+    def _answer(self, probe: onnx.ModelProto, ask: Callable[[bytes], bool]) -> bool:
+        model = probe.SerializeToString(deterministic=True)
+        if (ask, model) not in self._answers:
+            self._answers[ask, model] = ask(model)
+        return self._answers[ask, model]
+
+    def _probe(
+        self,
+        node: ir.Node,
+        inputs: Sequence[Fact | None],
+        outputs: Sequence[int],
+        constants: Mapping[int, Fact],
+        chosen: Sequence[str],
+    ) -> onnx.ModelProto:
+        given = [_value(f"i{n}", fact) if fact is not None else None for n, fact in enumerate(inputs)]
+        held = []
+        for slot, fact in constants.items():
+            value = given[slot]
+            if value is not None and fact.constant is not None and fact.dims is not None:
+                array = np.clip(fact.constant, *INT32).astype(np.int32).reshape([lo for lo, _ in fact.dims])
+                value.const_value = ir.tensor(array, name=value.name)
+                held.append(value)
+        made = [_value(f"o{n}" if dtype else "", Fact(dtype, None, None)) for n, dtype in enumerate(outputs)]
+        attributes = [retyped(a, self._to) if a.name in chosen else a for a in node.attributes.values()]
+        probe = ir.Node(node.domain, node.op_type, given, attributes, outputs=made)
+        free = [value for value in given if value is not None and value not in held]
+        shown = [value for value in made if value.name]
+        opsets = self._model.opset_imports
+        graph = ir.Graph(free, shown, nodes=[probe], initializers=held, opset_imports=opsets, name="probe")
+        return ir.to_proto(ir.Model(graph, ir_version=self._model.ir_version))
 
 
-def _probe(node: NodeProto, inputs: Sequence[int], outputs: Sequence[int]) -> NodeProto:
-    probe = NodeProto(op_type=node.op_type, domain=node.domain)
-    probe.input.extend(f"i{n}" if t else "" for n, t in enumerate(inputs))
-    probe.output.extend(f"o{n}" if t else "" for n, t in enumerate(outputs))
-    probe.attribute.extend(a for a in node.attribute if a.ByteSize() < 2**16)
-    return probe
+def _value(name: str, fact: Fact) -> ir.Value:
+    shape = ir.Shape([lo if lo == hi else None for lo, hi in fact.dims]) if fact.dims is not None else None
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType(fact.dtype)), shape=shape)
 
 
-def _value(name: str, dtype: int) -> ValueInfoProto:
-    return ValueInfoProto(name=name, type=TypeProto(tensor_type=TypeProto.Tensor(elem_type=dtype)))
+def _is_inferred(model: bytes) -> bool:
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return False
+    return True
 
 
 def _ask(runtime: Runtime, *, needed: bool) -> Callable[[bytes], bool] | None:

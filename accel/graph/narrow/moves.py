@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from onnx import TensorProto
+from onnx_ir import DataType
 
 from accel.graph.narrow.facts import LIMITS, MAX_ITEMS, Bounds, Fact, hull, known
 from accel.graph.narrow.rules import RULES, Call, rule
@@ -110,7 +110,7 @@ def _where(call: Call) -> list[Fact]:
 @rule("Pad")
 def _pad(call: Call) -> list[Fact]:
     fill = call.input(2)
-    if call.attributes.get("mode", b"constant") != b"constant":
+    if call.attributes.get("mode", "constant") != "constant":
         return _moved(call, [call.input(0)])
     if call.version < 11:
         value = call.attributes.get("value", 0.0)
@@ -130,7 +130,7 @@ def _onehot(call: Call) -> list[Fact]:
 
 @rule("ScatterElements", "ScatterND", "Scatter")
 def _scatter(call: Call) -> list[Fact]:
-    if call.attributes.get("reduction", b"none") not in (b"none", b"max", b"min"):
+    if call.attributes.get("reduction", "none") not in ("none", "max", "min"):
         return []
     return _moved(call, [call.input(0), call.input(2)])
 
@@ -141,11 +141,9 @@ def _filled(call: Call) -> list[Fact]:
     length = _length(out)
     if value is None:
         return [known(out.dtype, ZERO, out.dims, [ZERO] * length if length is not None else None)]
-    from onnx import numpy_helper
-
-    if out.dtype not in LIMITS or out.dtype in (TensorProto.INT4, TensorProto.UINT4):
+    if out.dtype not in LIMITS or out.dtype in (DataType.INT4, DataType.UINT4):
         return []
-    number = int(numpy_helper.to_array(value).reshape(-1)[0])
+    number = int(value.numpy().reshape(-1)[0])
     same = (number, number)
     return [known(out.dtype, same, out.dims, [same] * length if length is not None else None)]
 

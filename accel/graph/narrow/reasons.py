@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from onnx import ModelProto, TensorProto
+import onnx_ir as ir
 
 from accel.graph.narrow.analysis import Analysis
-from accel.graph.narrow.classes import captured
+from accel.graph.narrow.classes import Member
 from accel.graph.narrow.facts import INT32, INT64, LIMITS, Fact
-from accel.graph.narrow.inference import node_graphs, real_inputs
+from accel.graph.narrow.inference import real_inputs
 from accel.graph.narrow.plan import Plan, Planner
 from accel.graph.narrow.report import Cause, ValueReport
-from accel.graph.narrow.rewrite import type_name
 
 Role = Literal["input", "output", "constant", "inner"]
 
@@ -42,91 +41,69 @@ FLOAT_EXACT = (-(2**24), 2**24)
 
 def describe(planner: Planner, plan: Plan, analysis: Analysis) -> tuple[ValueReport, ...]:
     """Report every value of the type that the planner narrows: inputs, outputs, then the rest in the graph's order."""
-    order = dict.fromkeys([*planner.inputs, *planner.outputs, *planner.facts])
-    uses = _constant_uses(planner)
     reports = []
-    for name in order:
-        fact = planner.facts.get(name)
-        if fact is None or not name:
-            continue
-        if fact.dtype == planner.source:
-            found = _value(name, fact, planner, plan, uses)
-            reports.append(_unsigned(found, fact) if planner.source == TensorProto.UINT64 else found)
-    for value in analysis.inner:
-        path, fact = value.path, value.fact
-        if fact.dtype == planner.source:
-            reason, dtype = "inside a sub-graph, whose values keep their types", type_name(fact.dtype)
-            reports.append(ValueReport(path, "inner", dtype, "kept", "sub-graph", reason, _interval(fact)))
+    for value in dict.fromkeys([*planner.inputs, *planner.outputs, *planner.facts]):
+        fact = planner.facts.get(value)
+        if fact is not None and fact.dtype == planner.source:
+            found = _value(value, fact, planner, plan)
+            reports.append(_unsigned(found, fact) if planner.source == ir.DataType.UINT64 else found)
+    for inner in analysis.inner:
+        if inner.fact.dtype == planner.source:
+            reason, dtype = "inside a sub-graph, whose values keep their types", planner.source.name.lower()
+            reports.append(ValueReport(inner.path, "inner", dtype, "kept", "sub-graph", reason, _interval(inner.fact)))
     return tuple(reports)
-
-
-def _role(name: str, planner: Planner) -> Role:
-    if name in planner.inputs:
-        return "input"
-    if name in planner.outputs:
-        return "output"
-    return "constant" if name in planner.constants else "inner"
 
 
 def _interval(fact: Fact) -> tuple[int, int] | None:
     return (int(fact.bounds[0]), int(fact.bounds[1])) if fact.bounds is not None and fact.dtype in LIMITS else None
 
 
-def _constant_uses(planner: Planner) -> dict[str, list[tuple[int, int, int]]]:
-    found: dict[str, list[tuple[int, int, int]]] = {}
-    for (node, slot), member in planner.classes.constant_uses.items():
-        found.setdefault(planner.classes.names[member], []).append((node, slot, member))
-    return found
-
-
-def _value(
-    name: str, fact: Fact, planner: Planner, plan: Plan, uses: Mapping[str, list[tuple[int, int, int]]]
-) -> ValueReport:
-    role = _role(name, planner)
+def _value(value: ir.Value, fact: Fact, planner: Planner, plan: Plan) -> ValueReport:
+    role: Role = "constant" if value in planner.constants else "inner"
+    if value in planner.inputs or value in planner.outputs:
+        role = "input" if value in planner.inputs else "output"
     decision: Literal["narrowed", "kept"] = "kept"
-    cause, reason = _kept(name, planner, plan)
+    cause, reason = _kept(value, planner, plan)
     low, high = _interval(fact) or LIMITS[fact.dtype]
-    if name in plan.values or name in plan.inputs or name in plan.outputs:
+    uses = planner.classes.uses(value)
+    if value in plan.values or value in plan.inputs or value in plan.outputs:
         decision, cause = "narrowed", "proved"
         reason = f"every value lies in [{low}, {high}]"
-        if name in plan.outputs:
+        if value in plan.outputs:
             reason += "; a Cast narrows it at the output"
-    elif role == "constant" and uses.get(name):
-        places = uses[name]
-        copied = [p for p in places if p[:2] in plan.copies]
-        if len(copied) == len(places):
+    elif role == "constant" and uses:
+        copied = [use for use in uses if use in plan.copies]
+        if len(copied) == len(uses):
             decision, cause, reason = "narrowed", "proved", f"every value lies in [{low}, {high}]"
-            if any(plan.copies[p[:2]] for p in copied):
+            if any(plan.copies[use] for use in copied):
                 cause = "marker"
                 reason = "the INT64 limit as start or end of Slice means 'to the end': so does the INT32 limit"
         else:
-            node, slot, member = next(p for p in places if p[:2] not in plan.copies)
-            cause, reason = _member_reason(member, planner, name)
-            if cause == "level" and planner.copy(node, slot, name) is None:
-                cause, reason = "unproved", planner.unfit(name) or reason
+            left = next(use for use in uses if use not in plan.copies)
+            cause, reason = _member_reason(left, value, planner)
+            if cause == "level" and planner.copy(left) is None:
+                cause, reason = "unproved", planner.unfit(value) or reason
             if copied:
-                reason += f"; {len(copied)} of its {len(places)} uses have an int32 copy"
-    return ValueReport(name, role, type_name(fact.dtype), decision, cause, reason, _interval(fact))
+                reason += f"; {len(copied)} of its {len(uses)} uses have an int32 copy"
+    dtype = planner.source.name.lower()
+    return ValueReport(value.name, role, dtype, decision, cause, reason, _interval(fact))
 
 
-def _kept(name: str, planner: Planner, plan: Plan) -> tuple[Cause, str]:
-    if planner.level == "keep":
-        return "level", "level keep changes nothing"
-    if name in plan.reasons:
-        return plan.reasons[name]
-    member = planner.classes.values.get(name)
-    if member is not None:
-        return _member_reason(member, planner, name)
-    if name in planner.fixed:
+def _kept(value: ir.Value, planner: Planner, plan: Plan) -> tuple[Cause, str]:
+    if value in plan.reasons:
+        return plan.reasons[value]
+    if planner.level == "keep" or value in planner.classes.parents:
+        return _member_reason(value, value, planner)
+    if value in planner.fixed:
         return "pinned", "an initialiser that a client may replace"
     return "level", "no node uses it"
 
 
-def _member_reason(member: int, planner: Planner, name: str) -> tuple[Cause, str]:
+def _member_reason(member: Member, value: ir.Value, planner: Planner) -> tuple[Cause, str]:
     if planner.level == "keep":
         return "level", "level keep changes nothing"
     pin = planner.classes.pins.get(planner.classes.root(member))
-    why = planner.unfit(name)
+    why = planner.unfit(value)
     if why is not None and (pin is None or pin[0] == "unproved"):
         return "unproved", why
     return pin if pin is not None else ("level", "level io changes inputs and outputs only")
@@ -136,7 +113,7 @@ def _unsigned(found: ValueReport, fact: Fact) -> ValueReport:
     """Add to the report on a UINT64 value what stays of the type once TensorRT has it."""
     if found.decision == "narrowed":
         return found
-    low, high = _interval(fact) or LIMITS[TensorProto.UINT64]
+    low, high = _interval(fact) or LIMITS[ir.DataType.UINT64]
     if fact.fits(INT32):
         reason = f"{found.reason}; TensorRT has no UINT64, but every value lies in [{low}, {high}] and fits INT32"
         return replace(found, reason=reason)
@@ -147,17 +124,18 @@ def _unsigned(found: ValueReport, fact: Fact) -> ValueReport:
     return replace(found, cause="level" if found.cause == "level" else "unproved", reason=reason)
 
 
-def unproved(model: ModelProto, analysis: Analysis) -> Iterator[tuple[str, str, int, int, str]]:
+def unproved(model: ir.Model, analysis: Analysis) -> Iterator[tuple[str, str, int, int, str]]:
     """Yield name, operator, interval and reason of each integer value that is not proved to fit int32."""
-    markers = _markers_only(model, analysis)
-    inputs = {v.name for v in real_inputs(model)}
-    rows = [
-        (name, "input" if name in inputs else analysis.makers.get(name, "constant"), fact)
-        for name, fact in analysis.facts.items()
-    ]
+    inputs = set(real_inputs(model))
+    rows = []
+    for value, fact in analysis.facts.items():
+        maker = value.producer()
+        if not _is_marker(value, fact):
+            op = "input" if value in inputs else maker.op_type if maker is not None else "constant"
+            rows.append((value.name, op, fact))
     rows += [(v.path, v.op, v.fact) for v in analysis.inner]
     for name, op, fact in rows:
-        if not name or fact.dtype not in LIMITS or fact.fits(INT32) or name in markers or fact.bounds is None:
+        if not name or fact.dtype not in LIMITS or fact.fits(INT32) or fact.bounds is None:
             continue
         lo, hi = int(fact.bounds[0]), int(fact.bounds[1])
         if op == "input":
@@ -170,20 +148,12 @@ def unproved(model: ModelProto, analysis: Analysis) -> Iterator[tuple[str, str, 
             yield path, op, lo, hi, f"OpenVINO computes {op} in float, which is exact only up to 2**24: [{lo}, {hi}]"
 
 
-def _markers_only(model: ModelProto, analysis: Analysis) -> set[str]:
-    """Return constants whose values outside int32 are INT64 limits that only Slice reads, as starts or ends."""
-    candidates = {
-        name
-        for name, fact in analysis.facts.items()
-        if fact.dtype == TensorProto.INT64
-        and not fact.fits(INT32)
+def _is_marker(value: ir.Value, fact: Fact) -> bool:
+    """Say whether a value is a constant whose elements outside int32 are INT64 limits that only Slice reads."""
+    return (
+        fact.dtype == ir.DataType.INT64
         and fact.constant is not None
         and all(v in INT64 or INT32[0] <= v <= INT32[1] for v in fact.constant)
-    }
-    for node in model.graph.node:
-        for slot, name in enumerate(node.input):
-            if name in candidates and not (node.op_type == "Slice" and slot in (1, 2)):
-                candidates.discard(name)
-        for inner in node_graphs(node):
-            candidates -= captured(inner)
-    return candidates - {v.name for v in model.graph.output}
+        and not value.is_graph_output()
+        and all(u.node.op_type == "Slice" and u.idx in (1, 2) and u.node.graph is value.graph for u in value.uses())
+    )

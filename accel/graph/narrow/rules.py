@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType
 
 from accel.graph.narrow.facts import (
+    FLOATS,
     INT32,
     LIMITS,
     Bounds,
@@ -50,7 +51,7 @@ class Call:
     Attributes:
         version: opset of the operator's domain that the model imports.
         inputs: one fact for each input; None where an optional input is left out.
-        attributes: decoded attributes (numbers, strings as bytes, tensors as ``TensorProto``).
+        attributes: values of the attributes, tensors as ``onnx_ir`` has them.
         outputs: facts of the outputs before the rule: type and sizes are right, bounds are the type's.
     """
 
@@ -211,7 +212,7 @@ def _pow(call: Call) -> list[Fact]:
 
 @rule("BitShift")
 def _shift(call: Call) -> list[Fact]:
-    out, left = call.outputs[0], call.attributes["direction"] == b"LEFT"
+    out, left = call.outputs[0], call.attributes["direction"] == "LEFT"
     width = LIMITS[out.dtype][1].bit_length() if out.dtype in LIMITS else 0
 
     def shifted(a: Bounds, by: Bounds) -> Bounds | None:
@@ -232,11 +233,11 @@ def _cast(call: Call) -> list[Fact]:
         return []
 
     def converted(bounds: Bounds) -> Bounds | None:
-        if out.dtype == TensorProto.BOOL:
+        if out.dtype == DataType.BOOL:
             return (1, 1) if bounds[0] >= 1 or bounds[1] <= -1 else (0, int(bounds != (0, 0)))
         if out.dtype in LIMITS:
             return math.trunc(bounds[0]), math.trunc(bounds[1])
-        if out.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16):
+        if out.dtype not in FLOATS:
             return None
         return round_to(out.dtype, bounds[0]), round_to(out.dtype, bounds[1])
 
@@ -247,7 +248,7 @@ def _cast(call: Call) -> list[Fact]:
 def _shape(call: Call) -> list[Fact]:
     out, x = call.outputs[0], call.input(0)
     if x is None or x.dims is None:
-        return _bounded(call, (0, LIMITS[TensorProto.INT64][1]))
+        return _bounded(call, (0, LIMITS[DataType.INT64][1]))
     start, end = call.attributes.get("start", 0), call.attributes.get("end", len(x.dims))
     dims = x.dims[slice(start, end)]
     return [known(out.dtype, hull(dims) or (0, 0), ((len(dims), len(dims)),), list(dims))]
@@ -256,7 +257,7 @@ def _shape(call: Call) -> list[Fact]:
 @rule("Size")
 def _size(call: Call) -> list[Fact]:
     x = call.input(0)
-    size = product(x.dims) if x is not None and x.dims is not None else (0, LIMITS[TensorProto.INT64][1])
+    size = product(x.dims) if x is not None and x.dims is not None else (0, LIMITS[DataType.INT64][1])
     return [known(call.outputs[0].dtype, size, (), [size])]
 
 
@@ -269,21 +270,22 @@ def _axis(fact: Fact | None, axis: int) -> Interval | None:
 @rule("ArgMax", "ArgMin")
 def _arg(call: Call) -> list[Fact]:
     size = _axis(call.input(0), call.attributes.get("axis", 0))
-    return _bounded(call, (0, max(size[1] - 1, 0)) if size else (0, LIMITS[TensorProto.INT64][1]))
+    return _bounded(call, (0, max(size[1] - 1, 0)) if size else (0, LIMITS[DataType.INT64][1]))
 
 
 @rule("TopK")
 def _topk(call: Call) -> list[Fact]:
     x = call.input(0)
     size = _axis(x, call.attributes.get("axis", -1))
-    where = (0, max(size[1] - 1, 0)) if size else (0, LIMITS[TensorProto.INT64][1])
+    where = (0, max(size[1] - 1, 0)) if size else (0, LIMITS[DataType.INT64][1])
     return _bounded(call, x.bounds if x is not None else None, where)
 
 
 @rule("NonZero")
 def _nonzero(call: Call) -> list[Fact]:
     x = call.input(0)
-    top = max((hi for _, hi in x.dims), default=1) if x is not None and x.dims is not None else LIMITS[7][1]
+    dims = x.dims if x is not None else None
+    top = max((hi for _, hi in dims), default=1) if dims is not None else LIMITS[DataType.INT64][1]
     return _bounded(call, (0, max(top - 1, 0)))
 
 
@@ -298,7 +300,7 @@ def _nms(call: Call) -> list[Fact]:
 @rule("Unique")
 def _unique(call: Call) -> list[Fact]:
     x = call.input(0)
-    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[TensorProto.INT64][1]
+    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[DataType.INT64][1]
     last = (0, max(size - 1, 0))
     return _bounded(call, x.bounds if x is not None else None, last, last, (0, size))
 
@@ -306,7 +308,7 @@ def _unique(call: Call) -> list[Fact]:
 @rule("MaxPool")
 def _maxpool(call: Call) -> list[Fact]:
     x = call.input(0)
-    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[TensorProto.INT64][1]
+    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[DataType.INT64][1]
     return _bounded(call, x.bounds if x is not None else None, (-1, max(size - 1, 0)))
 
 
@@ -323,7 +325,7 @@ def _range(call: Call) -> list[Fact]:
     if start is None or limit is None or delta is None or out.dtype not in LIMITS:
         return []
     span = subtract(limit, start)
-    if out.dtype == TensorProto.INT64 and not (INT32[0] <= span[0] and span[1] <= INT32[1]):
+    if out.dtype == DataType.INT64 and not (INT32[0] <= span[0] and span[1] <= INT32[1]):
         # A kernel takes limit - start in the type itself: narrowed, that difference would wrap.
         return []
     up = (start[0], max(limit[1] - 1, start[0])) if delta[1] > 0 else None

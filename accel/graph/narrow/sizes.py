@@ -319,7 +319,7 @@ def _windowed(call: Call, channels: Interval, kernel: Sequence[int]) -> Dims | N
     Source: the ONNX operators Conv and MaxPool. None where padding is chosen by rule.
     """
     x, given = _dims(call, 0), call.attributes
-    if x is None or len(x) != len(kernel) + 2 or given.get("auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET"):
+    if x is None or len(x) != len(kernel) + 2 or given.get("auto_pad", "NOTSET") != "NOTSET":
         return None
     spatial = len(kernel)
     pads = given.get("pads") or [0] * 2 * spatial
