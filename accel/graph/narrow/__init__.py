@@ -16,13 +16,12 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.values import ShapeRange, sha256_file
-from accel.graph.narrow.report import AxisRange, Cause, InputRange, NarrowReport, ValueReport
+from accel.graph.narrow.report import AxisRange, Cause, InputRange, NarrowReport, Unproved, ValueReport
 
 __all__ = [
     "AxisRange",
@@ -79,7 +78,7 @@ def narrow_file(
     if runtime == "tensorrt":
         work.append(RoundDoubles(level=level, ranges=ranges, shapes=shapes))
     for kind in (ir.DataType.UINT64, ir.DataType.INT64) if runtime == "tensorrt" else (ir.DataType.INT64,):
-        work.append(NarrowIntegers(kind, level=level, ranges=ranges, shapes=shapes, runtime=runtime))
+        work.append(NarrowIntegers(source=kind, level=level, ranges=ranges, shapes=shapes, runtime=runtime))
     with _no_collector():
         done = passes.rewrite(source, out, *work, check=lambda written: _check_result(written, source))
     return NarrowReport(
@@ -146,24 +145,6 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(frozen=True, slots=True)
-class Unproved:
-    """A value that a runtime computing int64 as int32 could change.
-
-    Attributes:
-        name: the value; inside a sub-graph ``<node>/<value>``.
-        op: the operator that makes it, or ``input`` or ``constant``.
-        lo / hi: the interval found, both inclusive.
-        reason: one sentence.
-    """
-
-    name: str
-    op: str
-    lo: int
-    hi: int
-    reason: str
-
-
 def prove_int32_interior(
     source: Path,
     *,
@@ -192,4 +173,4 @@ def prove_int32_interior(
     with _no_collector():
         passes.run(model, InlinePass())
         analysis = analyse(model, ranges=ranges or {}, shapes=shapes or {}, watch=OPENVINO_THROUGH_FLOAT)
-    return tuple(Unproved(*row) for row in unproved(model, analysis))
+    return tuple(unproved(model, analysis))

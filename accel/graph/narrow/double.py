@@ -14,6 +14,7 @@ Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/data-form
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ Source: https://onnx.ai/onnx/operators/; OneHot.depth may be double as well, but
 Role = Literal["input", "output", "constant", "inner"]
 
 
+@dataclass(eq=False, kw_only=True)
 class RoundDoubles(ir.passes.InPlacePass):
     """Make DOUBLE values FLOAT, and report each of them.
 
@@ -45,11 +47,9 @@ class RoundDoubles(ir.passes.InPlacePass):
         ranges / shapes: as of ``narrow_file``.
     """
 
-    def __init__(self, *, level: Level, ranges: Mapping[str, Interval], shapes: Mapping[str, ShapeRange]) -> None:
-        super().__init__()
-        self.level = level
-        self.ranges = ranges
-        self.shapes = shapes
+    level: Level
+    ranges: Mapping[str, Interval]
+    shapes: Mapping[str, ShapeRange]
 
     def call(self, model: ir.Model) -> Narrowed:
         """Round what survives it.

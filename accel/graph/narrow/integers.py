@@ -40,6 +40,7 @@ class Narrowed(ir.passes.PassResult):
     casts: int = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class NarrowIntegers(ir.passes.InPlacePass):
     """Narrow the values of one 64-bit integer type that are proved to fit INT32.
 
@@ -48,21 +49,11 @@ class NarrowIntegers(ir.passes.InPlacePass):
         level / ranges / shapes / runtime: as of ``narrow_file``.
     """
 
-    def __init__(
-        self,
-        source: ir.DataType,
-        *,
-        level: Level,
-        ranges: Mapping[str, Interval],
-        shapes: Mapping[str, ShapeRange],
-        runtime: Runtime,
-    ) -> None:
-        super().__init__()
-        self.source = source
-        self.level = level
-        self.ranges = ranges
-        self.shapes = shapes
-        self.runtime = runtime
+    source: ir.DataType
+    level: Level
+    ranges: Mapping[str, Interval]
+    shapes: Mapping[str, ShapeRange]
+    runtime: Runtime
 
     def call(self, model: ir.Model) -> Narrowed:
         """Narrow what is proved.

@@ -13,7 +13,7 @@ from accel.graph.narrow.classes import Member
 from accel.graph.narrow.facts import INT32, INT64, LIMITS, Fact
 from accel.graph.narrow.inference import real_inputs
 from accel.graph.narrow.plan import Plan, Planner
-from accel.graph.narrow.report import Cause, ValueReport
+from accel.graph.narrow.report import Cause, Unproved, ValueReport
 
 Role = Literal["input", "output", "constant", "inner"]
 
@@ -124,8 +124,8 @@ def _unsigned(found: ValueReport, fact: Fact) -> ValueReport:
     return replace(found, cause="level" if found.cause == "level" else "unproved", reason=reason)
 
 
-def unproved(model: ir.Model, analysis: Analysis) -> Iterator[tuple[str, str, int, int, str]]:
-    """Yield name, operator, interval and reason of each integer value that is not proved to fit int32."""
+def unproved(model: ir.Model, analysis: Analysis) -> Iterator[Unproved]:
+    """Yield each integer value that is not proved to fit int32."""
     inputs = set(real_inputs(model))
     rows = []
     for value, fact in analysis.facts.items():
@@ -142,10 +142,11 @@ def unproved(model: ir.Model, analysis: Analysis) -> Iterator[tuple[str, str, in
             reason = f"input {name!r} has no declared range, and no Gather that it indexes directly bounds it"
         else:
             reason = f"{name!r} ({op}) may lie anywhere in [{lo}, {hi}], which does not fit int32"
-        yield name, op, lo, hi, reason
+        yield Unproved(name, op, lo, hi, reason)
     for path, op, lo, hi in analysis.watched:
         if lo < FLOAT_EXACT[0] or hi > FLOAT_EXACT[1]:
-            yield path, op, lo, hi, f"OpenVINO computes {op} in float, which is exact only up to 2**24: [{lo}, {hi}]"
+            reason = f"OpenVINO computes {op} in float, which is exact only up to 2**24: [{lo}, {hi}]"
+            yield Unproved(path, op, lo, hi, reason)
 
 
 def _is_marker(value: ir.Value, fact: Fact) -> bool:

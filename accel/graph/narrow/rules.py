@@ -22,8 +22,10 @@ from onnx_ir import DataType
 from accel.graph.narrow.facts import (
     FLOATS,
     INT32,
+    INT64,
     LIMITS,
     Bounds,
+    Dims,
     Fact,
     Interval,
     add,
@@ -65,6 +67,16 @@ class Call:
         """Return the fact of an input, or None where the node does not have it."""
         return self.inputs[index] if index < len(self.inputs) else None
 
+    def dims(self, index: int) -> Dims | None:
+        """Return the sizes of an input, or None where they are not known."""
+        fact = self.input(index)
+        return fact.dims if fact is not None else None
+
+    def bounds(self, index: int) -> Bounds | None:
+        """Return the bounds of an input, or None where there are none."""
+        fact = self.input(index)
+        return fact.bounds if fact is not None else None
+
     def present(self) -> list[Fact]:
         """Return the facts of all inputs that are there."""
         return [f for f in self.inputs if f is not None]
@@ -88,6 +100,22 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 def _bounded(call: Call, *bounds: Bounds | None) -> list[Fact]:
     pairs = zip(call.outputs, bounds, strict=False)
     return [known(out.dtype, b, out.dims) if b is not None else unknown(out.dtype, out.dims) for out, b in pairs]
+
+
+def _pointwise(call: Call, rule: Callable[..., Bounds | None]) -> list[Fact]:
+    out = call.outputs[0]
+    return [pointwise(out.dtype, out.dims, call.present(), rule)]
+
+
+def _elements(call: Call) -> Interval:
+    """Bound the number of elements of the first input."""
+    dims = call.dims(0)
+    return product(dims) if dims is not None else (0, INT64[1])
+
+
+def _index(size: Interval | None) -> Interval:
+    """Bound an index into an axis of that size."""
+    return (0, max(size[1] - 1, 0)) if size is not None else (0, INT64[1])
 
 
 def _fits(*parts: Bounds) -> bool:
@@ -129,26 +157,19 @@ _UNARY: dict[str, Callable[[Bounds], Bounds | None]] = {
 
 @rule(*_BINARY)
 def _binary(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    return [pointwise(out.dtype, out.dims, call.present(), _BINARY[call.op])]
+    return _pointwise(call, _BINARY[call.op])
 
 
 @rule(*_UNARY)
 def _unary(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    if call.op == "BitwiseNot" and LIMITS.get(out.dtype, (0, 0))[0] == 0:
+    if call.op == "BitwiseNot" and LIMITS.get(call.outputs[0].dtype, (0, 0))[0] == 0:
         return []
-    return [pointwise(out.dtype, out.dims, call.present(), _UNARY[call.op])]
+    return _pointwise(call, _UNARY[call.op])
 
 
 @rule("Sum")
 def _sum(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-
-    def total(*parts: Bounds) -> Bounds:
-        return sum(p[0] for p in parts), sum(p[1] for p in parts)
-
-    return [pointwise(out.dtype, out.dims, call.present(), total)]
+    return _pointwise(call, lambda *parts: (sum(p[0] for p in parts), sum(p[1] for p in parts)))
 
 
 @rule("Max", "Min")
@@ -160,19 +181,17 @@ def _extreme(call: Call) -> list[Fact]:
             return hull(parts)
         return pick(lo for lo, _ in parts), pick(hi for _, hi in parts)
 
-    return [pointwise(out.dtype, out.dims, call.present(), extreme)]
+    return _pointwise(call, extreme)
 
 
 @rule("Equal")
 def _equal(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-
     def same(a: Bounds, b: Bounds) -> Bounds:
         if a[1] < b[0] or b[1] < a[0]:
             return 0, 0
         return (1, 1) if a == b and a[0] == a[1] else (0, 1)
 
-    return [pointwise(out.dtype, out.dims, call.present(), same)] if call.present()[0].dtype in LIMITS else []
+    return _pointwise(call, same) if call.present()[0].dtype in LIMITS else []
 
 
 @rule("Clip")
@@ -198,16 +217,13 @@ def _clip(call: Call) -> list[Fact]:
 
 @rule("Mod")
 def _mod(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    if out.dtype not in LIMITS:
-        return []
-    return [pointwise(out.dtype, out.dims, call.present(), remainder if call.attributes.get("fmod", 0) else modulo)]
+    rule = remainder if call.attributes.get("fmod", 0) else modulo
+    return _pointwise(call, rule) if call.outputs[0].dtype in LIMITS else []
 
 
 @rule("Pow")
 def _pow(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    return [pointwise(out.dtype, out.dims, call.present(), power)] if out.dtype in LIMITS else []
+    return _pointwise(call, power) if call.outputs[0].dtype in LIMITS else []
 
 
 @rule("BitShift")
@@ -223,7 +239,7 @@ def _shift(call: Call) -> list[Fact]:
             return int(a[0]) << few, int(a[1]) << many
         return int(a[0]) >> many, int(a[1]) >> few
 
-    return [pointwise(out.dtype, out.dims, call.present(), shifted)]
+    return _pointwise(call, shifted)
 
 
 @rule("Cast", "CastLike")
@@ -246,82 +262,67 @@ def _cast(call: Call) -> list[Fact]:
 
 @rule("Shape")
 def _shape(call: Call) -> list[Fact]:
-    out, x = call.outputs[0], call.input(0)
-    if x is None or x.dims is None:
-        return _bounded(call, (0, LIMITS[DataType.INT64][1]))
-    start, end = call.attributes.get("start", 0), call.attributes.get("end", len(x.dims))
-    dims = x.dims[slice(start, end)]
+    out, dims = call.outputs[0], call.dims(0)
+    if dims is None:
+        return _bounded(call, (0, INT64[1]))
+    dims = dims[slice(call.attributes.get("start", 0), call.attributes.get("end", len(dims)))]
     return [known(out.dtype, hull(dims) or (0, 0), ((len(dims), len(dims)),), list(dims))]
 
 
 @rule("Size")
 def _size(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = product(x.dims) if x is not None and x.dims is not None else (0, LIMITS[DataType.INT64][1])
+    size = _elements(call)
     return [known(call.outputs[0].dtype, size, (), [size])]
 
 
-def _axis(fact: Fact | None, axis: int) -> Interval | None:
-    if fact is None or not fact.dims or not -len(fact.dims) <= axis < len(fact.dims):
-        return None
-    return fact.dims[axis]
+def _axis(dims: Dims | None, axis: int) -> Interval | None:
+    return dims[axis] if dims and -len(dims) <= axis < len(dims) else None
 
 
 @rule("ArgMax", "ArgMin")
 def _arg(call: Call) -> list[Fact]:
-    size = _axis(call.input(0), call.attributes.get("axis", 0))
-    return _bounded(call, (0, max(size[1] - 1, 0)) if size else (0, LIMITS[DataType.INT64][1]))
+    return _bounded(call, _index(_axis(call.dims(0), call.attributes.get("axis", 0))))
 
 
 @rule("TopK")
 def _topk(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = _axis(x, call.attributes.get("axis", -1))
-    where = (0, max(size[1] - 1, 0)) if size else (0, LIMITS[DataType.INT64][1])
-    return _bounded(call, x.bounds if x is not None else None, where)
+    return _bounded(call, call.bounds(0), _index(_axis(call.dims(0), call.attributes.get("axis", -1))))
 
 
 @rule("NonZero")
 def _nonzero(call: Call) -> list[Fact]:
-    x = call.input(0)
-    dims = x.dims if x is not None else None
-    top = max((hi for _, hi in dims), default=1) if dims is not None else LIMITS[DataType.INT64][1]
-    return _bounded(call, (0, max(top - 1, 0)))
+    dims = call.dims(0)
+    top = max((hi for _, hi in dims), default=1) if dims is not None else INT64[1]
+    return _bounded(call, _index((0, top)))
 
 
 @rule("NonMaxSuppression")
 def _nms(call: Call) -> list[Fact]:
-    scores = call.input(1)
-    if scores is None or scores.dims is None:
-        return []
-    return _bounded(call, (0, max(max(hi for _, hi in scores.dims) - 1, 0)))
+    scores = call.dims(1)
+    return _bounded(call, _index((0, max(hi for _, hi in scores)))) if scores is not None else []
 
 
 @rule("Unique")
 def _unique(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[DataType.INT64][1]
-    last = (0, max(size - 1, 0))
-    return _bounded(call, x.bounds if x is not None else None, last, last, (0, size))
+    size = _elements(call)
+    return _bounded(call, call.bounds(0), _index(size), _index(size), (0, size[1]))
 
 
 @rule("MaxPool")
 def _maxpool(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[DataType.INT64][1]
-    return _bounded(call, x.bounds if x is not None else None, (-1, max(size - 1, 0)))
+    return _bounded(call, call.bounds(0), (-1, _index(_elements(call))[1]))
 
 
 @rule("Multinomial")
 def _multinomial(call: Call) -> list[Fact]:
-    classes = _axis(call.input(0), 1)
-    return _bounded(call, (0, max(classes[1] - 1, 0)) if classes else None)
+    classes = _axis(call.dims(0), 1)
+    return _bounded(call, _index(classes) if classes else None)
 
 
 @rule("Range")
 def _range(call: Call) -> list[Fact]:
     out = call.outputs[0]
-    start, limit, delta = ((f.bounds if f is not None else None) for f in (call.input(i) for i in range(3)))
+    start, limit, delta = (call.bounds(i) for i in range(3))
     if start is None or limit is None or delta is None or out.dtype not in LIMITS:
         return []
     span = subtract(limit, start)
@@ -338,7 +339,7 @@ def _cumsum(call: Call) -> list[Fact]:
     x, axis = call.input(0), call.input(1)
     if x is None or x.bounds is None or x.dtype not in LIMITS or axis is None or axis.constant is None:
         return []
-    size = _axis(x, axis.constant[0])
+    size = _axis(x.dims, axis.constant[0])
     if size is None:
         return []
     lo, hi = x.bounds
@@ -350,11 +351,10 @@ def _cumsum(call: Call) -> list[Fact]:
 
 @rule("MatMul")
 def _matmul(call: Call) -> list[Fact]:
-    a, b = call.input(0), call.input(1)
-    depth = _axis(a, -1)
-    if a is None or b is None or a.bounds is None or b.bounds is None or depth is None or a.dtype not in LIMITS:
+    a, b, depth = call.bounds(0), call.bounds(1), _axis(call.dims(0), -1)
+    if a is None or b is None or depth is None or call.present()[0].dtype not in LIMITS:
         return []
-    lo, hi = multiply(a.bounds, b.bounds)
+    lo, hi = multiply(a, b)
     least, most = min(0, depth[1] * int(lo)), max(0, depth[1] * int(hi))
     return _bounded(call, (least, most)) if _exact(least, most) else []
 
