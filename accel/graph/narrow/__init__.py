@@ -95,13 +95,9 @@ def narrow_file(
 
 
 def _check_source(source: Path) -> None:
-    import onnx
-
     if not source.is_file():
         raise InputError(f"{source} is not a file", fix="give the path of an .onnx file")
-    try:
-        onnx.checker.check_model(str(source))
-    except (onnx.checker.ValidationError, ValueError, RuntimeError, UnicodeDecodeError) as error:
+    if error := _fault(source):
         reason = str(error).strip().splitlines()
         raise InputError(
             f"{source} does not pass ONNX's checker: {reason[0] if reason else type(error).__name__}",
@@ -111,26 +107,25 @@ def _check_source(source: Path) -> None:
 
 def _check_result(result: Path, source: Path) -> None:
     """Check the new file as strictly as the source itself passes."""
+    error = _fault(result, full=True)
+    if error and _fault(source, full=True):
+        error = _fault(result)
+    if error:
+        raise StageError(
+            f"the narrowed model of {source.name} does not pass ONNX's checker: {error}",
+            fix="this is a bug in accel; --ints keep goes round it",
+        ) from error
+
+
+def _fault(path: Path, *, full: bool = False) -> Exception | None:
+    """Return what ONNX's checker, in full with shape inference, says against a file."""
     import onnx
 
-    kinds = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError)
     try:
-        onnx.checker.check_model(str(result), full_check=True)
-        return
-    except kinds as error:
-        strict = error
-    try:
-        onnx.checker.check_model(str(source), full_check=True)
-    except kinds:
-        try:
-            onnx.checker.check_model(str(result))
-            return
-        except kinds as error:
-            strict = error
-    raise StageError(
-        f"the narrowed model of {source.name} does not pass ONNX's checker: {strict}",
-        fix="this is a bug in accel; --ints keep goes round it",
-    ) from strict
+        onnx.checker.check_model(str(path), full_check=full)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return error
+    return None
 
 
 @contextlib.contextmanager

@@ -120,13 +120,6 @@ def type_text(dtype: int) -> str:
 
 
 @functools.cache
-def _allowed(op: str, domain: str, version: int) -> Mapping[str, frozenset[str]]:
-    schema = schema_of(op, domain, version)
-    constraints = schema.type_constraints if schema is not None else ()
-    return {c.type_param_str: frozenset(c.allowed_type_strs) for c in constraints}
-
-
-@functools.cache
 def _formals(op: str, domain: str, version: int, output: bool) -> tuple[tuple[str, str, bool, bool], ...]:
     schema = schema_of(op, domain, version)
     if schema is None:
@@ -208,15 +201,11 @@ class _Template:
 @functools.cache
 def _template(op: str, domain: str, version: int, inputs: Kinds, outputs: Kinds, target: int) -> _Template:
     formals = {side: _formals(op, domain, version, side) for side in (False, True)}
-    allowed = _allowed(op, domain, version)
-    fed: set[str] = set()
-    doubtful: set[str] = set()
-    for slot, kind in enumerate(inputs):
-        formal = _formal(formals[False], slot)
-        if kind != ABSENT and formal is not None:
-            fed.add(formal[1])
-            if kind == UNKNOWN:
-                doubtful.add(formal[1])
+    schema = schema_of(op, domain, version)
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints} if schema is not None else {}
+    entering = [(_formal(formals[False], slot), kind) for slot, kind in enumerate(inputs) if kind != ABSENT]
+    fed = {formal[1] for formal, _ in entering if formal is not None}
+    doubtful = {formal[1] for formal, kind in entering if formal is not None and kind == UNKNOWN}
     tied: dict[str, tuple[Place, ...]] = {}
     pins: dict[Place, tuple[Cause, str]] = {}
     stuck: set[str] = set()

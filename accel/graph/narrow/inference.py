@@ -71,15 +71,17 @@ def bound_axes(
         if name not in names:
             raise UsageError(f"shape for unknown input {name!r}{nearest(name, names)}", fix=f"the inputs are {names}")
     spans: dict[str, list[Interval]] = {}
-    places: list[tuple[str, int, str, bool]] = []
+    places: list[tuple[str, int, str]] = []
     for value in inputs:
         given = shapes.get(value.name)
-        rank = len(value.type.tensor_type.shape.dim) if value.type.tensor_type.HasField("shape") else None
-        if given is not None and (rank is None or {len(given.min), len(given.max)} != {rank}):
+        dims = value.type.tensor_type.shape.dim
+        known_rank = value.type.tensor_type.HasField("shape")
+        if given is not None and (not known_rank or {len(given.min), len(given.max)} != {len(dims)}):
             raise UsageError(
-                f"shape of input {value.name!r} is {given.min}..{given.max}, the model declares rank {rank}"
+                f"shape of input {value.name!r} is {given.min}..{given.max}, "
+                f"the model declares rank {len(dims) if known_rank else None}"
             )
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+        for axis, dim in enumerate(dims):
             span = (given.min[axis], given.max[axis]) if given is not None else None
             if span is not None and not 0 <= span[0] <= span[1]:
                 raise UsageError(f"axis {axis} of input {value.name!r}: min {span[0]} and max {span[1]} contradict")
@@ -87,22 +89,15 @@ def bound_axes(
                 if span is not None and not span[0] <= dim.dim_value <= span[1]:
                     raise UsageError(f"axis {axis} of input {value.name!r} is fixed at {dim.dim_value}, not {span}")
                 continue
-            name = dim.dim_param or f"{value.name}[{axis}]"
-            dim.dim_param = name
-            places.append((value.name, axis, name, span is not None))
-            spans.setdefault(name, [])
-            if span is not None:
-                spans[name].append(span)
-    undeclared = {name for _, _, name, declared in places if not spans[name] and not declared}
-    bounds = {
-        name: (min(s[0] for s in parts), max(s[1] for s in parts)) if parts else (0, INT32[1])
-        for name, parts in spans.items()
-    }
+            dim.dim_param = dim.dim_param or f"{value.name}[{axis}]"
+            places.append((value.name, axis, dim.dim_param))
+            spans.setdefault(dim.dim_param, []).extend([span] if span is not None else [])
+    bounds = {n: (min(s[0] for s in parts), max(s[1] for s in parts)) for n, parts in spans.items() if parts}
     report = tuple(
-        AxisRange(owner, axis, *bounds[name], origin="assumed" if name in undeclared else "declared")
-        for owner, axis, name, _ in places
+        AxisRange(owner, axis, *bounds.get(name, (0, INT32[1])), origin="declared" if name in bounds else "assumed")
+        for owner, axis, name in places
     )
-    return bounds, report
+    return {name: bounds.get(name, (0, INT32[1])) for name in spans}, report
 
 
 def infer(model: ir.Model, inputs: list[onnx.ValueInfoProto], axes: Mapping[str, Interval]) -> dict[ir.Value, Kind]:

@@ -119,7 +119,7 @@ def _ask(runtime: Runtime, *, needed: bool) -> Callable[[bytes], bool] | None:
     if runtime == "tensorrt":
         return None
     try:
-        return _ask_onnxruntime() if runtime == "ort" else _ask_openvino()
+        load, refusals = _onnxruntime() if runtime == "ort" else _openvino()
     except ImportError as error:
         if not needed:
             return lambda _: False
@@ -129,8 +129,17 @@ def _ask(runtime: Runtime, *, needed: bool) -> Callable[[bytes], bool] | None:
             fix=f"pip install {package}, or use level io",
         ) from error
 
+    def accepts(model: bytes) -> bool:
+        try:
+            load(model)
+        except refusals:
+            return False
+        return True
 
-def _ask_onnxruntime() -> Callable[[bytes], bool]:
+    return accepts
+
+
+def _onnxruntime() -> tuple[Callable[[bytes], object], tuple[type[Exception], ...]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -139,27 +148,12 @@ def _ask_onnxruntime() -> Callable[[bytes], bool]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     refusals = onnxruntime.capi.onnxruntime_pybind11_state
     kinds = (refusals.NotImplemented, refusals.Fail, refusals.InvalidGraph, refusals.InvalidArgument)
-
-    def accepts(model: bytes) -> bool:
-        try:
-            onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except kinds:
-            return False
-        return True
-
-    return accepts
+    return lambda model: onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]), kinds
 
 
-def _ask_openvino() -> Callable[[bytes], bool]:
+def _openvino() -> tuple[Callable[[bytes], object], tuple[type[Exception], ...]]:
     import openvino
 
     core = openvino.Core()
-
-    def accepts(model: bytes) -> bool:
-        try:
-            core.compile_model(core.read_model(model), "CPU", {"INFERENCE_NUM_THREADS": 1})
-        except RuntimeError:
-            return False
-        return True
-
-    return accepts
+    threads = {"INFERENCE_NUM_THREADS": 1}
+    return lambda model: core.compile_model(core.read_model(model), "CPU", threads), (RuntimeError,)

@@ -196,23 +196,19 @@ def _equal(call: Call) -> list[Fact]:
 
 @rule("Clip")
 def _clip(call: Call) -> list[Fact]:
-    out, x, low, high = call.outputs[0], call.input(0), call.input(1), call.input(2)
-    if x is None or x.bounds is None:
+    x, low, high = call.bounds(0), call.bounds(1), call.bounds(2)
+    if x is None or any(f is not None and f.bounds is None for f in call.inputs[1:]):
         return []
-    lo, hi = x.bounds
     if call.version < 11:
         low_at, high_at = call.attributes.get("min", -math.inf), call.attributes.get("max", math.inf)
-        return _bounded(call, (min(max(lo, low_at), high_at), min(max(hi, low_at), high_at)))
-    if (low is not None and low.bounds is None) or (high is not None and high.bounds is None):
-        return []
-    limits = [f.bounds for f in (low, high) if f is not None and f.bounds is not None]
-    if out.dtype in LIMITS and not _fits((lo, hi), *limits):
-        return _bounded(call, hull([(lo, hi), *limits]))
-    if low is not None and low.bounds is not None:
-        lo, hi = max(lo, low.bounds[0]), max(hi, low.bounds[1])
-    if high is not None and high.bounds is not None:
-        lo, hi = min(lo, high.bounds[0]), min(hi, high.bounds[1])
-    return [known(out.dtype, (lo, hi), out.dims)]
+        low, high = (low_at, low_at), (high_at, high_at)
+    elif call.outputs[0].dtype in LIMITS and not _fits(*(b for b in (x, low, high) if b is not None)):
+        return _bounded(call, hull(b for b in (x, low, high) if b is not None))
+    if low is not None:
+        x = max(x[0], low[0]), max(x[1], low[1])
+    if high is not None:
+        x = min(x[0], high[0]), min(x[1], high[1])
+    return _bounded(call, x)
 
 
 @rule("Mod")
