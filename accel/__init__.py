@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from accel.core.errors import AccelError
     from accel.core.progress import Progress
     from accel.exporters.sources import recognise
-    from accel.graph.int32 import narrow_file
+    from accel.graph.narrow import narrow_file
     from accel.pipeline import convert
     from accel.report import write_comparison
     from accel.run.decide import Constraints
@@ -49,7 +49,7 @@ _HOMES = {
     "Job": ("accel.run.job", "Job"),
     "Progress": ("accel.core.progress", "Progress"),
     "convert": ("accel.pipeline", "convert"),
-    "narrow_file": ("accel.graph.int32", "narrow_file"),
+    "narrow_file": ("accel.graph.narrow", "narrow_file"),
     "parse_targets": ("accel.builders.targets", "parse"),
     "recognise": ("accel.exporters.sources", "recognise"),
     "verify": ("accel.triton.verify", "verify"),

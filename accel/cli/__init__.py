@@ -290,7 +290,7 @@ def narrow(
 ) -> None:
     """Make INT64 values INT32 where they are proved to fit, and say why the others stay."""
     from accel.core.values import to_json
-    from accel.graph.int32 import narrow_file
+    from accel.graph.narrow import narrow_file
     from accel.run import options
 
     found = narrow_file(source, out, **options.narrowing(range or [], min_shape or [], max_shape or [], level, runtime))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,27 +142,14 @@ def copy(source: ModelSource, path: Path) -> None:
     """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
 
     Axes without a name get the source's, and axes the user fixed get their size; all else stays byte for byte.
+
+    Raises:
+        InputError: external data outside the source's folder, missing or truncated.
+        OutputError: the folder cannot be written.
     """
-    import onnx
+    from accel.graph import passes
+    from accel.graph.interface import DeclareAxes
 
     origin = Path(source.reference)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name in external_files(origin):
-        target = path.parent / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(origin.parent / name, target)
-    model = parse(origin)
-    changed = False
-    specs = {s.name: s for s in (*source.inputs, *source.outputs)}
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name not in specs:
-            continue
-        for dim, want in zip(value.type.tensor_type.shape.dim, specs[value.name].dims, strict=True):
-            if isinstance(want, str) and dim.dim_param != want:
-                dim.dim_param, changed = want, True
-            elif isinstance(want, int) and dim.dim_value != want:
-                dim.dim_value, changed = want, True
-    if changed:
-        onnx.save(model, str(path))
-    else:
-        shutil.copyfile(origin, path)
+    external_files(origin)
+    passes.rewrite(origin, path, DeclareAxes((*source.inputs, *source.outputs)))

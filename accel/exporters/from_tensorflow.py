@@ -194,7 +194,10 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
     Raises:
         StageError: tf2onnx failed, or has no ONNX operator for some nodes; the message names them.
     """
-    import onnx
+    import onnx_ir as ir
+
+    from accel.graph import passes
+    from accel.graph.interface import DeclareAxes
 
     import_tensorflow()
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
@@ -211,9 +214,12 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
             fix="choose targets that start from TensorFlow itself (tf, tf-xla), or give the ONNX file",
         ) from error
     _refuse_unknown(model, source)
-    _apply_names(model, source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save_model(model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
+    graph_model = ir.from_proto(model)
+    _put_in_order(graph_model.graph.inputs, source.inputs)
+    _put_in_order(graph_model.graph.outputs, source.outputs)
+    # Sizes that differ from the source's stay for the check.
+    passes.run(graph_model, DeclareAxes((*source.inputs, *source.outputs)))
+    passes.save(graph_model, path, data=f"{path.name}.data")
 
 
 def _refuse_unknown(model: onnx.ModelProto, source: ModelSource) -> None:
@@ -231,29 +237,10 @@ def _refuse_unknown(model: onnx.ModelProto, source: ModelSource) -> None:
         )
 
 
-def _apply_names(model: onnx.ModelProto, source: ModelSource) -> None:
-    """Put inputs and outputs in the source's order, with its names for axes; sizes that differ stay for the check."""
-    for values, specs in ((model.graph.input, source.inputs), (model.graph.output, source.outputs)):
-        by_name = {v.name: v for v in values}
-        if missing := [s.name for s in specs if s.name not in by_name]:
-            raise StageError(f"tf2onnx left {missing[0]!r} out of the model: it has {sorted(by_name)}")
-        ordered = [by_name[s.name] for s in specs]
-        del values[:]
-        values.extend(ordered)
-        for value, spec in zip(values, specs, strict=True):
-            _name_dims(value, spec)
-
-
-def _name_dims(value: Any, spec: TensorSpec) -> None:
-    shape = value.type.tensor_type.shape
-    if len(shape.dim) != len(spec.dims):
-        del shape.dim[:]
-        for _ in spec.dims:
-            shape.dim.add()
-    for dim, want in zip(shape.dim, spec.dims, strict=True):
-        if dim.HasField("dim_value") and dim.dim_value > 0:
-            continue
-        if isinstance(want, str):
-            dim.dim_param = want
-        else:
-            dim.dim_value = want
+def _put_in_order(values: Any, specs: Sequence[TensorSpec]) -> None:
+    """Put a graph's inputs or outputs in the source's order."""
+    by_name = {v.name: v for v in values}
+    if missing := [s.name for s in specs if s.name not in by_name]:
+        raise StageError(f"tf2onnx left {missing[0]!r} out of the model: it has {sorted(by_name)}")
+    values.clear()
+    values.extend(by_name[s.name] for s in specs)

@@ -82,7 +82,7 @@ def reference(source: Any, samples: Any, samples_folder: str, out: str) -> Any:
 def narrow(source: Any, onnx: Any, folder: str, out_dir: str, level: Any) -> Any:
     """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32."""
     from accel.exporters.check import read_onnx
-    from accel.graph.int32 import narrow_file, prove_int32_interior
+    from accel.graph.narrow import narrow_file, prove_int32_interior
     from accel.run.narrowed import Narrowed
 
     described = from_json(ModelSource, source)
