@@ -23,6 +23,7 @@ from accel.core.values import (
     BuildRequest,
     Built,
     CallSplit,
+    Int32Runtime,
     ModelSource,
     Precision,
     Runtime,
@@ -122,6 +123,9 @@ class Builder(ABC):
 
     backends: Sequence[Backend] = ()
     """Triton's native backends that ``triton`` names."""
+
+    narrows: Int32Runtime | None = None
+    """The runtime of ``accel narrow --runtime``, where integers can be narrowed for it."""
 
     inspects: Sequence[str] = ()
     """Suffixes of the files that ``inspect`` describes."""

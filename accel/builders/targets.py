@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from accel import builders
 from accel.builders import PYTHON, Backend, Builder, TargetInfo
 from accel.core.errors import UsageError, nearest
-from accel.core.values import Runtime, Target
+from accel.core.values import Int32Runtime, Runtime, Target
 
 ALIASES = {"onnx": "ort"}
 GROUPS = {"cpu": ("cpu",), "gpu": ("cuda",), "all": ("cpu", "cuda")}
@@ -53,6 +53,11 @@ def discover() -> Mapping[str, Builder]:
 def info(target: Target) -> TargetInfo:
     """Return what the target's builder says about it."""
     return discover()[target.name].targets[target.name]
+
+
+def int32_runtimes() -> dict[str, Int32Runtime]:
+    """Return the runtimes for which integers can be narrowed, by the names of ``accel narrow --runtime``."""
+    return {b.narrows.name: b.narrows for b in discover().values() if b.narrows is not None}
 
 
 def family(name: str) -> str:

@@ -50,7 +50,7 @@ from accel.core.values import (
     TritonModel,
     to_json,
 )
-from accel.graph import fp16
+from accel.graph import fp16, narrow
 
 ENTRY = "model.onnx"
 FUSED_DB: Mapping[Precision, float] = {"fp32": 80.0, "tf32": 50.0, "fp16": 45.0}
@@ -127,6 +127,7 @@ class OrtBuilder(Builder):
         ),
     }
     options: type[Any] = OrtOptions
+    narrows = narrow.ONNX_RUNTIME
     packages = ("onnxruntime", "onnx", "onnxscript", "onnx-ir")
     backends = (Backend("onnxruntime", parameters=_parameters),)
 

@@ -10,7 +10,7 @@ import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
+    Int32Runtime,
     Precision,
     Runtime,
     Skipped,
@@ -75,6 +76,20 @@ def import_openvino() -> Any:
 RUNTIME = Runtime("OpenVINO", ("#0072b2", "#4ba8e0"))
 
 
+def _int32_kernels() -> Callable[[bytes], bool]:
+    """Return a function that says whether OpenVINO compiles a serialised model for the CPU."""
+    core = import_openvino().Core()
+
+    def accepts(model: bytes) -> bool:
+        try:
+            core.compile_model(core.read_model(model), "CPU", {"INFERENCE_NUM_THREADS": 1})
+        except RuntimeError:
+            return False
+        return True
+
+    return accepts
+
+
 def _parameters(threads: int, instances: int) -> Mapping[str, str]:
     """Return the parameters for some instances, each of which is one request of the model, compiled once.
 
@@ -114,6 +129,7 @@ class OpenVinoBuilder(Builder):
     options: type[Any] = OpenVinoOptions
     packages = ("openvino", "nncf", "onnx", "tensorflow", "tensorflow-cpu", "keras")
     backends = (BACKEND,)
+    narrows = Int32Runtime("openvino", "openvino", _int32_kernels)
     inspects = (".xml",)
 
     def available(self, target: Target) -> Skipped | None:

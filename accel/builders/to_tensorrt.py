@@ -28,6 +28,7 @@ from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
+    Int32Runtime,
     ModelSource,
     Precision,
     Runtime,
@@ -72,6 +73,7 @@ class TensorRtBuilder(TypedBuilder):
     options: type[Any] = TensorRtOptions
     packages = (*PACKAGES, "polygraphy", "torch", "onnx", "onnx-ir", "onnxruntime")
     backends = (Backend("tensorrt"),)
+    narrows = Int32Runtime("tensorrt", wide_types=False)  # asked without a GPU it says nothing; the build is the check
     inspects = (".plan", ".engine")
 
     def available(self, target: Target) -> Skipped | None:

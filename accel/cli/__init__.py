@@ -289,11 +289,12 @@ def narrow(
     as_json: Json = False,
 ) -> None:
     """Make INT64 values INT32 where they are proved to fit, and say why the others stay."""
+    from accel.builders.narrow import narrow_file
     from accel.core.values import to_json
-    from accel.graph.narrow import narrow_file
     from accel.run import options
 
-    found = narrow_file(source, out, **options.narrowing(range or [], min_shape or [], max_shape or [], level, runtime))
+    asked = options.narrowing(range or [], min_shape or [], max_shape or [], level)
+    found = narrow_file(source, out, **asked, runtime=runtime)
     document = to_json(found)
     if report is not None:
         write_text(report, json.dumps(document, indent=1) + "\n")

@@ -15,7 +15,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union
@@ -309,6 +309,24 @@ class Artifact:
     def bytes(self) -> int:
         """Size of all files."""
         return sum(f.bytes for f in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Int32Runtime:
+    """What the narrowing of integers must know of the runtime that is to run the file.
+
+    Attributes:
+        name: as ``accel narrow --runtime`` and its report call it.
+        package: what must be installed so that the runtime can be asked for its kernels.
+        kernels: returns a function that says whether the runtime runs a serialised model, and raises ImportError
+            where it is not installed; None for a runtime that cannot be asked.
+        wide_types: whether it has DOUBLE and UINT64, and reads no INT64 tensor as a shape.
+    """
+
+    name: str
+    package: str = ""
+    kernels: Callable[[], Callable[[bytes], bool]] | None = None
+    wide_types: bool = True
 
 
 @dataclass(frozen=True, slots=True)

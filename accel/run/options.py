@@ -25,7 +25,6 @@ CHOICES = {
     "via": ("embedded", "local", "docker"),
     "ints": ("keep", "io", "interior"),
     "level": ("keep", "io", "interior"),
-    "runtime": ("ort", "openvino", "tensorrt"),
 }
 """What each option that takes one of a few words may be."""
 LEAST = {
@@ -122,13 +121,13 @@ def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> 
     )
 
 
-def narrowing(ranges: list[str], low: list[str], high: list[str], level: str, runtime: str) -> dict[str, Any]:
+def narrowing(ranges: list[str], low: list[str], high: list[str], level: str) -> dict[str, Any]:
     """Make the keyword arguments of ``narrow_file`` from what was typed.
 
     Raises:
-        UsageError: a text, level or runtime that is not known, or a smallest shape without a largest.
+        UsageError: a text or level that is not known, or a smallest shape without a largest.
     """
-    _check_words({"level": level, "runtime": runtime})
+    _check_words({"level": level})
     least, most = _shapes(low), _shapes(high)
     if least.keys() != most.keys():
         odd = sorted(least.keys() ^ most.keys())[0]
@@ -136,7 +135,6 @@ def narrowing(ranges: list[str], low: list[str], high: list[str], level: str, ru
     shapes = {name: ShapeRange(least[name], most[name], most[name]) for name in most}
     return {
         "level": level,
-        "runtime": runtime,
         "ranges": dict(sources.parse_range(text) for text in ranges),
         "shapes": shapes,
     }

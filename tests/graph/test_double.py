@@ -15,9 +15,10 @@ import pytest
 from narrowing_checks import assert_same, by_name, save, session
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from accel.builders.narrow import narrow_file
 from accel.core.errors import InputError, SampleError, UsageError
 from accel.core.values import from_json, to_json
-from accel.graph.narrow import NarrowReport, narrow_file
+from accel.graph.narrow import NarrowReport
 from accel.graph.narrow.double import loss
 
 DOUBLE, FLOAT, I32, I64 = TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64

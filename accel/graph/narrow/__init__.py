@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from accel.core.errors import InputError, StageError, UsageError
-from accel.core.values import ShapeRange, sha256_file
+from accel.core.values import Int32Runtime, ShapeRange, sha256_file
+from accel.graph import evaluate
 from accel.graph.narrow.report import AxisRange, Cause, InputRange, NarrowReport, Unproved, ValueReport
 
 __all__ = [
@@ -35,6 +36,10 @@ __all__ = [
 ]
 
 
+ONNX_RUNTIME = Int32Runtime("ort", "onnxruntime", evaluate.kernel_check)
+"""What runs ONNX files as they are."""
+
+
 def narrow_file(
     source: Path,
     out: Path,
@@ -42,7 +47,7 @@ def narrow_file(
     level: Literal["keep", "io", "interior"] = "io",
     ranges: Mapping[str, tuple[int, int]] | None = None,
     shapes: Mapping[str, ShapeRange] | None = None,
-    runtime: Literal["ort", "openvino", "tensorrt"] = "ort",
+    runtime: Int32Runtime = ONNX_RUNTIME,
 ) -> NarrowReport:
     """Narrow the INT64 values of an ONNX file that are proved to fit INT32.
 
@@ -54,8 +59,8 @@ def narrow_file(
         level: ``io`` changes graph inputs and outputs, ``interior`` also classes of values inside, ``keep`` nothing.
         ranges: lowest and highest value of integer inputs, both inclusive.
         shapes: shape range by input; an axis without one may be 0 to 2**31 - 1 long.
-        runtime: whose kernels limit ``interior``; ``tensorrt`` also keeps shape tensors, rounds DOUBLE to FLOAT
-            (not bitwise: each value is reported as ``rounded``) and narrows UINT64 by the rules of INT64.
+        runtime: whose kernels limit ``interior``; for one without the wide types shape tensors stay, DOUBLE is rounded
+            to FLOAT (not bitwise: each value is reported as ``rounded``) and UINT64 narrowed by the rules of INT64.
 
     Raises:
         UsageError: ``out`` is the source or its data, or a range or shape contradicts the model.
@@ -75,9 +80,9 @@ def narrow_file(
     _check_source(source)
     ranges, shapes = ranges or {}, shapes or {}
     work: list[ir.passes.PassBase] = []
-    if runtime == "tensorrt":
+    if not runtime.wide_types:
         work.append(RoundDoubles(level=level, ranges=ranges, shapes=shapes))
-    for kind in (ir.DataType.UINT64, ir.DataType.INT64) if runtime == "tensorrt" else (ir.DataType.INT64,):
+    for kind in (ir.DataType.INT64,) if runtime.wide_types else (ir.DataType.UINT64, ir.DataType.INT64):
         work.append(NarrowIntegers(source=kind, level=level, ranges=ranges, shapes=shapes, runtime=runtime))
     with _no_collector():
         done = passes.rewrite(source, out, *work, check=lambda written: _check_result(written, source))
@@ -86,7 +91,7 @@ def narrow_file(
         source_sha256=sha256_file(source),
         sha256=sha256_file(out),
         level=level,
-        runtime=runtime,
+        runtime=runtime.name,
         values=merged(value for result in done for value in result.values),
         inputs=done[-1].analysis.inputs,
         axes=done[-1].analysis.axes,

@@ -26,7 +26,7 @@ from accel.graph.narrow.classes import Group, Member, call_text, classify, conve
 from accel.graph.narrow.facts import Fact, Interval
 from accel.graph.narrow.inference import constants, real_inputs
 from accel.graph.narrow.integers import Names, Narrowed, add_constant
-from accel.graph.narrow.kernels import Kernels
+from accel.graph.narrow.kernels import UNASKED, Kernels
 from accel.graph.narrow.plan import Level
 from accel.graph.narrow.report import FLOAT_MAX, Cause, ValueReport
 
@@ -138,7 +138,7 @@ class _Doubles:
 
     def _pin_refused(self) -> None:
         """Pin what ONNX's own inference refuses: BitCast compares widths, TreeEnsemble the types of attributes."""
-        kernels = Kernels(self.model, "tensorrt", to=ir.DataType.FLOAT, needed=False)
+        kernels = Kernels(self.model, UNASKED, to=ir.DataType.FLOAT, needed=False)
         waiting = True
         while waiting:
             waiting = False

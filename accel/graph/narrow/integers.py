@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from accel.core.values import ShapeRange
+from accel.core.values import Int32Runtime, ShapeRange
 from accel.graph.narrow.analysis import Analysis, analyse
 from accel.graph.narrow.classes import retyped, value_of
 from accel.graph.narrow.facts import INT32, Interval
-from accel.graph.narrow.kernels import Runtime
 from accel.graph.narrow.plan import Level, Plan, Planner
 from accel.graph.narrow.reasons import describe
 from accel.graph.narrow.report import ValueReport
@@ -53,7 +52,7 @@ class NarrowIntegers(ir.passes.InPlacePass):
     level: Level
     ranges: Mapping[str, Interval]
     shapes: Mapping[str, ShapeRange]
-    runtime: Runtime
+    runtime: Int32Runtime
 
     def call(self, model: ir.Model) -> Narrowed:
         """Narrow what is proved.

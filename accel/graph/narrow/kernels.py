@@ -1,8 +1,8 @@
 """Whether a runtime really has the kernel that a schema allows: ask it.
 
 A one-node model with the types in question is given to the runtime. That is what decides, so no list of kernels can go
-stale: ONNX Runtime answers NOT_IMPLEMENTED while it makes the session, OpenVINO while it compiles. TensorRT cannot be
-asked without a GPU; its parser takes INT32 wherever it takes INT64, and the plan's build is the check.
+stale: ONNX Runtime answers NOT_IMPLEMENTED while it makes the session, OpenVINO while it compiles. How a runtime is
+asked, its builder says.
 
 Source: https://onnxruntime.ai/docs/reference/operators/OperatorKernels.html (what it would answer, for one release).
 """
@@ -10,18 +10,18 @@ Source: https://onnxruntime.ai/docs/reference/operators/OperatorKernels.html (wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from accel.core.errors import UnavailableError
-from accel.graph import evaluate
+from accel.core.values import Int32Runtime
 from accel.graph.narrow.classes import retyped
 from accel.graph.narrow.facts import INT32, Fact
 
-Runtime = Literal["ort", "openvino", "tensorrt"]
+UNASKED = Int32Runtime("", wide_types=False)
+"""No runtime: ONNX's own shape inference alone decides."""
 
 
 class Kernels:
@@ -36,7 +36,7 @@ class Kernels:
         UnavailableError: the runtime is not installed here.
     """
 
-    def __init__(self, model: ir.Model, runtime: Runtime, *, to: ir.DataType, needed: bool) -> None:
+    def __init__(self, model: ir.Model, runtime: Int32Runtime, *, to: ir.DataType, needed: bool) -> None:
         self._model = model
         self._to = to
         self._accepts = _ask(runtime, needed=needed)
@@ -116,31 +116,15 @@ def _is_inferred(model: bytes) -> bool:
     return True
 
 
-def _ask(runtime: Runtime, *, needed: bool) -> Callable[[bytes], bool] | None:
-    if runtime == "tensorrt":
+def _ask(runtime: Int32Runtime, *, needed: bool) -> Callable[[bytes], bool] | None:
+    if runtime.kernels is None:
         return None
     try:
-        return evaluate.kernel_check() if runtime == "ort" else _ask_openvino()
+        return runtime.kernels()
     except ImportError as error:
         if not needed:
             return lambda _: False
-        package = "onnxruntime" if runtime == "ort" else "openvino"
         raise UnavailableError(
-            f"level interior asks {package} which int32 kernels it has, and it is not installed here",
-            fix=f"pip install {package}, or use level io",
+            f"level interior asks {runtime.package} which int32 kernels it has, and it is not installed here",
+            fix=f"pip install {runtime.package}, or use level io",
         ) from error
-
-
-def _ask_openvino() -> Callable[[bytes], bool]:
-    import openvino
-
-    core = openvino.Core()
-
-    def accepts(model: bytes) -> bool:
-        try:
-            core.compile_model(core.read_model(model), "CPU", {"INFERENCE_NUM_THREADS": 1})
-        except RuntimeError:
-            return False
-        return True
-
-    return accepts

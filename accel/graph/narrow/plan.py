@@ -15,11 +15,12 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from accel.core.values import Int32Runtime
 from accel.graph.narrow.analysis import Analysis
 from accel.graph.narrow.classes import Group, Member, Use, classify, only_int64, value_of
 from accel.graph.narrow.facts import INT32, INT64, LIMITS, Fact
 from accel.graph.narrow.inference import constant_array, constants, overridable, real_inputs
-from accel.graph.narrow.kernels import Kernels, Runtime
+from accel.graph.narrow.kernels import Kernels
 from accel.graph.narrow.report import Cause
 
 Level = Literal["keep", "io", "interior"]
@@ -57,7 +58,7 @@ class Planner:
     """
 
     def __init__(
-        self, model: ir.Model, analysis: Analysis, *, level: Level, runtime: Runtime, source: ir.DataType
+        self, model: ir.Model, analysis: Analysis, *, level: Level, runtime: Int32Runtime, source: ir.DataType
     ) -> None:
         self.model = model
         self.source = source
@@ -76,11 +77,11 @@ class Planner:
         for value in self.fixed & self.classes.parents.keys():
             self.classes.pin(value, "pinned", "an initialiser that cannot be converted")
         self.shape_tensors = (
-            _shape_tensors(model, self.facts, self.constants.keys()) if runtime == "tensorrt" else set()
+            _shape_tensors(model, self.facts, self.constants.keys()) if not runtime.wide_types else set()
         )
         for value in (v for v in (*self.inputs, *self.outputs) if v in self.shape_tensors):
             if value in self.classes.parents:
-                self.classes.pin(value, "shape-tensor", f"{runtime} reads it as a shape")
+                self.classes.pin(value, "shape-tensor", f"{runtime.name} reads it as a shape")
         self.kernels: Kernels | None = None
         self.plan = Plan()
 
@@ -163,7 +164,7 @@ class Planner:
             for root in dict.fromkeys(self.classes.root(g.members[0][0]) for g in groups):
                 del free[root]
                 where = f"{node.op_type} {node.name or node.outputs[0].name!r}"
-                reason = f"{self.runtime}, or ONNX's own shape inference, does not take int32 in {where}"
+                reason = f"{self.runtime.name}, or ONNX's own shape inference, does not take int32 in {where}"
                 self.classes.pins.setdefault(root, ("no-kernel", reason))
                 waiting += [other for other in touching[root] if other is not node]
 
@@ -186,7 +187,7 @@ class Planner:
             if value_of(member) in self.constants:
                 copied[place.slot] = fact
         # The kernels of TensorRT cannot be asked.
-        if (copied or self.runtime == "tensorrt") and not self.kernels.infers(
+        if (copied or self.runtime.kernels is None) and not self.kernels.infers(
             node, inputs, outputs, constants=copied, chosen=chosen
         ):
             return False
@@ -208,7 +209,7 @@ class Planner:
         if why is not None:
             self.plan.reasons[value] = ("unproved", why)
         elif value in self.shape_tensors:
-            self.plan.reasons[value] = ("shape-tensor", f"{self.runtime} reads it as a shape")
+            self.plan.reasons[value] = ("shape-tensor", f"{self.runtime.name} reads it as a shape")
         return value not in self.plan.reasons
 
     def _take_directly(self, node: ir.Node, group: Group) -> None:

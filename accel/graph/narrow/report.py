@@ -119,7 +119,7 @@ class NarrowReport:
     source_sha256: str
     sha256: str
     level: Literal["keep", "io", "interior"]
-    runtime: Literal["ort", "openvino", "tensorrt"]
+    runtime: str
     values: tuple[ValueReport, ...]
     inputs: tuple[InputRange, ...]
     axes: tuple[AxisRange, ...]
