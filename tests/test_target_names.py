@@ -20,8 +20,6 @@ EXCEPTED = {
     "exporters": "an exporter names its own framework",
     "triton/lint": "rules of Triton's own backends and formats",
     "triton/releases.py": "what the images carry",
-    "graph/int32": "until narrowing has its new room: whose kernels it asks",
-    "run/options.py": "the same: --runtime",
 }
 FILES = [
     file
