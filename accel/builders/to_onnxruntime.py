@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from accel.accuracy import parity
+from accel.accuracy.sqnr import EXACT_DB
 from accel.builders import Backend, Builder, Mode, TargetInfo, share
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile
@@ -43,6 +45,7 @@ from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
+    Parity,
     Precision,
     Runtime,
     Skipped,
@@ -50,11 +53,10 @@ from accel.core.values import (
     TritonModel,
     to_json,
 )
+from accel.exporters import verdict
 from accel.graph import fp16, narrow
 
 ENTRY = "model.onnx"
-FUSED_DB: Mapping[Precision, float] = {"fp32": 80.0, "tf32": 50.0, "fp16": 45.0}
-"""Fusion must leave this much SQNR against the unfused graph, the gate of the precision, or the unfused graph ships."""
 _AUTOCAST = (fp16.ENVIRONMENT,)
 _PACKAGES = {OPENVINO_ENVIRONMENT: "onnxruntime-openvino", GPU_ENVIRONMENT: "onnxruntime-gpu"}
 GPU_CUDA = "13.0"
@@ -351,8 +353,6 @@ def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path
     """Write the fused graph; where it cannot ship leave nothing, and say ``plain`` and why."""
     from accel.graph.fuse import attention_layers, fuse
 
-    precision = OrtBuilder.targets[request.variant.target.name].precision
-    least = FUSED_DB[precision]
     counts: dict[str, int] = {}
     reason = "fusion was turned off" if not options.fuse else None
     sqnr_db = None
@@ -361,8 +361,9 @@ def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path
             counts = fuse(plain, out_dir / ENTRY)
             reason = None if counts else "no fusion applied"
             if counts:
-                sqnr_db = _agreement_db(plain, out_dir / ENTRY, request)
-                reason = None if sqnr_db >= least else f"the fused graph keeps {sqnr_db:.0f} dB, expected {least:.0f}"
+                found = _agreement(plain, out_dir / ENTRY, request)
+                sqnr_db = found.found["sqnr_db"] or EXACT_DB
+                reason = None if found.passed else f"the fused graph has other answers: {found.reasons[0]}"
         except StageError as error:
             reason = error.message
     if reason is not None:
@@ -376,32 +377,36 @@ def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path
     return facts
 
 
-def _agreement_db(one: Path, other: Path, request: BuildRequest) -> float:
-    """Run both files on the opt and odd shapes and return the worst SQNR; 200 where every value is equal.
+def _agreement(one: Path, other: Path, request: BuildRequest) -> Parity:
+    """Run both files on the opt and odd shapes, and hold the second against the SQNR gate of the precision.
 
     Raises:
         StageError: one of them cannot be opened or run, or a node of the fused graph has no kernel on the GPU.
     """
     from accel.core.feeds import read_feeds
 
+    source = request.source
     stored = read_feeds(Path(request.samples_folder) / request.samples.shapes.path)
+    feeds = {point: fit_inputs(stored[point], source.inputs) for point in ("odd", "opt")}
     provider = provider_for(request.variant, threads=request.threads, mode="latency")
-    if provider.name == CUDA and (elsewhere := fallen(profiled(other, provider, stored["opt"]), CUDA)):
+    if provider.name == CUDA and (elsewhere := fallen(profiled(other, provider, feeds["opt"]), CUDA)):
         raise fallback(CUDA, elsewhere)
-    sessions = [open_session(p, provider, threads=request.threads, mode="latency") for p in (one, other)]
-    worst = 200.0
-    for point in ("odd", "opt"):
+    names = [spec.name for spec in source.outputs]
+    answers = []
+    for path in (one, other):
+        session = open_session(path, provider, threads=request.threads, mode="latency")
         try:
-            truth, found = (s.run([o.name for o in sessions[0].get_outputs()], stored[point]) for s in sessions)
+            answers.append({p: dict(zip(names, session.run(names, f), strict=True)) for p, f in feeds.items()})
         except Exception as error:
-            raise StageError(f"the fused graph does not run at the {point} shape: {error}") from error
-        for t, f in zip(truth, found, strict=True):
-            noise = float(np.square(t.astype(np.float64) - f.astype(np.float64)).sum())
-            if noise > 0:
-                worst = min(worst, 10 * float(np.log10(float(np.square(t.astype(np.float64)).sum()) / noise)))
-            elif noise != noise:
-                worst = -200.0
-    return worst
+            raise StageError(f"{path.name} does not run at the odd and opt shapes: {error}") from error
+    gate = parity.gate_for(
+        OrtBuilder.targets[request.variant.target.name].precision,
+        outputs=source.outputs,
+        task=None,
+        overrides=request.gates,
+        detections=source.detections,
+    )
+    return verdict.compare(source, feeds, answers[0], answers[1], gate)
 
 
 def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:

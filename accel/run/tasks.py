@@ -17,7 +17,7 @@ import numpy as np
 from accel.bench.session import TimedSession, now_ns, peak_rss_mib
 from accel.builders import TypedBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed
+from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -33,7 +33,6 @@ from accel.core.values import (
     to_json,
 )
 from accel.exporters.request import SourceRequest
-from accel.exporters.zoo import zoo
 
 _timed: list[TimedSession] = []
 
@@ -58,11 +57,10 @@ def source_key(request: Any) -> Any:
 def export(source: Any, samples: Any, samples_folder: str, reference: str, out_dir: str, opset: int) -> Any:
     """Export the source to ONNX and check the file against what the source answered at the checked shapes."""
     from accel import exporters
-    from accel.core.feeds import read_feeds
     from accel.exporters.check import Point
 
     feeds = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).shapes.path)
-    answers = _read_answers(Path(reference))
+    answers = read_feeds(Path(reference))
     points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
     made = exporters.export_onnx(from_json(ModelSource, source), Path(out_dir), opset=opset, points=points)
     return to_json(made)
@@ -75,7 +73,7 @@ def reference(source: Any, samples: Any, samples_folder: str, out: str) -> Any:
     described = from_json(ModelSource, source)
     model = exporters.load(described)
     feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    _write_answers(Path(out), {name: model.run(feed) for name, feed in feeds.items()})
+    write_feeds(Path(out), {name: model.run(feed) for name, feed in feeds.items()})
     return {"feeds": len(feeds)}
 
 
@@ -130,7 +128,7 @@ def typed_answers(
     session = builder.open_typed(from_json(Typed, typed), Path(folder), source=described, threads=threads)
     with contextlib.closing(session):
         feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-        _write_answers(Path(out), {name: session.run(feed) for name, feed in feeds.items()})
+        write_feeds(Path(out), {name: session.run(feed) for name, feed in feeds.items()})
         return {"feeds": len(feeds)}
 
 
@@ -156,7 +154,7 @@ def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folde
                 "no gate sample fits the fixed shape of this build",
                 fix="give samples of that shape with --samples, or leave --static out",
             )
-        _write_answers(Path(out), results)
+        write_feeds(Path(out), results)
         return {"precision": session.precision(), "feeds": len(results)}
 
 
@@ -169,35 +167,11 @@ def compare(
     gate: Mapping[str, float],
 ) -> Any:
     """Compare answers with the reference and hold them against the gate."""
-    from accel.accuracy import parity
+    from accel.exporters import verdict
 
-    described = from_json(ModelSource, source)
     feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    masks: dict[str, np.ndarray] = {}
-    mask_dims: tuple[int | str, ...] = ()
-    if described.mask is not None:
-        masks = {name: feed[described.mask] for name, feed in feeds.items()}
-        mask_dims = next(s.dims for s in described.inputs if s.name == described.mask)
-
-    def metric(truth_file: Path, found_file: Path) -> float:
-        metric = zoo().entry(described.reference).metric
-        assert metric is not None  # a task gate comes from an entry that has one
-        found = _read_answers(found_file)
-        kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
-        truth = _read_answers(truth_file)
-        return metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
-
-    verdict = parity.compare(
-        Path(reference),
-        Path(answers),
-        outputs=described.outputs,
-        masks=masks,
-        mask_dims=tuple(str(d) for d in mask_dims),
-        gate=gate,
-        metric=metric if described.gate is not None else None,
-        detections=described.detections,
-    )
-    return to_json(verdict)
+    truth, found = read_feeds(Path(reference)), read_feeds(Path(answers))
+    return to_json(verdict.compare(from_json(ModelSource, source), feeds, truth, found, gate))
 
 
 def emit(
@@ -264,7 +238,6 @@ def bench_feeds(
     Args:
         items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
     """
-    from accel.core.feeds import read_feeds, write_feeds
     from accel.exporters.samples import fit_shape
 
     described = from_json(ModelSource, source)
@@ -281,7 +254,6 @@ def bench_feeds(
 
 def bench_open(artifact: Any, folder: str, threads: int, mode: Any, feeds: str, points: list[str]) -> Any:
     """Load a variant for timing at ``points``; ``feeds`` is an ``.npz`` with keys ``<point>/<input>``."""
-    from accel.core.feeds import read_feeds
 
     made = from_json(Artifact, artifact)
     builder = targets.discover()[made.variant.target.name]
@@ -354,24 +326,8 @@ TASKS: Mapping[str, Callable[..., Any]] = {
 
 
 def _all_feeds(samples: SampleSet, folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    from accel.core.feeds import read_feeds
 
     return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
-
-
-def _write_answers(path: Path, results: Mapping[str, Feed]) -> None:
-    flat = {f"{feed}/{name}": value for feed, outputs in results.items() for name, value in outputs.items()}
-    with path.open("wb") as file:
-        np.savez(file, **flat)  # type: ignore[arg-type]
-
-
-def _read_answers(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(path, allow_pickle=False) as file:
-        for key in file.files:
-            feed, _, name = key.partition("/")
-            found.setdefault(feed, {})[name] = file[key]
-    return found
 
 
 def _hidden_axes(source: ModelSource) -> Set[int | str]:

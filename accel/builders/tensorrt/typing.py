@@ -6,7 +6,6 @@ strongly typed networks, and described in ``typing.json`` beside it, which a kit
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import tempfile
@@ -16,10 +15,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from accel.builders import Session
+from accel.builders import Session, held_back
 from accel.builders.calibration import calibration_feeds
 from accel.builders.tensorrt.options import TensorRtOptions
-from accel.builders.tensorrt.score import HeldBack
 from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import BuildRequest, ModelSource, Typed, to_json
@@ -144,17 +142,10 @@ def _quantized(
     keep: tuple[str, ...] = options.keep
     facts: dict[str, Any] = {}
     if options.search and not keep:
-        held = HeldBack(request, source, precision, feeds)
-        with contextlib.closing(held):
-            found = sensitivity.search(
-                source,
-                held.rest,
-                held.score,
-                held.floor,
-                to=to,
-                method=options.calibration,
-                threads=request.threads,
-            )
+        rest, held = held_back.for_gate(request, source, to, feeds)
+        found = sensitivity.search(
+            source, rest, held.score, held.floor, to=to, method=options.calibration, threads=request.threads
+        )
         keep = found.chosen.kept
         facts["search"] = to_json(found)
     report = quantize.for_tensorrt(
