@@ -54,7 +54,7 @@ class HeldBack:
         return value
 
     def _answers(self, onnx: Path) -> parity.Answers:
-        from accel.graph import evaluate
+        from accel.graph import evaluate, measured
 
         session = evaluate.open_exact(onnx, self._request.threads)
         names = [spec.name for spec in self._request.source.outputs]

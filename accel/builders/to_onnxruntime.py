@@ -18,7 +18,7 @@ import numpy as np
 
 from accel.accuracy import parity
 from accel.accuracy.sqnr import EXACT_DB
-from accel.builders import Backend, Builder, Mode, TargetInfo, share
+from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile
 from accel.builders.ort_providers import (
@@ -70,6 +70,7 @@ class OrtOptions:
     Attributes:
         fuse: whether ``ort`` and ``ort-cuda`` try to fuse.
         target_db: SQNR that ``ort-int8`` keeps on held-back calibration samples; products that cost more stay float.
+            None for 3 dB above the gate of INT8.
         trials: how many measurements of single products there may be.
         method: how ``ort-trt-int8`` finds its scales: ``minmax``, ``percentile`` or ``entropy``.
         keep: matrix products and convolutions that ``ort-trt-int8`` leaves in float, by node name.
@@ -78,7 +79,7 @@ class OrtOptions:
     """
 
     fuse: bool = True
-    target_db: float = 23.0
+    target_db: float | None = None
     trials: int = 64
     method: Literal["minmax", "percentile", "entropy"] = "percentile"
     keep: tuple[str, ...] = ()
@@ -414,33 +415,36 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
     from accel.graph import convolutions, quantize
 
     feeds = calibration_feeds(request)
+    rest, held = held_back.for_sqnr(request, plain, feeds, target_db=options.target_db)
     facts: dict[str, Any] = {
         "calibration_items": request.samples.calibration_items,
         "calibration_feeds": len(feeds),
         "dataset_sha256": request.samples.sha256,
+        "weight_levels": 127 if _has_vnni() else 63,
     }
-    levels = 127 if _has_vnni() else 63
+    out = out_dir / ENTRY
     if convolutions.dominate(plain):
-        done = convolutions.quantize(plain, out_dir / ENTRY, feeds, target_db=options.target_db, levels=levels)
-        return facts | done
-    plan = quantize.quantize_matmuls(
-        plain,
-        out_dir / ENTRY,
-        feeds,
-        mask=request.source.mask,
-        smallest={name: shapes.min for name, shapes in request.variant.profile.items()},
-        target_db=options.target_db,
-        levels=levels,
-        threads=request.threads,
-        trials=options.trials,
-    )
+        found = convolutions.quantize(plain, out, rest, held.score, held.floor, reduce_range=not _has_vnni())
+        facts |= {"float_nodes": sorted(found.chosen.kept)}
+    else:
+        found = quantize.for_cpu(
+            plain,
+            out,
+            rest,
+            held.score,
+            held.floor,
+            to="cpu-int8" if _has_vnni() else "cpu-int7",
+            mask=request.source.mask,
+            threads=request.threads,
+            trials=options.trials,
+        )
+    count = "product_nodes" if "float_nodes" in facts else "matmul_nodes"
     return facts | {
-        "int8_nodes": plan.int8_nodes,
-        "matmul_nodes": plan.nodes,
-        "int8_share": plan.int8_share,
-        "held_back_sqnr_db": plan.sqnr_db,
-        "search_s": plan.search_s,
-        "weight_levels": levels,
+        "int8_nodes": found.chosen.quantised,
+        count: found.chosen.quantised + len(found.chosen.kept),
+        "int8_share": found.chosen.share,
+        "held_back_sqnr_db": found.chosen.score,
+        "search_s": found.search_s,
     }
 
 

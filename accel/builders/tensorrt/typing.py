@@ -135,7 +135,7 @@ def _quantized(
     request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path
 ) -> dict[str, Any]:
     """Put Q/DQ pairs around matrix products and convolutions; the rest is typed ``options.base``."""
-    from accel.graph import quantize, sensitivity
+    from accel.graph import quantize
 
     to = cast(Literal["int8", "fp8"], precision)
     feeds = calibration_feeds(request)
@@ -143,9 +143,11 @@ def _quantized(
     facts: dict[str, Any] = {}
     if options.search and not keep:
         rest, held = held_back.for_gate(request, source, to, feeds)
-        found = sensitivity.search(
-            source, rest, held.score, held.floor, to=to, method=options.calibration, threads=request.threads
-        )
+        with tempfile.TemporaryDirectory(prefix="accel-search-") as scratch:
+            ready = quantize.prepare(
+                source, Path(scratch), to=to, feeds=rest, method=options.calibration, threads=request.threads
+            )
+            found = ready.search(held.score, held.floor)
         keep = found.chosen.kept
         facts["search"] = to_json(found)
     report = quantize.for_tensorrt(
