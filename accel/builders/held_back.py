@@ -6,8 +6,9 @@ The same comparison as the gate's, but never on the gate's samples: a choice tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from accel.accuracy import parity
 from accel.accuracy.sqnr import EXACT_DB
@@ -23,26 +24,38 @@ HELD_BACK_TASK = 32
 ROOM_DB = 3.0
 """How far above the gate's SQNR a search stays, since the gate has other samples."""
 
+Open = Callable[[Any], Callable[[Feed], Feed]]
+"""Takes a model in the builder's own form, the float one or a choice, and returns what runs it."""
+
 
 class HeldBack:
-    """Feeds that judge, what the FP32 file answers to them, and the least score that will do.
+    """Feeds that judge, what the float model answers to them, and the least score that will do.
 
     Args:
         request: the variant and its source.
-        onnx: the FP32 file.
+        reference: the float model.
+        open_model: runs it, and the choices.
         feeds: by name; those with the name of a checked shape count for ``shape_db`` alone.
         gate: metric → least value. The first is the score; where another one is missed, the score is the lowest.
     """
 
-    def __init__(self, request: BuildRequest, onnx: Path, feeds: Mapping[str, Feed], gate: Mapping[str, float]) -> None:
-        self._request, self._feeds, self._gate = request, feeds, dict(gate)
+    def __init__(
+        self,
+        request: BuildRequest,
+        reference: Any,
+        feeds: Mapping[str, Feed],
+        gate: Mapping[str, float],
+        open_model: Open,
+    ) -> None:
+        self._source, self._gate, self._open = request.source, dict(gate), open_model
+        self.feeds = feeds
         self._metric, self.floor = next(iter(gate.items()))
-        self._truth = self._answers(onnx)
+        self._truth = self._answers(reference)
         self._count = 0
 
-    def score(self, onnx: Path) -> float:
-        """Return the figure of a file: dB, or the task metric; 200 where every value is equal."""
-        found = verdict.compare(self._request.source, self._feeds, self._truth, self._answers(onnx), self._gate)
+    def score(self, model: Any) -> float:
+        """Return the figure of a choice: dB, or the task metric; 200 where every value is equal."""
+        found = verdict.compare(self._source, self.feeds, self._truth, self._answers(model), self._gate)
         value = found.found[self._metric]
         others = [(found.found[name], least) for name, least in self._gate.items() if name != self._metric]
         if any(row.nonfinite for row in found.outputs) or any(v is not None and v < least for v, least in others):
@@ -53,21 +66,28 @@ class HeldBack:
         progress.tell(f"choice {self._count}: {self._metric} {value:.4g}")
         return value
 
-    def _answers(self, onnx: Path) -> parity.Answers:
-        from accel.graph import evaluate, measured
+    def _answers(self, model: Any) -> parity.Answers:
+        run = self._open(model)
+        return {name: run(feed) for name, feed in self.feeds.items()}
 
-        session = evaluate.open_exact(onnx, self._request.threads)
-        names = [spec.name for spec in self._request.source.outputs]
-        return {
-            name: dict(zip(names, measured.run(session, names, feed, onnx.name), strict=True))
-            for name, feed in self._feeds.items()
-        }
+
+def onnx_runner(request: BuildRequest) -> Open:
+    """Return what opens ONNX files, Q/DQ pairs computed as written."""
+    from accel.graph import evaluate, measured
+
+    names = [spec.name for spec in request.source.outputs]
+
+    def open_model(path: Path) -> Callable[[Feed], Feed]:
+        session = evaluate.open_exact(path, request.threads)
+        return lambda feed: dict(zip(names, measured.run(session, names, feed, path.name), strict=True))
+
+    return open_model
 
 
 def for_gate(
-    request: BuildRequest, onnx: Path, precision: Precision, feeds: Sequence[Feed]
+    request: BuildRequest, reference: Any, precision: Precision, feeds: Sequence[Feed], open_model: Open
 ) -> tuple[list[Feed], HeldBack]:
-    """Hold some calibration feeds back, to be judged by the variant's own gate; returns the others, too."""
+    """Hold some calibration feeds back, to judge by the variant's own gate; returns the others, too."""
     source = request.source
     count = min(HELD_BACK_TASK if source.gate else HELD_BACK, max(1, len(feeds) // 4))
     gate = parity.gate_for(
@@ -83,18 +103,20 @@ def for_gate(
     if "sqnr_db" in floors:
         floors["sqnr_db"] += ROOM_DB
     judges = {str(number): feed for number, feed in enumerate(feeds[-count:])}
-    return list(feeds[: len(feeds) - count]) or list(feeds), HeldBack(request, onnx, judges, floors)
+    return list(feeds[: len(feeds) - count]) or list(feeds), HeldBack(request, reference, judges, floors, open_model)
 
 
 def for_sqnr(
-    request: BuildRequest, onnx: Path, feeds: Sequence[Feed], *, target_db: float | None
+    request: BuildRequest, onnx: Path, feeds: Sequence[Feed], *, target_db: float | None, each: bool
 ) -> tuple[list[Feed], HeldBack]:
-    """Hold every fourth calibration feed back; requests of few items, the smallest one among them, judge by SQNR.
+    """Hold every fourth calibration feed back, to judge by SQNR; returns the others, too.
 
     A task metric that the user set is held, too, on all feeds that were held back.
 
     Args:
-        target_db: least SQNR of each; None for what the gate of INT8 asks for, and some room.
+        target_db: least SQNR; None for what the gate of INT8 asks for, and some room.
+        each: whether requests of few items, the smallest one among them, must reach it each, and not all feeds
+            together.
     """
     source = request.source
     held = [f for i, f in enumerate(feeds) if i % 4 == 3] or list(feeds[-1:])
@@ -102,14 +124,18 @@ def for_sqnr(
     if target_db is None:
         gate = parity.gate_for("int8", outputs=source.outputs, task=None, overrides=request.gates)
         target_db = gate["sqnr_db"] + ROOM_DB
-    smallest = {name: shapes.min for name, shapes in request.variant.profile.items()}
-    few = dict.fromkeys(held[0], (4,))
-    judges: dict[str, Feed] = {"odd": _cut(held[0], few), "max": _cut(held[-1], few), "min": _cut(held[0], smallest)}
-    floors = {"shape_db": target_db}
-    if source.gate and source.gate[0] in request.gates:
-        floors[source.gate[0]] = request.gates[source.gate[0]]
+    floors = {"shape_db" if each else "sqnr_db": target_db}
+    judges: dict[str, Feed] = {}
+    if each:
+        smallest = {name: shapes.min for name, shapes in request.variant.profile.items()}
+        few = dict.fromkeys(held[0], (4,))
+        judges = {"odd": _cut(held[0], few), "max": _cut(held[-1], few), "min": _cut(held[0], smallest)}
+    task = source.gate[0] if source.gate and source.gate[0] in request.gates else None
+    if task is not None:
+        floors[task] = request.gates[task]
+    if task is not None or not each:
         judges |= {str(number): feed for number, feed in enumerate(held)}
-    return rest, HeldBack(request, onnx, judges, floors)
+    return rest, HeldBack(request, onnx, judges, floors, onnx_runner(request))
 
 
 def _cut(feed: Feed, sizes: Mapping[str, tuple[int, ...]]) -> Feed:

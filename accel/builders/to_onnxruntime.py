@@ -415,7 +415,8 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
     from accel.graph import convolutions, quantize
 
     feeds = calibration_feeds(request)
-    rest, held = held_back.for_sqnr(request, plain, feeds, target_db=options.target_db)
+    whole = convolutions.dominate(plain)
+    rest, held = held_back.for_sqnr(request, plain, feeds, target_db=options.target_db, each=not whole)
     facts: dict[str, Any] = {
         "calibration_items": request.samples.calibration_items,
         "calibration_feeds": len(feeds),
@@ -423,7 +424,7 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
         "weight_levels": 127 if _has_vnni() else 63,
     }
     out = out_dir / ENTRY
-    if convolutions.dominate(plain):
+    if whole:
         found = convolutions.quantize(plain, out, rest, held.score, held.floor, reduce_range=not _has_vnni())
         facts |= {"float_nodes": sorted(found.chosen.kept)}
     else:
@@ -438,7 +439,7 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
             threads=request.threads,
             trials=options.trials,
         )
-    count = "product_nodes" if "float_nodes" in facts else "matmul_nodes"
+    count = "product_nodes" if whole else "matmul_nodes"
     return facts | {
         "int8_nodes": found.chosen.quantised,
         count: found.chosen.quantised + len(found.chosen.kept),

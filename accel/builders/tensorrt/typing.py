@@ -142,7 +142,7 @@ def _quantized(
     keep: tuple[str, ...] = options.keep
     facts: dict[str, Any] = {}
     if options.search and not keep:
-        rest, held = held_back.for_gate(request, source, to, feeds)
+        rest, held = held_back.for_gate(request, source, to, feeds, held_back.onnx_runner(request))
         with tempfile.TemporaryDirectory(prefix="accel-search-") as scratch:
             ready = quantize.prepare(
                 source, Path(scratch), to=to, feeds=rest, method=options.calibration, threads=request.threads
