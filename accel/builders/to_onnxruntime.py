@@ -54,10 +54,10 @@ from accel.core.values import (
     to_json,
 )
 from accel.exporters import verdict
-from accel.graph import fp16, narrow
+from accel.graph import autocast, narrow
 
 ENTRY = "model.onnx"
-_AUTOCAST = (fp16.ENVIRONMENT,)
+_AUTOCAST = (autocast.ENVIRONMENT,)
 _PACKAGES = {OPENVINO_ENVIRONMENT: "onnxruntime-openvino", GPU_ENVIRONMENT: "onnxruntime-gpu"}
 GPU_CUDA = "13.0"
 """CUDA of the GPU environment's onnxruntime-gpu. Source: the libraries that its CUDA provider links."""
@@ -326,6 +326,8 @@ def _fused_half(request: BuildRequest, options: OrtOptions, plain: Path, out_dir
 
 def _to_half(request: BuildRequest, options: OrtOptions, plain: Path, out: Path) -> dict[str, Any]:
     """Write the graph typed in FP16, except what leaves its range on real samples."""
+    from accel.graph import fp16
+
     feeds = _range_feeds(request)
     report = fp16.convert(plain, out, to="fp16", feeds=feeds, margin=options.margin, threads=request.threads)
     return {"half": to_json(report)}

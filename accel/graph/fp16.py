@@ -28,32 +28,9 @@ from accel.core.errors import InputError, StageError, UnavailableError, UsageErr
 from accel.core.feeds import Feed
 from accel.core.values import TensorSpec
 from accel.graph import evaluate, measured, passes, qdq
+from accel.graph.autocast import ENVIRONMENT
 from accel.graph.measured import Range
 
-ENVIRONMENT = environments.declare(
-    environments.Environment(
-        "modelopt",
-        (
-            "nvidia-modelopt==0.47.0",
-            "onnx-graphsurgeon==0.6.1",
-            "onnxslim==0.1.98",
-            "polygraphy==0.53.6",
-            "onnxconverter-common==1.16.0",
-            "omegaconf==2.4.0",
-            "pulp==3.3.2",
-            "nvidia-ml-py==13.615.71",
-            "lief==1.0.0",
-            "cppimport==26.4.17",
-            "mako==1.4.3",
-            "markupsafe==3.0.4",
-            "pybind11==3.1.0",
-            "filelock==4.2.11",
-            "colorama==0.4.6",
-        ),
-        "its own pins ask for an older onnx and for onnxruntime-gpu, neither of which autocast needs",
-        over_main=True,
-    )
-)
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Half = Literal["fp16", "bf16"]
 LIMITS: Mapping[str, float] = {"fp16": 65504.0, "bf16": float.fromhex("0x1.fep127")}
