@@ -125,7 +125,7 @@ def summary(run: RunDocument, name: str) -> Row:
         **{k: written["model"][k] for k in kept},
         **{k: written[k] for k in ("accel", "created", "command", "hardware", "settings", "timings_s")},
         "error": None,
-        "variants": [_cell(v) for v in run.variants],
+        "variants": to_json([_cell(v) for v in run.variants]),
         "decisions": [{k: d[k] for k in told} for d in written["decisions"]],
     }
 
