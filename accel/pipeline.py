@@ -50,8 +50,9 @@ from accel.run.measuring import Measured, measure_all
 from accel.run.narrowed import applied
 from accel.run.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
 from accel.run.serving import Entrant, Session, serve_all
-from accel.run.stages import FILES, TWIN, Answered, Described, Proof, Stage, Stages
+from accel.run.stages import FILES, TWIN, Answered, Proof, Stage, Stages
 from accel.run.store import Store
+from accel.run.tasks import Described
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +100,33 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """
     with _at_work(job, progress) as work:
         stages = work.stages
-        with work.timed("load source"):
-            described = stages.describe()
-        made: Described = described.value
-        if made.source.notice:
-            work.progress.notice(made.source.notice)
-        parity.check_names(job.gates, made.source.gate)
-        results = [Result(v) for v in plan(job, made.source)]
-        for result in results:
-            result.outcome = _hindrance(result.variant, made)
-        wanted = [r for r in results if r.outcome is None]
-        onnx = narrowed = None
-        if wanted:
-            with work.timed("reference"):
-                reference = stages.reference(described)
-            if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
-                with work.timed("export"):
-                    onnx = stages.export(described, reference)
-            if onnx is not None and job.ints != "keep":
-                with work.timed("narrow integers"):
-                    narrowed = stages.narrow(described, onnx)
-                described, onnx = _contract(described, narrowed)
-            if onnx is not None:
-                for result in wanted:
-                    result.outcome = _idle(result.variant, onnx.value)
-                wanted = [r for r in wanted if r.outcome is None]
+        reference = onnx = narrowed = None
+        with stages.worker("source") as worker:
+            with work.timed("load source"):
+                described = stages.describe(worker)
+            made = described.value
+            if made.source.notice:
+                work.progress.notice(made.source.notice)
+            parity.check_names(job.gates, made.source.gate)
+            results = [Result(v) for v in plan(job, made.source)]
+            for result in results:
+                result.outcome = _hindrance(result.variant, made)
+            wanted = [r for r in results if r.outcome is None]
+            if wanted:
+                with work.timed("reference"):
+                    reference = stages.reference(described, worker)
+                if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
+                    with work.timed("export"):
+                        onnx = stages.export(described, reference, worker)
+                if onnx is not None and job.ints != "keep":
+                    with work.timed("narrow integers"):
+                        narrowed = stages.narrow(described, onnx, worker)
+                    described, onnx = _contract(described, narrowed)
+        if onnx is not None:
+            for result in wanted:
+                result.outcome = _idle(result.variant, onnx.value)
+            wanted = [r for r in wanted if r.outcome is None]
+        if reference is not None:
             with work.timed("build and prove"):
                 _build_all(wanted, described, onnx, reference, work)
         return _conclude(work, results, described, onnx, narrowed)
@@ -308,18 +311,17 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
                 progress.variant(id, "building")
                 tell = functools.partial(_tell, progress, id, "building")
                 result.built = stages.build(result.variant, described, result.typed or onnx, tell=tell)
-                if targets.info(result.variant.target).server_only:
+                with stages.worker(id) as worker:
+                    if not targets.info(result.variant.target).server_only:
+                        stage = "prove"
+                        progress.variant(id, "proving")
+                        result.proof = stages.prove(result.built, described, reference, worker)
                     stage = "emit"
-                    result.emitted = stages.emit(result.built, None, described, reference)
-                    result.outcome = _left_to_server(result, stages, job)
-            if result.outcome is None and result.built is not None:
-                stage = "prove"
-                progress.variant(id, "proving")
-                result.proof = stages.prove(result.built, described, reference)
-                stage = "emit"
-                result.emitted = stages.emit(result.built, result.proof, described, reference)
-                if result.variant.static is None and _cannot_batch(result.emitted):
-                    result.twin = stages.emit(result.built, result.proof, described, reference, twin=True)
+                    result.emitted = stages.emit(result.built, result.proof, described, reference, worker)
+                    if result.proof is None:
+                        result.outcome = _left_to_server(result, stages, job)
+                    elif result.variant.static is None and _cannot_batch(result.emitted):
+                        result.twin = stages.emit(result.built, result.proof, described, reference, worker, twin=True)
         except UnavailableError as error:
             result.outcome = Skipped(error.message, error.fix)
         except StageError as error:

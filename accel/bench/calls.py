@@ -1,22 +1,27 @@
-"""What the parent can ask of a process that sends: by name, with JSON in and out, arrays as files.
+"""What the parent asks of a process that sends: requests and results with a JSON form, arrays as files.
 
 Also what is asked of the server between requests: its models, and its counters.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from accel.bench.pool import Pool, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Checker, Sender, parse_response
 from accel.bench.session import now_ns
+from accel.bench.wire import WireTensor
+from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.values import TensorSpec
 
 COUNTERS = (
     "queue_ns",
@@ -33,49 +38,69 @@ COUNTERS = (
 _open: dict[str, Any] = {}
 
 
-def describe(url: str, model: str) -> Any:
-    """Return what the server says of a model: its name, inputs, outputs, batch size, and the steps of an ensemble.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of a model.
 
-    Args:
+    Attributes:
+        backend: backend or platform.
+        max_batch_size: 0 where the server does not batch.
+        inputs / outputs: full dims; the leading axis is ``batch`` where the server batches, and every other dynamic
+            axis has a name of its own, since a config does not say which are equal.
+    """
+
+    model: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Ask the server what it says of a model.
+
+    Attributes:
         model: empty for the only one.
 
     Raises:
         UnavailableError: nothing answers at the address.
         InputError: the server does not have the model, or it has several and none is named.
     """
-    client = _client(url)
-    found = {m.name: m for m in _asked(client.get_model_repository_index).models if m.state in ("READY", "")}
-    if model and model not in found:
-        raise InputError(f"the server at {url} has no model {model!r} that is ready", fix=f"it has {sorted(found)}")
-    if not model:
-        if len(found) != 1:
-            raise InputError(f"the server at {url} has {len(found)} models: {sorted(found)}", fix="name one: --model M")
-        model = next(iter(found))
-    config = _asked(client.get_model_config, model).config
-    return {
-        "model": model,
-        "max_batch_size": config.max_batch_size,
-        "backend": config.backend or config.platform,
-        "inputs": [_tensor(t) for t in config.input],
-        "outputs": [_tensor(t) for t in config.output],
-    }
+
+    url: str
+    model: str
+
+    def run(self) -> Served:
+        client, model = _client(self.url), self.model
+        found = {m.name: m for m in _asked(client.get_model_repository_index).models if m.state in ("READY", "")}
+        has = f"the server at {self.url} has"
+        if model and model not in found:
+            raise InputError(f"{has} no model {model!r} that is ready", fix=f"it has {sorted(found)}")
+        if not model:
+            if len(found) != 1:
+                raise InputError(f"{has} {len(found)} models: {sorted(found)}", fix="name one: --model M")
+            model = next(iter(found))
+        config = _asked(client.get_model_config, model).config
+        size = config.max_batch_size
+        inputs, outputs = (tuple(_spec(t, batched=size > 0) for t in side) for side in (config.input, config.output))
+        return Served(model, config.backend or config.platform, size, inputs, outputs)
 
 
-def open_pool(
-    url: str,
-    model: str,
-    tensors: list[list[dict[str, Any]]],
-    bodies: str,
-    check: str | None,
-    shared_memory: str | None,
-    slots: int,
-    seed: int,
-    timeout_s: float,
-) -> Any:
-    """Serialise all requests, send the first one, and connect; returns how long the first one took.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """How long the first request took, and the size of the largest output; with shared memory that of all feeds."""
 
-    Args:
-        tensors: name, datatype and shape of each feed's inputs.
+    first_ms: float
+    largest_output_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPool:
+    """Serialise all requests, send the first one, and connect.
+
+    Attributes:
+        tensors: each feed's inputs.
         bodies: ``.npz`` with the bytes of ``<feed>/<input>``.
         check: ``.npz`` for ``Checker``.
         shared_memory: what the regions' names begin with, or None to send everything inline.
@@ -85,107 +110,165 @@ def open_pool(
         UnavailableError: nothing answers at the address, or shared memory cannot be used.
         InputError: the server refuses the first request.
     """
-    close()
-    client = _client(url)
-    with np.load(bodies, allow_pickle=False) as file:
-        requests = [
-            request(model, feed, [file[f"{i}/{tensor['name']}"].tobytes() for tensor in feed])
-            for i, feed in enumerate(tensors)
-        ]
-    begin_ns = now_ns()
-    first = _answered(url, requests[0], timeout_s)
-    first_ms = (now_ns() - begin_ns) / 1e6
-    pool: Pool
-    sizes = [_sizes(first)]
-    if shared_memory:
-        sizes += [_sizes(_answered(url, r, timeout_s)) for r in requests[1:]]
-        pool = SharedPool(shared_memory, client, requests, sizes, slots)
-    else:
-        pool = Pool(requests)
-    checker = None
-    if check is not None:
-        with np.load(check, allow_pickle=False) as file:
-            checker = Checker({key: file[key] for key in file.files})
-    room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
-    sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s)
-    _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
-    return {"first_ms": first_ms, "largest_output_bytes": max(size for feed in sizes for size in feed.values())}
+
+    url: str
+    model: str
+    tensors: tuple[tuple[WireTensor, ...], ...]
+    bodies: Path
+    check: Path | None
+    shared_memory: str | None
+    slots: int
+    seed: int
+    timeout_s: float
+
+    def run(self) -> Opened:
+        ClosePool().run()
+        url, client = self.url, _client(self.url)
+        with np.load(self.bodies, allow_pickle=False) as file:
+            requests = [
+                request(self.model, feed, [file[f"{i}/{tensor.name}"].tobytes() for tensor in feed])
+                for i, feed in enumerate(self.tensors)
+            ]
+        begin_ns = now_ns()
+        first = _answered(url, requests[0], self.timeout_s)
+        first_ms = (now_ns() - begin_ns) / 1e6
+        pool: Pool
+        sizes = [_sizes(first)]
+        if self.shared_memory:
+            sizes += [_sizes(_answered(url, r, self.timeout_s)) for r in requests[1:]]
+            pool = SharedPool(self.shared_memory, client, requests, sizes, self.slots)
+        else:
+            pool = Pool(requests)
+        checker = None
+        if self.check is not None:
+            with np.load(self.check, allow_pickle=False) as file:
+                checker = Checker({key: file[key] for key in file.files})
+        room = self.slots if self.shared_memory else max(self.slots, MAX_IN_FLIGHT)
+        sender = Sender(url, pool, checker, seed=self.seed, slots=room, timeout_s=self.timeout_s)
+        _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
+        return Opened(first_ms, max(size for feed in sizes for size in feed.values()))
 
 
-def start(**load: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class Start:
     """Begin to send.
 
-    Args:
-        load: ``concurrency`` of a closed loop, or None; ``begin_ns``, the moment of the first request; ``rate_per_s``,
-            ``arrivals``, ``index`` and ``count`` of an open one: see ``due_times``.
+    Attributes:
+        concurrency: of a closed loop, or None.
+        begin_ns: the moment of the first request.
+        rate_per_s / arrivals / index / count: of an open loop: see ``due_times``.
     """
-    gc.collect()
-    gc.freeze()  # a collection would stop every request while it looks at what was there before
-    _open["cpu_s"] = time.process_time()
-    _open["sender"].start(**load)
+
+    concurrency: int | None
+    begin_ns: int
+    rate_per_s: float | None
+    arrivals: Literal["constant", "poisson"]
+    index: int
+    count: int
+
+    def run(self) -> None:
+        gc.collect()
+        gc.freeze()  # a collection would stop every request while it looks at what was there before
+        _open["cpu_s"] = time.process_time()
+        _open["sender"].start(**dataclasses.asdict(self))
 
 
-def take(out: str) -> Any:
-    """Write the rows since the last call; returns failures, the first error, and why the server is thought gone."""
-    sender: Sender = _open["sender"]
-    rows, failures = sender.take()
-    np.save(Path(out), rows)
-    before, _open["cpu_s"] = _open["cpu_s"], time.process_time()
-    return {"failures": failures, "error": sender.error, "dead": sender.dead, "cpu_s": _open["cpu_s"] - before}
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What happened since the last call.
+
+    Attributes:
+        failures: requests that ended in an error; ``error`` is what the first one said.
+        dead: why the server is thought gone.
+        cpu_s: CPU time that this process spent.
+    """
+
+    failures: int
+    error: str | None
+    dead: str | None
+    cpu_s: float
 
 
-def stop() -> None:
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Write the rows since the last call to ``out``."""
+
+    out: Path
+
+    def run(self) -> Taken:
+        sender: Sender = _open["sender"]
+        rows, failures = sender.take()
+        np.save(self.out, rows)
+        before, _open["cpu_s"] = _open["cpu_s"], time.process_time()
+        return Taken(failures, sender.error, sender.dead, _open["cpu_s"] - before)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
     """Send no more."""
-    _open["sender"].stop()
+
+    def run(self) -> None:
+        _open["sender"].stop()
 
 
-def worst(out: str) -> Any:
-    """Write the worst answer of each feed and output; returns how many responses were checked and each one's error."""
-    checker: Checker = _open["checker"]
-    with Path(out).open("wb") as file:
-        np.savez(file, **checker.worst)  # type: ignore[arg-type]
-    return {"checked": checker.checked, "noise": {k: min(v, 1e300) for k, v in checker.noise.items()}}
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How many responses were checked, and the error of the worst one of each feed and output."""
+
+    checked: int
+    noise: Mapping[str, float]
 
 
-def close() -> None:
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """Write the worst answer of each feed and output to ``out``."""
+
+    out: Path
+
+    def run(self) -> Checked:
+        checker: Checker = _open["checker"]
+        with self.out.open("wb") as file:
+            np.savez(file, **checker.worst)  # type: ignore[arg-type]
+        return Checked(checker.checked, {k: min(v, 1e300) for k, v in checker.noise.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePool:
     """Disconnect, and give shared memory back."""
-    if _open:
-        _open["sender"].close()
-        _open["pool"].close(_open["client"])
-        _open["client"].close()
-        _open.clear()
+
+    def run(self) -> None:
+        if _open:
+            _open["sender"].close()
+            _open["pool"].close(_open["client"])
+            _open["client"].close()
+            _open.clear()
 
 
-def statistics(url: str, model: str) -> Any:
-    """Return the server's counters of a model since it was loaded, in ns and counts.
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Read the server's counters of a model since it was loaded, in ns and counts.
 
     An ensemble has only the number of its requests; its times are the sums over its steps, and its inferences and
     executions those of the step that computed longest.
 
     Source: server docs/protocol/extension_statistics.md.
     """
-    client = _client(url)
-    config = _asked(client.get_model_config, model).config
-    found = _counters(_asked(client.get_inference_statistics, model).model_stats)
-    steps = {step.model_name for step in config.ensemble_scheduling.step}
-    if steps:
-        parts = [_counters(_asked(client.get_inference_statistics, step).model_stats) for step in sorted(steps)]
-        longest = max(parts, key=lambda part: part["infer_ns"])
-        found |= {key: sum(part[key] for part in parts) for key in ("queue_ns", "input_ns", "infer_ns", "output_ns")}
-        found |= {key: longest[key] for key in ("inferences", "executions")}
-    return found
 
+    url: str
+    model: str
 
-CALLS: Mapping[str, Callable[..., Any]] = {
-    "describe": describe,
-    "open": open_pool,
-    "start": start,
-    "take": take,
-    "stop": stop,
-    "worst": worst,
-    "close": close,
-    "statistics": statistics,
-}
+    def run(self) -> dict[str, int]:
+        client = _client(self.url)
+        config = _asked(client.get_model_config, self.model).config
+        found = _counters(_asked(client.get_inference_statistics, self.model).model_stats)
+        steps = {step.model_name for step in config.ensemble_scheduling.step}
+        if steps:
+            parts = [_counters(_asked(client.get_inference_statistics, step).model_stats) for step in sorted(steps)]
+            longest = max(parts, key=lambda part: part["infer_ns"])
+            sums = ("queue_ns", "input_ns", "infer_ns", "output_ns")
+            found |= {key: sum(part[key] for part in parts) for key in sums}
+            found |= {key: longest[key] for key in ("inferences", "executions")}
+        return found
 
 
 def _client(url: str) -> Any:
@@ -227,14 +310,14 @@ def _sizes(response: Any) -> dict[str, int]:
     return {t.name: len(b) for t, b in zip(response.outputs, response.raw_output_contents, strict=True)}
 
 
-def _tensor(tensor: Any) -> dict[str, Any]:
+def _spec(tensor: Any, *, batched: bool) -> TensorSpec:
+    """Return the spec of a tensor of a config; every dynamic axis gets a name of its own."""
     from tritonclient.grpc import model_config_pb2
 
-    return {
-        "name": tensor.name,
-        "datatype": model_config_pb2.DataType.Name(tensor.data_type),
-        "dims": list(tensor.dims),
-    }
+    kinds = {name: dtype for dtype, name in DATATYPES.items() if dtype != "str"}
+    dims = tuple(size if size >= 0 else f"{tensor.name}.{axis}" for axis, size in enumerate(tensor.dims))
+    dtype = kinds[model_config_pb2.DataType.Name(tensor.data_type)]
+    return TensorSpec(tensor.name, dtype, ("batch", *dims) if batched else dims)
 
 
 def _counters(stats: Any) -> dict[str, int]:

@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from accel.bench import stability
 from accel.bench.card import CardWatch, watch_card
 from accel.bench.interleave import interleave
+from accel.bench.timed import Open, Opened, Split, TimeRound, Warm
 from accel.core.hardware import available_memory_bytes
-from accel.core.processes import Worker
-from accel.core.values import Artifact, CallSplit, Failed, Measurement, from_json, to_json
+from accel.core.processes import Request, Worker
+from accel.core.values import Artifact, CallSplit, Failed, Measurement
+
+R = TypeVar("R")
 
 SPLIT_CALLS = 7
 """Calls of a point that are taken apart on a GPU."""
@@ -88,34 +91,27 @@ class _Runner:
         self.contestant = contestant
         self.on_gpu = contestant.artifact.variant.target.device == "cuda"
         self.watch = watch if self.on_gpu else None
-        self.splits: dict[str, Any] = {}
+        self.splits: dict[str, CallSplit | None] = {}
         self.name = contestant.id
         self.seen = {p.key: _Seen() for p in contestant.points}
         self.peak_rss_mib = 0.0
         self._plan, self._feeds, self._threads, self._timeout_s = plan, feeds, threads, timeout_s
         self._worker: Worker | None = None
-        self.opened: dict[str, Any] = {}
+        self.opened: Opened | None = None
 
     def open(self) -> None:
         c = self.contestant
         self._worker = Worker(c.log, threads=self._threads, python=c.python)
-        params = {
-            "artifact": to_json(c.artifact),
-            "folder": str(c.folder),
-            "threads": self._threads,
-            "mode": self._plan.scenario,
-            "feeds": str(self._feeds),
-            "points": [p.key for p in c.points],
-        }
+        points = tuple(p.key for p in c.points)
+        request = Open(c.artifact, c.folder, self._threads, self._plan.scenario, self._feeds, points)
         with self.watch.loading(c.id) if self.watch else nullcontext():
-            opened = self._call("bench_open", params)
+            opened = self._call(request)
             self.opened = self.opened or opened
             for point in c.points:
-                warm = self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
-                if warm["last_ms"] > LONG_CALL_MS:
+                if self._call(Warm(point.key, self._plan.warm_s)) > LONG_CALL_MS:
                     break
         if self.on_gpu and not self.splits:
-            self.splits = {p.key: self._call("bench_split", {"point": p.key, "calls": SPLIT_CALLS}) for p in c.points}
+            self.splits = {p.key: self._call(Split(p.key, SPLIT_CALLS)) for p in c.points}
 
     def turn(self) -> None:
         for point in self.contestant.points:
@@ -130,21 +126,21 @@ class _Runner:
 
     def _round(self, point: Point) -> None:
         plan = self._plan
-        params = {"point": point.key, "seconds": plan.round_s, "least": plan.least, "limit_ms": plan.limit_ms}
+        request = TimeRound(plan.scenario, point.key, plan.round_s, plan.least, plan.limit_ms)
         with self.watch.timing(self.contestant.id, point.key) if self.watch else nullcontext():
-            answer = self._call(f"bench_{self._plan.scenario}", params)
-        times = np.array(answer["times_ns"], dtype=np.int64)
+            answer = self._call(request)
+        times = np.array(answer.times_ns, dtype=np.int64)
         seen = self.seen[point.key]
         seen.rounds.append(times)
         if self._plan.scenario == "latency":
             seen.item_ms.append(float(np.median(times)) / 1e6 / point.batch)
         else:
-            seen.item_ms.append(answer["elapsed_ns"] / 1e6 / (len(times) * point.batch))
-        self.peak_rss_mib = max(self.peak_rss_mib, answer["peak_rss_mib"])
+            seen.item_ms.append(answer.elapsed_ns / 1e6 / (len(times) * point.batch))
+        self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
 
-    def _call(self, task: str, params: Mapping[str, Any]) -> Any:
+    def _call(self, request: Request[R]) -> R:
         assert self._worker is not None
-        return self._worker.call(task, params, timeout_s=self._timeout_s)
+        return self._worker.call(request, timeout_s=self._timeout_s)
 
 
 def measure(
@@ -198,6 +194,7 @@ def _summary(runner: _Runner, point: Point, plan: Plan, threads: int, session: s
     seen = runner.seen[point.key]
     rounds_ms = [times / 1e6 for times in seen.rounds]
     pooled = np.concatenate(rounds_ms)
+    assert runner.opened is not None
     median = lambda values: float(np.median(values))  # noqa: E731
     item_ms = np.array(seen.item_ms)
     slow, fast = stability.interval([np.array([v]) for v in item_ms], lambda v: float(np.mean(v)))
@@ -207,7 +204,7 @@ def _summary(runner: _Runner, point: Point, plan: Plan, threads: int, session: s
         via="inprocess",
         backend=runner.contestant.artifact.variant.target.name,
         batch=point.batch,
-        concurrency=runner.opened["slots"] if plan.scenario == "throughput" else 1,
+        concurrency=runner.opened.slots if plan.scenario == "throughput" else 1,
         threads=threads,
         shapes=point.shapes,
         p50_ms=stability.percentile(pooled, 50),
@@ -223,11 +220,11 @@ def _summary(runner: _Runner, point: Point, plan: Plan, threads: int, session: s
         samples=len(pooled),
         raw=raw,
         peak_rss_mib=runner.peak_rss_mib,
-        load_ms=runner.opened["load_ms"],
-        first_ms=runner.opened["first_ms"],
+        load_ms=runner.opened.load_ms,
+        first_ms=runner.opened.first_ms,
         effective_precision=runner.contestant.precision,
         rounds_ms=tuple(seen.item_ms),
         session=session,
-        split=from_json(CallSplit, split) if (split := runner.splits.get(point.key)) else None,
+        split=runner.splits.get(point.key),
         gpu=runner.watch.use(runner.contestant.id, point.key, len(pooled) * point.batch) if runner.watch else None,
     )

@@ -1,6 +1,7 @@
 """One build or one measurement in a process of its own: the parent's half (``accel.run.child`` is the child's).
 
-The parent holds a ``Worker`` and calls tasks by name; parameters and results are JSON, arrays travel as ``.npz`` files.
+A task is a ``Request``: a frozen dataclass that the parent gives to its ``Worker``, and whose ``run`` does the work in
+the child. Requests and results travel as JSON, arrays as ``.npz`` files.
 The child's stdout and stderr go to a log; a crash, an abort signal, a hang past the time limit or a kill becomes
 ``WorkerDied`` with the end of that log, never the end of the run.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -21,17 +23,30 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from accel.core import environments, errors
 from accel.core.errors import StageError, WorkerDied
+from accel.core.values import from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
 LOOK_S = 1.0
 """How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Request(Protocol[R_co]):
+    """One task: a frozen dataclass with a JSON form, in a module that the worker's interpreter can import."""
+
+    def run(self) -> R_co:
+        """Do it, in the worker's process; the type that this method declares is the result's JSON form."""
+        ...
+
 
 _running: set[Worker] = set()
 _spans: list[tuple[float, float]] = []
@@ -75,7 +90,7 @@ child()
 
 
 class Worker:
-    """A child process that runs tasks one after another.
+    """A child process that runs tasks one after another; ``start`` or the first task starts it.
 
     Args:
         python: interpreter to use; this one when None.
@@ -87,21 +102,32 @@ class Worker:
     """
 
     def __init__(self, log: Path, *, threads: int, python: Path | None = None, env: Mapping[str, str] | None = None):
+        self.log = log
+        self._threads, self._python, self._env = threads, python, env
+        self._started: subprocess.Popen[bytes] | None = None
+        self._reaping = threading.Lock()
+
+    def start(self) -> None:
+        """Start the process if it was not started yet.
+
+        Raises:
+            WorkerDied: the user stopped the run.
+        """
+        if self._started is not None:
+            return
         if _stopped.is_set():
             raise WorkerDied("stopped by the user")
-        self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._reaping = threading.Lock()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
         self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
-        with log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [str(python or sys.executable), "-P", "-c", _BOOT, *packages],
+        with self.log.open("ab") as sink:
+            self._started = subprocess.Popen(
+                [str(self._python or sys.executable), "-P", "-c", _BOOT, *packages],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                env=_environment(threads, self._scratch) | dict(env or {}),
+                env=_environment(self._threads, self._scratch) | dict(self._env or {}),
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
             )
         _running.add(self)
@@ -115,10 +141,13 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(
-        self, task: str, params: Mapping[str, Any], *, timeout_s: float, tell: Callable[[str], None] | None = None
-    ) -> Any:
-        """Run one task and return its JSON result.
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        assert self._started is not None
+        return self._started
+
+    def call(self, request: Request[R_co], *, timeout_s: float, tell: Callable[[str], None] | None = None) -> R_co:
+        """Run one task and return its result.
 
         Args:
             tell: takes what the task says about its progress (``accel.core.progress.tell``).
@@ -127,7 +156,11 @@ class Worker:
             AccelError: the class the task raised, with its message and remedy.
             WorkerDied: the process crashed, was killed, or ran past ``timeout_s``.
         """
-        line = json.dumps({"task": task, "params": params}).encode() + b"\n"
+        kind = type(request)
+        task = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+        message = {"task": f"{kind.__module__}:{kind.__qualname__}", "params": to_json(request)}
+        line = json.dumps(message).encode() + b"\n"
+        self.start()
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(line)
@@ -140,15 +173,16 @@ class Worker:
             raise self._died(task) from None
         _spans.append(tuple(answer["span"]))
         if "result" in answer:
-            return answer["result"]
-        kind = getattr(errors, answer["error"], StageError)
-        error = kind(answer["message"], fix=answer["fix"])
+            return typing.cast(R_co, from_json(typing.get_type_hints(kind.run)["return"], answer["result"]))
+        error: errors.AccelError = getattr(errors, answer["error"], StageError)(answer["message"], fix=answer["fix"])
         if isinstance(error, StageError):
             error.log = str(self.log)
         raise error
 
     def close(self) -> None:
         """End the child and all it started."""
+        if self._started is None:
+            return
         _running.discard(self)
         self.kill()
         with self._reaping:
@@ -227,8 +261,7 @@ class Worker:
 
 
 def run_task(
-    task: str,
-    params: Mapping[str, Any],
+    request: Request[R_co],
     *,
     log: Path,
     threads: int,
@@ -236,10 +269,10 @@ def run_task(
     python: Path | None = None,
     env: Mapping[str, str] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> Any:
-    """Run one task in a fresh process and return its JSON result; errors as ``Worker.call``."""
+) -> R_co:
+    """Run one task in a fresh process and return its result; errors as ``Worker.call``."""
     with Worker(log, threads=threads, python=python, env=env) as worker:
-        return worker.call(task, params, timeout_s=timeout_s, tell=tell)
+        return worker.call(request, timeout_s=timeout_s, tell=tell)
 
 
 def _environment(threads: int, scratch: str) -> dict[str, str]:

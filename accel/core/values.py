@@ -609,6 +609,8 @@ def to_json(value: Any) -> Any:
         raise ValueError(f"{value} cannot stand in a JSON file")
     if value is None or isinstance(value, str | int | float | bool):
         return value
+    if isinstance(value, Path):
+        return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -618,7 +620,7 @@ def from_json(cls: type[T], data: Any) -> T:
     Raises:
         ValueError: a field is missing or has the wrong type; the message names it.
     """
-    return typing.cast(T, _decode(cls, data, cls.__name__))
+    return typing.cast(T, _decode(cls, data, getattr(cls, "__name__", str(cls))))
 
 
 @functools.cache
@@ -671,6 +673,8 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         if data is not None:
             raise ValueError(f"{where}: expected null, found {data!r}")
         return None
+    if hint is Path and isinstance(data, str):
+        return Path(data)
     if not isinstance(data, hint) or (isinstance(data, bool) and hint is int):
         raise ValueError(f"{where}: expected {hint.__name__}, found {data!r}")
     return data

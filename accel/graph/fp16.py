@@ -25,6 +25,7 @@ from accel.core import environments, processes
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
 from accel.graph import measured, qdq
+from accel.graph.autocast import Autocast
 from accel.graph.measured import Range
 
 if TYPE_CHECKING:
@@ -163,9 +164,8 @@ def convert(
         ranges = measured.measure_ranges(plain, values, samples, threads=threads) | weights
         kept = _kept(model, ranges, to=to, limit=limit)
         typed = folder / "typed.onnx"
-        done = processes.run_task(
-            "autocast",
-            {"source": str(plain), "out": str(typed), "to": to, "keep": [k.node for k in kept]},
+        modelopt = processes.run_task(
+            Autocast(plain, typed, to, tuple(k.node for k in kept)),
             log=folder / "autocast.log",
             threads=threads or 1,
             timeout_s=CAST_S,
@@ -189,7 +189,7 @@ def convert(
         half_products=written.half_products,
         half_share=written.half_products / written.products if written.products else 0.0,
         opset=written.opset,
-        versions={"nvidia-modelopt": done["version"]},
+        versions={"nvidia-modelopt": modelopt},
         convert_s=time.monotonic() - start,
     )
 

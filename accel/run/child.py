@@ -1,4 +1,4 @@
-"""The child's half of a worker process: it serves the tasks of ``accel.run.tasks`` from stdin until that closes.
+"""The child's half of a worker process: it runs the requests that come on stdin until that closes.
 
 It ends itself when the parent disappears. ``accel.core.processes`` is the parent's half and describes the protocol.
 """
@@ -6,6 +6,7 @@ It ends itself when the parent disappears. ``accel.core.processes`` is the paren
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -14,11 +15,14 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from accel.core import progress
 from accel.core.errors import AccelError
-from accel.run import tasks
+from accel.core.values import from_json, to_json
+
+if TYPE_CHECKING:
+    from accel.core.processes import Request
 
 
 def child() -> None:
@@ -38,10 +42,10 @@ def child() -> None:
 
     progress.listen(say)
     while True:
-        request = json.loads(requests.get())
+        line = requests.get()
         begin = time.monotonic()
         try:
-            answer: dict[str, Any] = {"result": tasks.TASKS[request["task"]](**request["params"])}
+            answer: dict[str, Any] = {"result": to_json(_request(line).run())}
         except AccelError as error:
             traceback.print_exc()
             answer = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
@@ -55,6 +59,13 @@ def child() -> None:
         sys.stderr.flush()
         answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
         answers.flush()
+
+
+def _request(line: bytes) -> Request[Any]:
+    message = json.loads(line)
+    module, _, name = message["task"].partition(":")
+    request: Request[Any] = from_json(getattr(importlib.import_module(module), name), message["params"])
+    return request
 
 
 def _first_lines(error: Exception) -> str:

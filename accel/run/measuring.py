@@ -17,12 +17,13 @@ from accel.bench.stability import p99_calls
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware
 from accel.core.processes import run_task
-from accel.core.values import Failed, Measurement, ModelSource, Variant, to_json
+from accel.core.values import Failed, Measurement, ModelSource, Variant
 from accel.run import store
 from accel.run.decide import Objective
 from accel.run.job import Job
-from accel.run.stages import FILES, Described, Stage, Stages
+from accel.run.stages import FILES, Stage, Stages
 from accel.run.store import Store
+from accel.run.tasks import BenchFeeds, Described
 
 THROUGHPUT = Plan("throughput", rounds=3, round_s=0.3, warm_s=0.2, least=1)
 
@@ -69,7 +70,7 @@ Finalists = Callable[[Mapping[str, tuple[Measurement, ...]]], Sequence[str]]
 
 def measure_all(
     entrants: Sequence[Entrant],
-    described: Stage,
+    described: Stage[Described],
     *,
     scenario: Objective,
     job: Job,
@@ -85,7 +86,7 @@ def measure_all(
         entrants: variants that were built and compared.
         finalists: from the points known so far, the ids a newcomer is measured beside.
     """
-    made: Described = described.value
+    made = described.value
     plan = _plan(scenario, job)
     points = {e.variant.id: _points(e.variant, made.source, scenario) for e in entrants}
     settings = store.key(
@@ -198,18 +199,11 @@ def _known(
     return found
 
 
-def _feeds(points: Mapping[str, Point], described: Stage, folder: Path, job: Job) -> Path:
-    made: Described = described.value
+def _feeds(points: Mapping[str, Point], described: Stage[Described], folder: Path, job: Job) -> Path:
     feeds = folder / "feeds.npz"
+    shapes = {key: point.shapes for key, point in points.items()}
     run_task(
-        "bench_feeds",
-        {
-            "source": to_json(made.source),
-            "samples": to_json(made.samples),
-            "samples_folder": str(described.folder),
-            "points": {key: to_json(point.shapes) for key, point in points.items()},
-            "out": str(feeds),
-        },
+        BenchFeeds(described.value, described.folder, shapes, feeds),
         log=job.run_dir / "logs" / "measure.log",
         threads=job.threads,
         timeout_s=job.timeout_s,

@@ -12,7 +12,8 @@ from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSour
 from accel.run.decide import Candidate
 from accel.run.job import Job
 from accel.run.serving import Session
-from accel.run.stages import TWIN, Described, Emitted, Proof, Stage
+from accel.run.stages import TWIN, Proof, Stage
+from accel.run.tasks import Described, Emitted
 
 BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
 """The target that is the source framework itself: what speed-ups are relative to."""

@@ -18,7 +18,8 @@ from accel.core.files import remove, replace_folder, write_text
 from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, to_json
 from accel.run import store
 from accel.run.results import Result, Run, alone, standing
-from accel.run.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Emitted, Proof
+from accel.run.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Proof
+from accel.run.tasks import Emitted
 
 
 def show(run: Run) -> None:

@@ -25,12 +25,13 @@ from accel.core.errors import AccelError, CheckFailed, StageError
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware
 from accel.core.processes import run_task
-from accel.core.values import Failed, Measurement, to_json
+from accel.core.values import Failed, Measurement
 from accel.run import store
 from accel.run.decide import Objective
 from accel.run.job import Job
-from accel.run.stages import REPOSITORY, Described, Stage
+from accel.run.stages import REPOSITORY, Stage
 from accel.run.store import Store
+from accel.run.tasks import BenchFeeds, Described
 
 CONCURRENCY = (1, 4, 16)
 """Requests under way at once: one for the latency, more for the throughput that batching and instances give."""
@@ -84,7 +85,7 @@ class Session:
 
 def serve_all(
     entrants: Sequence[Entrant],
-    described: Stage,
+    described: Stage[Described],
     *,
     job: Job,
     kept: Store,
@@ -99,10 +100,9 @@ def serve_all(
     Raises:
         UnavailableError: there is no server to be had.
     """
-    made: Described = described.value
     key = store.key(
         repositories=[(e.name, e.emitted.key) for e in entrants],
-        samples=made.samples.sha256,
+        samples=described.value.samples.sha256,
         via=job.via,
         limit=job.constraints.max_p99_ms,
         hardware=hardware.fingerprint,
@@ -118,21 +118,14 @@ def serve_all(
     return session
 
 
-def _feeds(described: Stage, folder: Path, job: Job) -> list[dict[str, np.ndarray]]:
+def _feeds(described: Stage[Described], folder: Path, job: Job) -> list[dict[str, np.ndarray]]:
     from accel.core.feeds import read_feeds
 
-    made: Described = described.value
     out = folder / "feeds.npz"
-    params = {
-        "source": to_json(made.source),
-        "samples": to_json(made.samples),
-        "samples_folder": str(described.folder),
-        "points": {"opt": {name: list(shape.opt) for name, shape in made.source.profile.items()}},
-        "out": str(out),
-        "items": FEEDS,
-    }
+    points = {"opt": {name: shape.opt for name, shape in described.value.source.profile.items()}}
+    request = BenchFeeds(described.value, described.folder, points, out, items=FEEDS)
     log = job.run_dir / "logs" / "served.log"
-    run_task("bench_feeds", params, log=log, threads=job.threads, timeout_s=job.timeout_s)
+    run_task(request, log=log, threads=job.threads, timeout_s=job.timeout_s)
     stored = read_feeds(out)
     return [stored[name] for name in sorted(stored)]
 

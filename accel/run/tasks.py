@@ -1,6 +1,7 @@
-"""What a worker process can be asked to do. Parameters and results are JSON; arrays are ``.npz`` files by path.
+"""What a run asks of a worker process: each request is a frozen dataclass whose ``run`` does the work there.
 
-Each task imports what it needs itself, so that a process in a foreign environment loads only its own runtime.
+Arrays are ``.npz`` files by path. Each task imports what it needs itself, so that a process in a foreign environment
+loads only its own runtime; a source that one task loaded stays loaded for the next of the same process.
 """
 
 from __future__ import annotations
@@ -9,353 +10,409 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from accel.bench.session import TimedSession, now_ns, peak_rss_mib
 from accel.builders import TypedBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed
+from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
     BuildRequest,
+    Built,
     ModelSource,
     OnnxModel,
     Parity,
+    Repository,
     SampleSet,
     Skipped,
     TensorSpec,
     Typed,
-    from_json,
-    to_json,
 )
 from accel.exporters.request import SourceRequest
 from accel.exporters.zoo import zoo
+from accel.run.narrowed import Narrowed
 
-_timed: list[TimedSession] = []
-
-
-def describe(request: Any, out_dir: str) -> Any:
-    """Load the source once, find its inputs and outputs, and write its sample files into ``out_dir``."""
-    from accel import exporters
-    from accel.exporters import samples
-
-    asked = from_json(SourceRequest, request)
-    source = exporters.describe(asked)
-    return {"source": to_json(source), "samples": to_json(samples.make_samples(source, asked, Path(out_dir)))}
+if TYPE_CHECKING:
+    from accel.exporters.source_model import SourceModel
 
 
-def source_key(request: Any) -> Any:
-    """Return the content key of a source whose weights only its own code can make (a factory)."""
-    from accel import exporters
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A source and its samples."""
 
-    return exporters.describe(from_json(SourceRequest, request)).key
-
-
-def export(source: Any, samples: Any, samples_folder: str, reference: str, out_dir: str, opset: int) -> Any:
-    """Export the source to ONNX and check the file against what the source answered at the checked shapes."""
-    from accel import exporters
-    from accel.core.feeds import read_feeds
-    from accel.exporters.check import Point
-
-    feeds = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).shapes.path)
-    answers = _read_answers(Path(reference))
-    points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
-    made = exporters.export_onnx(from_json(ModelSource, source), Path(out_dir), opset=opset, points=points)
-    return to_json(made)
+    source: ModelSource
+    samples: SampleSet
 
 
-def reference(source: Any, samples: Any, samples_folder: str, out: str) -> Any:
-    """Run the source itself, FP32 on CPU, over all feeds."""
-    from accel import exporters
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """On how many feeds a variant ran, and what it really computed in."""
 
-    described = from_json(ModelSource, source)
-    model = exporters.load(described)
-    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    _write_answers(Path(out), {name: model.run(feed) for name, feed in feeds.items()})
-    return {"feeds": len(feeds)}
+    feeds: int
+    precision: str
 
 
-def narrow(source: Any, onnx: Any, folder: str, out_dir: str, level: Any) -> Any:
-    """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32."""
-    from accel.exporters.check import read_onnx
-    from accel.graph.int32 import narrow_file, prove_int32_interior
-    from accel.run.narrowed import Narrowed
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A repository as ``triton`` emitted it, in the stage's folder, or why the release cannot serve it."""
 
-    described = from_json(ModelSource, source)
-    file = Path(folder) / from_json(OnnxModel, onnx).file.path
-    ranges = {s.name: s.range for s in described.inputs if s.range is not None}
-    out = Path(out_dir) / file.name
-    report = narrow_file(file, out, level=level, ranges=ranges, shapes=described.profile)
-    unproved = prove_int32_interior(file, ranges=ranges, shapes=described.profile)
-    values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
-    return to_json(Narrowed(read_onnx(out), report, values))
+    repository: Repository | None
+    reason: str | None = None
 
 
-def autocast(source: str, out: str, to: Any, keep: Any) -> Any:
-    """Write an ONNX file in FP16 or BF16; runs in the ``modelopt`` environment."""
-    from accel.graph.autocast import autocast
+@dataclass(frozen=True, slots=True)
+class SourceKey:
+    """Find the content key of a source whose weights only its own code can make (a factory)."""
 
-    return autocast(source, out, to, keep)
+    request: SourceRequest
 
+    def run(self) -> str:
+        from accel import exporters
 
-def build(request: Any, out_dir: str) -> Any:
-    """Build one variant."""
-    wanted = from_json(BuildRequest, request)
-    builder = targets.discover()[wanted.variant.target.name]
-    options = builder.options(**wanted.variant.options)
-    start = time.monotonic()
-    built = builder.build(wanted, options, Path(out_dir))
-    return {"built": to_json(built), "build_s": time.monotonic() - start}
+        return exporters.describe(self.request).key
 
 
-def prepare(request: Any, out_dir: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Load a source, find its inputs and outputs, and write its sample files into ``out_dir``."""
+
+    request: SourceRequest
+    out_dir: Path
+
+    def run(self) -> Described:
+        from accel import exporters
+        from accel.exporters import samples
+
+        source = exporters.describe(self.request)
+        return Described(source, samples.make_samples(source, self.request, self.out_dir))
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out`` and return how many they are."""
+
+    described: Described
+    samples_folder: Path
+    out: Path
+
+    def run(self) -> int:
+        model = _load(self.described.source)
+        feeds = _all_feeds(self.described.samples, self.samples_folder)
+        _write_answers(self.out, {name: model.run(feed) for name, feed in feeds.items()})
+        return len(feeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Export the source to ONNX and check the file against what the source answered at the checked shapes.
+
+    Attributes:
+        reference: the answers that ``Reference`` wrote.
+    """
+
+    described: Described
+    samples_folder: Path
+    reference: Path
+    out_dir: Path
+    opset: int
+
+    def run(self) -> OnnxModel:
+        from accel import exporters
+        from accel.exporters.check import Point
+
+        source = self.described.source
+        answers = _read_answers(self.reference)
+        feeds = read_feeds(self.samples_folder / self.described.samples.shapes.path)
+        points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
+        return exporters.export_onnx(source, self.out_dir, opset=self.opset, model=_load(source), points=points)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32.
+
+    Attributes:
+        folder: where the files of ``onnx`` lie.
+    """
+
+    source: ModelSource
+    onnx: OnnxModel
+    folder: Path
+    out_dir: Path
+    level: Literal["keep", "io", "interior"]
+
+    def run(self) -> Narrowed:
+        from accel.exporters.check import read_onnx
+        from accel.graph.int32 import narrow_file, prove_int32_interior
+
+        file, out = self.folder / self.onnx.file.path, self.out_dir / self.onnx.file.path
+        ranges = {s.name: s.range for s in self.source.inputs if s.range is not None}
+        report = narrow_file(file, out, level=self.level, ranges=ranges, shapes=self.source.profile)
+        unproved = prove_int32_interior(file, ranges=ranges, shapes=self.source.profile)
+        values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
+        return Narrowed(read_onnx(out), report, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
     """Type the ONNX file of one variant."""
-    wanted = from_json(BuildRequest, request)
-    builder = targets.discover()[wanted.variant.target.name]
-    assert isinstance(builder, TypedBuilder)
-    return to_json(builder.prepare(wanted, builder.options(**wanted.variant.options), Path(out_dir)))
+
+    request: BuildRequest
+    out_dir: Path
+
+    def run(self) -> Typed:
+        variant = self.request.variant
+        builder = targets.discover()[variant.target.name]
+        assert isinstance(builder, TypedBuilder)
+        return builder.prepare(self.request, builder.options(**variant.options), self.out_dir)
 
 
-def typed_answers(
-    of: str, typed: Any, folder: str, source: Any, samples: Any, samples_folder: str, out: str, threads: int
-) -> Any:
-    """Run the typed ONNX file of a target over all feeds on the CPU."""
-    builder = targets.discover()[of]
-    assert isinstance(builder, TypedBuilder)
-    described = from_json(ModelSource, source)
-    session = builder.open_typed(from_json(Typed, typed), Path(folder), source=described, threads=threads)
-    with contextlib.closing(session):
-        feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-        _write_answers(Path(out), {name: session.run(feed) for name, feed in feeds.items()})
-        return {"feeds": len(feeds)}
+@dataclass(frozen=True, slots=True)
+class TimedBuild:
+    """What a builder built, and the seconds that it took."""
+
+    built: Built
+    build_s: float
 
 
-def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folder: str, out: str, threads: int) -> Any:
-    """Run a built variant over all feeds it can take, and say in what precision it really ran."""
-    made = from_json(Artifact, artifact)
-    described = from_json(ModelSource, source)
-    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    builder = targets.discover()[made.variant.target.name]
-    session = builder.open(made, Path(folder), threads=threads, mode="latency")
-    with contextlib.closing(session):
-        if made.variant.static:
-            fixed = {name: shape.opt for name, shape in made.variant.profile.items()}
-            hidden = _hidden_axes(described)
-            results = {}
-            for name, feed in feeds.items():
-                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in described.inputs):
-                    results[name] = _run_fixed(session.run, feed, described, fixed)
-        else:
-            results = {name: session.run(feed) for name, feed in feeds.items()}
-        if not results:
-            raise StageError(
-                "no gate sample fits the fixed shape of this build",
-                fix="give samples of that shape with --samples, or leave --static out",
-            )
-        _write_answers(Path(out), results)
-        return {"precision": session.precision(), "feeds": len(results)}
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Build one variant."""
+
+    request: BuildRequest
+    out_dir: Path
+
+    def run(self) -> TimedBuild:
+        variant = self.request.variant
+        builder = targets.discover()[variant.target.name]
+        options = builder.options(**variant.options)
+        start = time.monotonic()
+        built = builder.build(self.request, options, self.out_dir)
+        return TimedBuild(built, time.monotonic() - start)
 
 
-def compare(
-    source: Any,
-    samples: Any,
-    samples_folder: str,
-    reference: str,
-    answers: str,
-    gate: Mapping[str, float],
-) -> Any:
-    """Compare answers with the reference and hold them against the gate."""
-    from accel.accuracy import parity
+@dataclass(frozen=True, slots=True)
+class TypedAnswers:
+    """Run the typed ONNX file of a target over all feeds on the CPU, and return how many they are.
 
-    described = from_json(ModelSource, source)
-    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    masks: dict[str, np.ndarray] = {}
-    mask_dims: tuple[int | str, ...] = ()
-    if described.mask is not None:
-        masks = {name: feed[described.mask] for name, feed in feeds.items()}
-        mask_dims = next(s.dims for s in described.inputs if s.name == described.mask)
+    Attributes:
+        folder: where the typed files lie.
+        out: file for the answers.
+    """
 
-    def metric(truth_file: Path, found_file: Path) -> float:
-        metric = zoo().entry(described.reference).metric
-        assert metric is not None  # a task gate comes from an entry that has one
-        found = _read_answers(found_file)
-        kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
-        truth = _read_answers(truth_file)
-        return metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
+    target: str
+    typed: Typed
+    folder: Path
+    described: Described
+    samples_folder: Path
+    out: Path
+    threads: int
 
-    verdict = parity.compare(
-        Path(reference),
-        Path(answers),
-        outputs=described.outputs,
-        masks=masks,
-        mask_dims=tuple(str(d) for d in mask_dims),
-        gate=gate,
-        metric=metric if described.gate is not None else None,
-        detections=described.detections,
-    )
-    return to_json(verdict)
+    def run(self) -> int:
+        builder = targets.discover()[self.target]
+        assert isinstance(builder, TypedBuilder)
+        session = builder.open_typed(self.typed, self.folder, source=self.described.source, threads=self.threads)
+        with contextlib.closing(session):
+            feeds = _all_feeds(self.described.samples, self.samples_folder)
+            _write_answers(self.out, {name: session.run(feed) for name, feed in feeds.items()})
+            return len(feeds)
 
 
-def emit(
-    artifact: Any,
-    folder: str,
-    source: Any,
-    release: str,
-    root: str,
-    model_version: int,
-    samples: str,
-    reference: str,
-    parity: Any,
-    python: bool,
-    overrides: str,
-    pipeline: Any,
-    threads: int,
-    hardware: str,
-) -> Any:
-    """Write the Triton repository of a built variant; gives the repository, or the reason why there can be none."""
-    from accel.triton import ensemble, repository
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Run a built variant over all feeds it can take, and say in what precision it really ran.
 
-    made = from_json(Artifact, artifact)
-    described = from_json(ModelSource, source)
-    emitted = repository.emit(
-        made,
-        Path(folder),
-        inputs=described.inputs,
-        outputs=described.outputs,
-        unproved=described.unproved_int64,
-        mask=described.mask,
-        detections=described.detections,
-        parity=from_json(Parity, parity) if parity else None,
-        python=python,
-        builder=targets.discover()[made.variant.target.name],
-        release=release,
-        root=Path(root),
-        run_dir=Path(root).parent,
-        model_name=described.name,
-        model_version=model_version,
-        samples=Path(samples),
-        reference=Path(reference),
-        overrides=overrides,
-        threads=threads,
-        hardware=hardware,
-    )
-    if isinstance(emitted, Skipped):
-        return {"repository": None, "reason": emitted.reason}
-    if pipeline is not None:
-        added = ensemble.add(Path(root), from_json(Pipeline, pipeline))
-        emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
-    return {"repository": to_json(emitted), "reason": None}
+    Attributes:
+        folder: where the artifact's files lie.
+        out: file for the answers.
+    """
+
+    artifact: Artifact
+    folder: Path
+    described: Described
+    samples_folder: Path
+    out: Path
+    threads: int
+
+    def run(self) -> Ran:
+        variant, source = self.artifact.variant, self.described.source
+        feeds = _all_feeds(self.described.samples, self.samples_folder)
+        builder = targets.discover()[variant.target.name]
+        session = builder.open(self.artifact, self.folder, threads=self.threads, mode="latency")
+        with contextlib.closing(session):
+            if variant.static:
+                fixed = {name: shape.opt for name, shape in variant.profile.items()}
+                hidden = _hidden_axes(source)
+                results = {}
+                for name, feed in feeds.items():
+                    if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
+                        results[name] = _run_fixed(session.run, feed, source, fixed)
+            else:
+                results = {name: session.run(feed) for name, feed in feeds.items()}
+            if not results:
+                raise StageError(
+                    "no gate sample fits the fixed shape of this build",
+                    fix="give samples of that shape with --samples, or leave --static out",
+                )
+            _write_answers(self.out, results)
+            return Ran(len(results), session.precision())
 
 
-def bench_feeds(
-    source: Any,
-    samples: Any,
-    samples_folder: str,
-    points: Mapping[str, Mapping[str, list[int]]],
-    out: str,
-    items: int | None = None,
-) -> Any:
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Compare answers with the reference and hold them against the gate.
+
+    Attributes:
+        reference / answers: files of the two.
+        gate: metric → least value that passes.
+    """
+
+    described: Described
+    samples_folder: Path
+    reference: Path
+    answers: Path
+    gate: Mapping[str, float]
+
+    def run(self) -> Parity:
+        from accel.accuracy import parity
+
+        source = self.described.source
+        feeds = _all_feeds(self.described.samples, self.samples_folder)
+        masks: dict[str, np.ndarray] = {}
+        mask_dims: tuple[int | str, ...] = ()
+        if source.mask is not None:
+            masks = {name: feed[source.mask] for name, feed in feeds.items()}
+            mask_dims = next(s.dims for s in source.inputs if s.name == source.mask)
+
+        def metric(truth_file: Path, found_file: Path) -> float:
+            metric = zoo().entry(source.reference).metric
+            assert metric is not None  # a task gate comes from an entry that has one
+            found = _read_answers(found_file)
+            kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
+            truth = _read_answers(truth_file)
+            return metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
+
+        return parity.compare(
+            self.reference,
+            self.answers,
+            outputs=source.outputs,
+            masks=masks,
+            mask_dims=tuple(str(d) for d in mask_dims),
+            gate=self.gate,
+            metric=metric if source.gate is not None else None,
+            detections=source.detections,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Write the Triton repository of a built variant at ``root``.
+
+    Attributes:
+        folder: where the artifact's files lie.
+        samples / reference: inputs and outputs at the checked shapes.
+        parity: None for a variant that only a server can run.
+        python: serve it through the Python backend.
+        overrides: what the user changes in the config, as the text of a partial ``config.pbtxt``.
+        pipeline: the steps of an ensemble around the model, or None.
+        hardware: id of the machine.
+    """
+
+    artifact: Artifact
+    folder: Path
+    source: ModelSource
+    release: str
+    root: Path
+    model_version: int
+    samples: Path
+    reference: Path
+    parity: Parity | None
+    python: bool
+    overrides: str
+    pipeline: Pipeline | None
+    threads: int
+    hardware: str
+
+    def run(self) -> Emitted:
+        from accel.triton import ensemble, repository
+
+        emitted = repository.emit(
+            self.artifact,
+            self.folder,
+            inputs=self.source.inputs,
+            outputs=self.source.outputs,
+            unproved=self.source.unproved_int64,
+            mask=self.source.mask,
+            detections=self.source.detections,
+            parity=self.parity,
+            python=self.python,
+            builder=targets.discover()[self.artifact.variant.target.name],
+            release=self.release,
+            root=self.root,
+            run_dir=self.root.parent,
+            model_name=self.source.name,
+            model_version=self.model_version,
+            samples=self.samples,
+            reference=self.reference,
+            overrides=self.overrides,
+            threads=self.threads,
+            hardware=self.hardware,
+        )
+        if isinstance(emitted, Skipped):
+            return Emitted(None, emitted.reason)
+        if self.pipeline is not None:
+            added = ensemble.add(self.root, self.pipeline)
+            emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
+        return Emitted(emitted)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFeeds:
     """Write the inputs that variants are timed on: real samples brought to each point's shapes.
 
-    Args:
+    Attributes:
+        points: key of the point → shapes by input.
+        out: ``.npz`` with keys ``<point>/<input>``.
         items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
     """
-    from accel.core.feeds import read_feeds, write_feeds
-    from accel.exporters.samples import fit_shape
 
-    described = from_json(ModelSource, source)
-    stored = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).gate.path)
-    shaped = {}
-    for point, shapes in points.items():
-        fixed = {name: tuple(shape) for name, shape in shapes.items()}
-        for number, name in enumerate(sorted(stored)[: items or 1]):
-            key = point if items is None else f"{point}-{number}"
-            shaped[key] = fit_shape(stored[name], described.inputs, fixed, mask=described.mask)
-    write_feeds(Path(out), shaped)
-    return sorted(shaped)
+    described: Described
+    samples_folder: Path
+    points: Mapping[str, Mapping[str, tuple[int, ...]]]
+    out: Path
+    items: int | None = None
 
+    def run(self) -> None:
+        from accel.exporters.samples import fit_shape
 
-def bench_open(artifact: Any, folder: str, threads: int, mode: Any, feeds: str, points: list[str]) -> Any:
-    """Load a variant for timing at ``points``; ``feeds`` is an ``.npz`` with keys ``<point>/<input>``."""
-    from accel.core.feeds import read_feeds
-
-    made = from_json(Artifact, artifact)
-    builder = targets.discover()[made.variant.target.name]
-    start = now_ns()
-    session = builder.open(made, Path(folder), threads=threads, mode=mode)
-    loaded = now_ns()
-    stored = read_feeds(Path(feeds))
-    timed = TimedSession(session, {point: stored[point] for point in points})
-    _timed.append(timed)
-    first = timed.call_ns(points[0])
-    return {
-        "load_ms": (loaded - start) / 1e6,
-        "first_ms": first / 1e6,
-        "slots": session.slots,
-    }
+        source = self.described.source
+        stored = read_feeds(self.samples_folder / self.described.samples.gate.path)
+        shaped = {}
+        for point, shapes in self.points.items():
+            for number, name in enumerate(sorted(stored)[: self.items or 1]):
+                key = point if self.items is None else f"{point}-{number}"
+                shaped[key] = fit_shape(stored[name], source.inputs, shapes, mask=source.mask)
+        write_feeds(self.out, shaped)
 
 
-def bench_warm(point: str, limit_s: float) -> Any:
-    """Warm the open session up at one point; returns how long its last call took."""
-    return {"last_ms": _timed[-1].warm(point, limit_s) / 1e6}
+_loaded: list[SourceModel] = []
 
 
-def bench_split(point: str, calls: int) -> Any:
-    """Take a call of the open session apart: copies in, the model, copies out; null where nothing is copied."""
-    return to_json(_timed[-1].split(point, calls))
+def _load(source: ModelSource) -> SourceModel:
+    """Load a source, or return it where an earlier task of this process loaded it."""
+    from accel import exporters
 
-
-def bench_latency(point: str, seconds: float, least: int, limit_ms: float | None = None) -> Any:
-    """Run one latency round; returns the ns of each call."""
-    return {"times_ns": _timed[-1].latency(point, seconds, least, limit_ms), "peak_rss_mib": peak_rss_mib()}
-
-
-def bench_throughput(point: str, seconds: float, least: int, limit_ms: float | None = None) -> Any:
-    """Run one throughput round; returns the ns of each request and of the whole round."""
-    times, elapsed = _timed[-1].throughput(point, seconds, least, limit_ms)
-    return {"times_ns": times, "elapsed_ns": elapsed, "peak_rss_mib": peak_rss_mib()}
-
-
-def load(call: str, **params: Any) -> Any:
-    """Send requests to a Triton server: see ``accel.bench.calls``."""
-    from accel.bench import calls
-
-    return calls.CALLS[call](**params)
-
-
-TASKS: Mapping[str, Callable[..., Any]] = {
-    task.__name__: task
-    for task in (
-        describe,
-        source_key,
-        export,
-        reference,
-        narrow,
-        autocast,
-        prepare,
-        typed_answers,
-        build,
-        answers,
-        compare,
-        emit,
-        bench_feeds,
-        bench_open,
-        bench_warm,
-        bench_split,
-        bench_latency,
-        bench_throughput,
-        load,
-    )
-}
+    if not _loaded or _loaded[0].source != source:
+        _loaded[:] = [exporters.load(source)]
+    return _loaded[0]
 
 
 def _all_feeds(samples: SampleSet, folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    from accel.core.feeds import read_feeds
-
     return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,24 +21,25 @@ from accel.accuracy.parity import gate_for
 from accel.builders import targets
 from accel.core import environments
 from accel.core.feeds import read_feeds
-from accel.core.processes import run_task
+from accel.core.processes import Request, Worker, run_task
 from accel.core.values import (
     Artifact,
     BuildRequest,
-    Built,
     ModelSource,
     OnnxModel,
     Parity,
     SampleSet,
     Skipped,
     Target,
+    Typed,
     Variant,
     file_refs,
-    from_json,
-    to_json,
 )
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import recognise
+from accel.run.tasks import Answers, Build, Compare, Describe, Described, Export, Reference, TypedAnswers
+
+R = TypeVar("R")
 
 THREADS = 2
 CONFIG = {
@@ -68,12 +68,12 @@ class Bench:
     def skip_reason(self, target: Target) -> Skipped | None:
         return targets.discover()[target.name].available(target)
 
-    def task(self, name: str, target: Target | None, **params: Any) -> Any:
+    def task(self, request: Request[R], target: Target | None = None) -> R:
         python = None
         if target is not None:
             python = environments.python(targets.discover()[target.name].environment(target))
-        log = self.folder / f"{name}.log"
-        return run_task(name, params, log=log, threads=THREADS, timeout_s=240, python=python)
+        log = self.folder / f"{type(request).__name__.lower()}.log"
+        return run_task(request, log=log, threads=THREADS, timeout_s=240, python=python)
 
     def variant_folder(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id
@@ -102,37 +102,30 @@ class Bench:
             out = self.variant_folder(request.variant)
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir(parents=True)
-            done = self.task("build", target, request=to_json(request), out_dir=str(out))
-            built = from_json(Built, done["built"])
-            self.made[key] = Artifact(request.variant, file_refs(out), self.onnx.file.sha256, built, done["build_s"])
+            done = self.task(Build(request, out), target)
+            parent = self.onnx.file.sha256
+            self.made[key] = Artifact(request.variant, file_refs(out), parent, done.built, done.build_s)
         return self.made[key]
 
     def answers(self, artifact: Artifact) -> tuple[Path, str]:
         """Run the variant over all samples; returns the answers' file and the observed precision."""
         out = self.folder / f"answers-{artifact.variant.id}.npz"
-        said = self.task(
-            "answers",
-            artifact.variant.target,
-            artifact=to_json(artifact),
-            folder=str(self.variant_folder(artifact.variant)),
-            **self._samples(),
-            out=str(out),
-            threads=THREADS,
-        )
-        return out, said["precision"]
+        files = self.variant_folder(artifact.variant)
+        request = Answers(artifact, files, self.described, self.folder / "samples", out, THREADS)
+        return out, self.task(request, artifact.variant.target).precision
 
-    def typed_answers(self, target: Target, typed: Any, folder: Path) -> Path:
+    def typed_answers(self, target: Target, typed: Typed, folder: Path) -> Path:
         """Run a typed ONNX file over all samples on the CPU; returns the answers' file."""
         out = folder / "answers.npz"
-        place = {"typed": typed, "folder": str(folder), "out": str(out)}
-        self.task("typed_answers", None, of=target.name, **place, **self._samples(), threads=THREADS)
+        samples = self.folder / "samples"
+        self.task(TypedAnswers(target.name, typed, folder, self.described, samples, out, THREADS))
         return out
 
     def parity(self, precision: str, answers: Path) -> Parity:
         """Hold the answers against a precision's gate."""
         gate = gate_for(precision, outputs=self.source.outputs, task=None, overrides={})
-        params = {"reference": str(self.folder / "reference.npz"), "answers": str(answers), "gate": gate}
-        return from_json(Parity, self.task("compare", None, **self._samples(), **params))
+        truth = self.folder / "reference.npz"
+        return self.task(Compare(self.described, self.folder / "samples", truth, answers, gate))
 
     def open(self, artifact: Artifact, *, mode: Any = "latency") -> Any:
         builder = targets.discover()[artifact.variant.target.name]
@@ -142,12 +135,9 @@ class Bench:
         """Return the inputs of one checked shape: ``min``, ``odd``, ``opt`` or ``max``."""
         return read_feeds(self.folder / "samples" / self.samples.shapes.path)[point]
 
-    def _samples(self) -> Mapping[str, Any]:
-        return {
-            "source": to_json(self.source),
-            "samples": to_json(self.samples),
-            "samples_folder": str(self.folder / "samples"),
-        }
+    @property
+    def described(self) -> Described:
+        return Described(self.source, self.samples)
 
 
 KERAS = """
@@ -210,19 +200,10 @@ def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def make_bench(folder: Path, asked: SourceRequest) -> Bench:
-    """Describe, run and export a source, each in a process of its own."""
-
-    def task(name: str, **params: Any) -> Any:
-        return run_task(name, params, log=folder / "source.log", threads=THREADS, timeout_s=240)
-
-    described = task("describe", request=to_json(asked), out_dir=str(folder / "samples"))
-    truth = str(folder / "reference.npz")
-    shared = {**described, "samples_folder": str(folder / "samples")}
-    task("reference", **shared, out=truth)
-    onnx = task("export", **shared, reference=truth, out_dir=str(folder / "onnx"), opset=18)
-    return Bench(
-        folder,
-        from_json(ModelSource, described["source"]),
-        from_json(SampleSet, described["samples"]),
-        from_json(OnnxModel, onnx),
-    )
+    """Describe, run and export a source, in one process as in a run."""
+    samples, truth = folder / "samples", folder / "reference.npz"
+    with Worker(folder / "source.log", threads=THREADS) as worker:
+        described = worker.call(Describe(asked, samples), timeout_s=240)
+        worker.call(Reference(described, samples, truth), timeout_s=240)
+        onnx = worker.call(Export(described, samples, truth, folder / "onnx", opset=18), timeout_s=240)
+    return Bench(folder, described.source, described.samples, onnx)

@@ -7,12 +7,79 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accel.core import processes
 from accel.core.errors import SampleError, StageError, WorkerDied
 from accel.core.processes import PACKAGE, Worker, run_task
+
+TASKS = """
+import os, signal, sys, time
+from dataclasses import dataclass
+from accel.core.errors import SampleError
+
+@dataclass
+class Die:
+    how: int
+    def run(self) -> None: os.kill(os.getpid(), self.how)
+
+@dataclass
+class Leave:
+    code: int
+    def run(self) -> None: print('last words', flush=True); os._exit(self.code)
+
+@dataclass
+class Hang:
+    def run(self) -> None: time.sleep(600)
+
+@dataclass
+class Noisy:
+    def run(self) -> str: print('x' * 200000); os.write(1, b'raw'); return 'fine'
+
+@dataclass
+class Fork:
+    die: bool
+    def run(self) -> None:
+        child = os.fork()
+        if child == 0: time.sleep(600)
+        open(os.environ['PID_FILE'], 'w').write(str(child))
+        if self.die: os._exit(4)
+
+@dataclass
+class Ask:
+    def run(self) -> str: return input('sure? ')
+
+@dataclass
+class Half:
+    def run(self) -> None:
+        import gc, io
+        out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)
+        out.write(b'{"result": '); out.flush(); os._exit(5)
+
+@dataclass
+class Refuse:
+    def run(self) -> None: raise SampleError('bad sample', fix='mend it')
+
+@dataclass
+class Bug:
+    def run(self) -> None: raise RuntimeError('a library says no')
+
+@dataclass
+class Oom:
+    def run(self) -> None: raise MemoryError
+
+@dataclass
+class Pid:
+    def run(self) -> int: return os.getpid()
+
+@dataclass
+class Threads:
+    def run(self) -> str: return os.environ['OMP_NUM_THREADS']
+"""
+ask: dict[str, Any] = {"__name__": "accel.run.tasks"}
+exec(TASKS, ask)  # the parent's half of them; the child imports them from its copy of accel
 
 
 @pytest.fixture
@@ -25,64 +92,41 @@ def tasks_file(tmp_path, monkeypatch):
         if part.name not in ("run", "tasks.py"):
             (copy / part.relative_to(PACKAGE)).symlink_to(part)
     (tmp_path / "model_zoo").symlink_to(PACKAGE.parent / "model_zoo")
-    (copy / "run" / "tasks.py").write_text(
-        "import os, signal, sys, time\n"
-        "from accel.core.errors import SampleError\n"
-        "def die(how): os.kill(os.getpid(), how)\n"
-        "def leave(code): print('last words', flush=True); os._exit(code)\n"
-        "def hang(): time.sleep(600)\n"
-        "def noisy(): print('x' * 200000); os.write(1, b'raw'); return 'fine'\n"
-        "def fork(die):\n"
-        "    child = os.fork()\n"
-        "    if child == 0: time.sleep(600)\n"
-        "    open(os.environ['PID_FILE'], 'w').write(str(child))\n"
-        "    if die: os._exit(4)\n"
-        "def ask(): return input('sure? ')\n"
-        "def half():\n"
-        "    import gc, io\n"
-        "    out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)\n"
-        "    out.write(b'{\"result\": '); out.flush(); os._exit(5)\n"
-        "def refuse(): raise SampleError('bad sample', fix='mend it')\n"
-        "def bug(): raise RuntimeError('a library says no')\n"
-        "def oom(): raise MemoryError\n"
-        "def pid(): return os.getpid()\n"
-        "def threads(): return os.environ['OMP_NUM_THREADS']\n"
-        "TASKS = {k: v for k, v in globals().items() if callable(v)}\n"
-    )
+    (copy / "run" / "tasks.py").write_text(TASKS)
     monkeypatch.setattr(processes, "PACKAGE", copy)
     processes.start()
     return tmp_path / "child.log"
 
 
 def run(task, log, timeout_s=30.0, **params):
-    return run_task(task, params, log=log, threads=3, timeout_s=timeout_s)
+    return run_task(ask[task](**params), log=log, threads=3, timeout_s=timeout_s)
 
 
 def test_results_come_back_whatever_is_printed(tasks_file):
-    assert run("noisy", tasks_file) == "fine"
+    assert run("Noisy", tasks_file) == "fine"
     assert "raw" in tasks_file.read_text()
-    assert run("threads", tasks_file) == "3"
+    assert run("Threads", tasks_file) == "3"
 
 
 @pytest.mark.parametrize("how", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
 def test_a_signal_is_named(tasks_file, how):
     with pytest.raises(WorkerDied, match=how.name):
-        run("die", tasks_file, how=int(how))
+        run("Die", tasks_file, how=int(how))
 
 
 def test_a_kill_hints_at_memory(tasks_file):
     with pytest.raises(WorkerDied, match="memory runs out"):
-        run("die", tasks_file, how=9)
+        run("Die", tasks_file, how=9)
 
 
 def test_an_exit_shows_the_end_of_the_log(tasks_file):
     with pytest.raises(WorkerDied, match=r"(?s)exit code 3.*last words"):
-        run("leave", tasks_file, code=3)
+        run("Leave", tasks_file, code=3)
 
 
 def test_a_hang_ends_at_the_limit(tasks_file):
     with pytest.raises(WorkerDied, match="limit of 1 s") as caught:
-        run("hang", tasks_file, timeout_s=1.0)
+        run("Hang", tasks_file, timeout_s=1.0)
     assert "--timeout" in caught.value.fix
 
 
@@ -105,62 +149,68 @@ def test_what_a_child_forked_ends_with_it_also_after_a_crash(tasks_file, monkeyp
     monkeypatch.setenv("PID_FILE", str(pid))
     if die:
         with pytest.raises(WorkerDied, match="exit code 4"):
-            run("fork", tasks_file, timeout_s=300.0, die=True)
+            run("Fork", tasks_file, timeout_s=300.0, die=True)
     else:
-        run("fork", tasks_file, die=False)
+        run("Fork", tasks_file, die=False)
     assert _gone(int(pid.read_text()))
 
 
 def test_half_a_line_is_a_death(tasks_file):
     with pytest.raises(WorkerDied, match="exit code 5"):
-        run("half", tasks_file)
+        run("Half", tasks_file)
 
 
 def test_a_prompt_gets_nothing_and_eats_no_request(tasks_file):
     with Worker(tasks_file, threads=1) as child:
         with pytest.raises(StageError, match="EOFError"):
-            child.call("ask", {}, timeout_s=30)
-        assert child.call("threads", {}, timeout_s=30) == "1"
+            child.call(ask["Ask"](), timeout_s=30)
+        assert child.call(ask["Threads"](), timeout_s=30) == "1"
 
 
 def test_no_descriptor_is_left(tasks_file):
-    run("pid", tasks_file)
+    run("Pid", tasks_file)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        run("pid", tasks_file)
+        run("Pid", tasks_file)
         with pytest.raises(WorkerDied):
-            run("die", tasks_file, how=9)
+            run("Die", tasks_file, how=9)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_errors_keep_their_class_and_remedy(tasks_file):
     with pytest.raises(SampleError, match="bad sample") as caught:
-        run("refuse", tasks_file)
+        run("Refuse", tasks_file)
     assert caught.value.fix == "mend it"
     with pytest.raises(StageError, match="RuntimeError: a library says no") as failed:
-        run("bug", tasks_file)
+        run("Bug", tasks_file)
     assert failed.value.log == str(tasks_file)
     assert "Traceback" in tasks_file.read_text()
     with pytest.raises(StageError, match="memory ran out"):
-        run("oom", tasks_file)
+        run("Oom", tasks_file)
 
 
 def test_a_session_outlives_a_failed_task(tasks_file):
     with Worker(tasks_file, threads=1) as child:
-        first = child.call("pid", {}, timeout_s=30)
+        first = child.call(ask["Pid"](), timeout_s=30)
         with pytest.raises(StageError):
-            child.call("bug", {}, timeout_s=30)
-        assert child.call("pid", {}, timeout_s=30) == first
+            child.call(ask["Bug"](), timeout_s=30)
+        assert child.call(ask["Pid"](), timeout_s=30) == first
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+def test_no_task_starts_no_process(tasks_file):
+    with Worker(tasks_file, threads=1):
+        assert not processes._running
+    assert not tasks_file.exists()
 
 
 def test_a_call_after_death_is_a_death(tasks_file):
     with Worker(tasks_file, threads=1) as child:
         with pytest.raises(WorkerDied):
-            child.call("die", {"how": 9}, timeout_s=30)
+            child.call(ask["Die"](9), timeout_s=30)
         with pytest.raises(WorkerDied):
-            child.call("pid", {}, timeout_s=30)
+            child.call(ask["Pid"](), timeout_s=30)
 
 
 def test_the_child_ends_when_the_parent_is_killed(tasks_file):
@@ -169,8 +219,9 @@ def test_the_child_ends_when_the_parent_is_killed(tasks_file):
         "from pathlib import Path\nfrom accel.core import processes\n"
         f"processes.PACKAGE = Path({str(processes.PACKAGE)!r})\n"
         f"w = processes.Worker(Path({str(tasks_file)!r}), threads=1)\n"
-        "print(w.call('pid', {}, timeout_s=30), flush=True)\n"
-        "w.call('hang', {}, timeout_s=600)\n"
+        f"ask = {{'__name__': 'accel.run.tasks'}}\nexec({TASKS!r}, ask)\n"
+        "print(w.call(ask['Pid'](), timeout_s=30), flush=True)\n"
+        "w.call(ask['Hang'](), timeout_s=600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
@@ -194,7 +245,7 @@ def test_stop_all_ends_what_runs_and_lets_nothing_start(tasks_file):
 
     def wait():
         try:
-            run("hang", tasks_file, timeout_s=60)
+            run("Hang", tasks_file, timeout_s=60)
         except WorkerDied as error:
             failures.append(error)
 
@@ -207,6 +258,6 @@ def test_stop_all_ends_what_runs_and_lets_nothing_start(tasks_file):
     thread.join(20)
     assert failures
     with pytest.raises(WorkerDied, match="stopped"):
-        run("pid", tasks_file)
+        run("Pid", tasks_file)
     processes.start()
-    assert run("pid", tasks_file)
+    assert run("Pid", tasks_file)

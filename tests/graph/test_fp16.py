@@ -14,6 +14,7 @@ from accel.core import environments, processes
 from accel.core.errors import InputError, SampleError, UnavailableError, UsageError
 from accel.core.values import from_json, to_json
 from accel.graph import fp16, measured, typed
+from accel.graph.autocast import Autocast
 
 BATCH = {"x": (FLOAT, ["batch", 16])}
 
@@ -35,8 +36,7 @@ def test_an_overflow_that_the_cpu_hides_is_caught(planted, tmp_path):
     source, out, report = planted
     naive = tmp_path / "naive.onnx"
     processes.run_task(
-        "autocast",
-        {"source": str(source), "out": str(naive), "to": "fp16", "keep": []},
+        Autocast(source, naive, "fp16", ()),
         log=tmp_path / "log",
         threads=1,
         timeout_s=300,

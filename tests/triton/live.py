@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accel.accuracy import parity
 from accel.builders import targets
 from accel.core import environments
-from accel.core.processes import run_task
+from accel.core.processes import Request, run_task
 from accel.core.values import (
     Artifact,
     BuildRequest,
-    Built,
     ModelSource,
     SampleSet,
     ShapeRange,
@@ -21,14 +20,13 @@ from accel.core.values import (
     Target,
     Variant,
     file_refs,
-    from_json,
-    to_json,
 )
 from accel.exporters.sources import recognise
-from accel.run import tasks
+from accel.run.tasks import Answers, Build, Compare, Describe, Described, Export, Reference
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit
 
+R = TypeVar("R")
 THREADS = 2
 FACTORY = '''
 import numpy as np
@@ -90,15 +88,12 @@ class Live:
             max_shapes=shapes["max"],
             ranges={"input_ids": (0, 49), "attention_mask": (0, 1)},
         )
-        described = tasks.describe(to_json(asked), str(folder / "samples"))
-        shared = {**described, "samples_folder": str(folder / "samples")}
-        truth = str(folder / "reference.npz")
-        tasks.reference(**shared, out=truth)
+        samples, truth = folder / "samples", folder / "reference.npz"
+        described = Describe(asked, samples).run()
+        Reference(described, samples, truth).run()
         (folder / "onnx").mkdir()
-        onnx = tasks.export(**shared, reference=truth, out_dir=str(folder / "onnx"), opset=18)
-        return cls(
-            folder, from_json(ModelSource, described["source"]), from_json(SampleSet, described["samples"]), onnx
-        )
+        onnx = Export(described, samples, truth, folder / "onnx", opset=18).run()
+        return cls(folder, described.source, described.samples, onnx)
 
     def root(self, target: str, *, static: bool = False, release: str = NEWEST, **changes: Any) -> Path:
         """Return the repository of a target, built, proved and emitted; ``changes`` go to ``emit``."""
@@ -133,13 +128,13 @@ class Live:
     def _files(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id
 
-    def _run(self, task: str, variant: Variant, params: Any) -> Any:
+    def _run(self, request: Request[R], variant: Variant) -> R:
         """Run a task here where that is quick and quiet, else in a process of the variant's environment."""
         environment = targets.discover()[variant.target.name].environment(variant.target)
         if environment == environments.MAIN and not variant.target.name.startswith("aoti"):
-            return tasks.TASKS[task](**params)
+            return request.run()
         python = environments.python(environment)
-        return run_task(task, params, log=self.folder / "task.log", threads=THREADS, timeout_s=120, python=python)
+        return run_task(request, log=self.folder / "task.log", threads=THREADS, timeout_s=120, python=python)
 
     def _build(self, variant: Variant) -> Artifact:
         if variant.id in self.artifacts:
@@ -149,26 +144,20 @@ class Live:
         request = BuildRequest(
             variant,
             self.source,
-            from_json(tasks.OnnxModel, self.onnx),
+            self.onnx,
             str(self.folder / "onnx"),
             self.samples,
             str(self.folder / "samples"),
             THREADS,
         )
-        done = self._run("build", variant, {"request": to_json(request), "out_dir": str(files)})
-        built = from_json(Built, done["built"])
-        self.artifacts[variant.id] = Artifact(variant, file_refs(files), "0" * 64, built, done["build_s"])
+        done = self._run(Build(request, files), variant)
+        self.artifacts[variant.id] = Artifact(variant, file_refs(files), "0" * 64, done.built, done.build_s)
         return self.artifacts[variant.id]
 
     def _prove(self, artifact: Artifact) -> Any:
         answers = self.folder / f"{artifact.variant.id}.npz"
-        shared = {
-            "source": to_json(self.source),
-            "samples": to_json(self.samples),
-            "samples_folder": str(self.folder / "samples"),
-        }
-        params = {"artifact": to_json(artifact), "folder": str(self._files(artifact.variant)), "threads": THREADS}
-        ran = self._run("answers", artifact.variant, {**shared, **params, "out": str(answers)})
-        gate = parity.gate_for(ran["precision"], outputs=self.source.outputs, task=None, overrides={})
-        found = tasks.compare(**shared, reference=str(self.folder / "reference.npz"), answers=str(answers), gate=gate)
-        return from_json(tasks.Parity, found)
+        described, samples = Described(self.source, self.samples), self.folder / "samples"
+        files = self._files(artifact.variant)
+        ran = self._run(Answers(artifact, files, described, samples, answers, THREADS), artifact.variant)
+        gate = parity.gate_for(ran.precision, outputs=self.source.outputs, task=None, overrides={})
+        return Compare(described, samples, self.folder / "reference.npz", answers, gate).run()
