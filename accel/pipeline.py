@@ -42,15 +42,14 @@ from accel.core.values import (
     Typed,
     Variant,
 )
-from accel.exporters.request import SourceRequest
 from accel.run import kits, measuring, run_json
 from accel.run.decide import Objective, decide, finalists
-from accel.run.job import Job
+from accel.run.job import TWIN, Job
 from accel.run.measuring import Measured, measure_all
 from accel.run.narrowed import applied
 from accel.run.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
 from accel.run.serving import Entrant, Session, serve_all
-from accel.run.stages import FILES, TWIN, Answered, Proof, Stage, Stages
+from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
 
@@ -137,7 +136,7 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
 
     Args:
         kit: as ``kits.read`` read it from ``folder``, an absolute path.
-        job: from ``kit_job``.
+        job: as ``kits.job`` makes it.
 
     Raises:
         UnavailableError: this machine cannot build it either.
@@ -162,30 +161,6 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
         with work.timed("build and prove"):
             _build_all([result], described, onnx, reference, work)
         return _conclude(work, [result], described, onnx, None)
-
-
-def kit_job(
-    kit: kits.Kit, folder: Path, *, run_dir: Path | None, threads: int, timeout_s: float | None, command: str
-) -> Job:
-    """Make the job that finishes a kit, from what the kit's own job asked for."""
-    settings = kit.settings
-    return Job(
-        source=SourceRequest(kit.source.reference, kit.source.kind, kit.source.reference, model_name=kit.source.name),
-        targets=(kit.variant.target,),
-        run_dir=run_dir or Path("runs") / f"{kit.source.name}-{kit.variant.target.name}",
-        command=command,
-        objectives=settings.objectives,
-        constraints=settings.constraints,
-        gates=settings.gates,
-        triton={kit.variant.target.name: kits.overrides(kit, folder)},
-        threads=threads,
-        timeout_s=timeout_s or settings.timeout_s,
-        triton_release=settings.triton_release,
-        model_version=settings.model_version,
-        rounds=settings.rounds,
-        round_s=settings.round_s,
-        opset=kit.onnx.opset,
-    )
 
 
 def _conclude(
@@ -225,7 +200,7 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
     A group stands for what the source can become: it brings in no target that starts from another framework.
     """
     variants = []
-    for target in job.targets:
+    for target in job.wanted:
         if target.name in job.grouped and targets.info(target).needs not in (source.framework, "onnx", "nothing"):
             continue
         options = dict(job.options.get(target.name, {}))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
-from accel.run.job import Job
+from accel.run.job import TWIN, Job
 from accel.run.serving import Session
-from accel.run.stages import TWIN, Proof, Stage
+from accel.run.stages import Proof, Stage
 from accel.run.tasks import Described, Emitted
 
 BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}

@@ -17,8 +17,9 @@ from typing import Any
 from accel.core.files import remove, replace_folder, write_text
 from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, to_json
 from accel.run import store
+from accel.run.job import TWIN
 from accel.run.results import Result, Run, alone, standing
-from accel.run.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Proof
+from accel.run.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, Proof
 from accel.run.tasks import Emitted
 
 

@@ -23,7 +23,7 @@ from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped
 from accel.exporters import sources
 from accel.exporters.processing_files import find
 from accel.run import kits, store
-from accel.run.job import Job
+from accel.run.job import TWIN, Job
 from accel.run.narrowed import Narrowed
 from accel.run.store import Store
 from accel.run.tasks import (
@@ -52,9 +52,6 @@ FILES = "files"
 LOG = "build.log"
 REPOSITORY = "repository"
 """Folder of the Triton model repository inside an emission's result."""
-
-TWIN = ".python"
-"""What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
 
 TOOLCHAIN = (
     *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "numpy", "tritonclient"),
@@ -125,15 +122,12 @@ class Stages:
 
     def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
-        request = self._job.source
+        request = self._job.request
         quick = sources.quick_key(request) or self._call(worker, SourceKey(request))
         code = store.code_hash("exporters", "core/feeds.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
-        def make(folder: Path) -> Described:
-            return self._call(worker, Describe(request, folder))
-
-        stage = self._stage("source", key, Described, make)
+        stage = self._stage("source", key, Described, lambda folder: self._call(worker, Describe(request, folder)))
         if self._job.ensemble is not None:
             find(stage.value.source, self._job.ensemble)  # a step that cannot be ends the run before anything is built
         return stage
@@ -259,7 +253,7 @@ class Stages:
         """Put together what finishes a variant on a machine that can build it."""
         made = described.value
         job = self._job
-        overrides = job.triton.get(variant.target.name, "")
+        overrides = job.overrides.get(variant.target.name, "")
         row = releases.release(job.triton_release)
         kit = kits.Kit(
             variant=variant,
@@ -269,17 +263,7 @@ class Stages:
             typing=typed.value.facts,
             proof=proof.value.parity,
             feeds=reference.value.feeds,
-            settings=kits.Settings(
-                gates=dict(job.gates),
-                objectives=job.objectives,
-                constraints=job.constraints,
-                rounds=job.rounds,
-                round_s=job.round_s,
-                timeout_s=job.timeout_s,
-                triton_release=job.triton_release,
-                model_version=job.model_version,
-                overrides=overrides,
-            ),
+            settings={**job.carried, "constraints": job.constraints, "overrides": overrides},
             toolchain=kits.Toolchain(
                 {"tensorrt": row.tensorrt} if row.tensorrt is not None else {}, image(row), self._versions
             ),
@@ -421,7 +405,7 @@ class Stages:
         builder = targets.discover()[artifact.variant.target.name]
         answer = builder.triton(artifact, self._job.triton_release)
         pipeline = find(made.source, self._job.ensemble) if self._job.ensemble is not None else None
-        overrides = self._job.triton.get(artifact.variant.target.name + (TWIN if twin else ""), "")
+        overrides = self._job.overrides.get(artifact.variant.target.name + (TWIN if twin else ""), "")
         key = store.key(
             build=built.key,
             proof=proof.key if proof else None,
