@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from accel.bench.stability import ratio_interval
-from accel.bench.timed import Open, TimeRound
+from accel.bench.timed import open_timed, time_round
 from accel.core import hardware
 from accel.core.processes import Worker
 from accel.core.values import Artifact, from_json
@@ -111,16 +111,19 @@ def against_by_hand(folder: Path) -> dict[str, Any]:
     feeds = max((folder / ".store").glob("measure-*/feeds.npz"), key=lambda p: p.stat().st_mtime)
     threads = hardware.cpu_threads()
     words = [sys.executable, "-c", BY_HAND, str(built / "files" / made.built.entry), str(feeds), str(threads)]
-    with tempfile.TemporaryDirectory() as scratch, Worker(Path(scratch) / "log", threads=threads) as worker:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Worker(Path(scratch) / "log", threads=threads, timeout_s=300) as worker,
+    ):
         point = "b1"
-        worker.call(Open(made, built / "files", threads, "latency", feeds, (point,)), timeout_s=300)
+        worker.call(open_timed, made, built / "files", threads, "latency", feeds, (point,))
         hand = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert hand.stdin is not None
         assert hand.stdout is not None
         hand.stdout.readline()
         ours, theirs = [], []
         for number in range(ROUNDS + 1):
-            times = worker.call(TimeRound("latency", point, 0, CALLS), timeout_s=300).times_ns
+            times = worker.call(time_round, "latency", point, 0, CALLS).times_ns
             hand.stdin.write(f"{CALLS}\n")
             hand.stdin.flush()
             other = json.loads(hand.stdout.readline())

@@ -1,11 +1,10 @@
-"""What the parent asks of a process that sends: requests and results with a JSON form, arrays as files.
+"""What the parent asks of a process that sends; arrays travel as files.
 
 Also what is asked of the server between requests: its models, and its counters.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import time
 from collections.abc import Callable, Mapping
@@ -56,35 +55,29 @@ class Served:
     outputs: tuple[TensorSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Describe:
+def describe(url: str, model: str) -> Served:
     """Ask the server what it says of a model.
 
-    Attributes:
+    Args:
         model: empty for the only one.
 
     Raises:
         UnavailableError: nothing answers at the address.
         InputError: the server does not have the model, or it has several and none is named.
     """
-
-    url: str
-    model: str
-
-    def run(self) -> Served:
-        client, model = _client(self.url), self.model
-        found = {m.name: m for m in _asked(client.get_model_repository_index).models if m.state in ("READY", "")}
-        has = f"the server at {self.url} has"
-        if model and model not in found:
-            raise InputError(f"{has} no model {model!r} that is ready", fix=f"it has {sorted(found)}")
-        if not model:
-            if len(found) != 1:
-                raise InputError(f"{has} {len(found)} models: {sorted(found)}", fix="name one: --model M")
-            model = next(iter(found))
-        config = _asked(client.get_model_config, model).config
-        size = config.max_batch_size
-        inputs, outputs = (tuple(_spec(t, batched=size > 0) for t in side) for side in (config.input, config.output))
-        return Served(model, config.backend or config.platform, size, inputs, outputs)
+    client = _client(url)
+    found = {m.name: m for m in _asked(client.get_model_repository_index).models if m.state in ("READY", "")}
+    has = f"the server at {url} has"
+    if model and model not in found:
+        raise InputError(f"{has} no model {model!r} that is ready", fix=f"it has {sorted(found)}")
+    if not model:
+        if len(found) != 1:
+            raise InputError(f"{has} {len(found)} models: {sorted(found)}", fix="name one: --model M")
+        model = next(iter(found))
+    config = _asked(client.get_model_config, model).config
+    size = config.max_batch_size
+    inputs, outputs = (tuple(_spec(t, batched=size > 0) for t in side) for side in (config.input, config.output))
+    return Served(model, config.backend or config.platform, size, inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +88,20 @@ class Opened:
     largest_output_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPool:
+def open_pool(
+    url: str,
+    model: str,
+    tensors: tuple[tuple[WireTensor, ...], ...],
+    bodies: Path,
+    check: Path | None,
+    shared_memory: str | None,
+    slots: int,
+    seed: int,
+    timeout_s: float,
+) -> Opened:
     """Serialise all requests, send the first one, and connect.
 
-    Attributes:
+    Args:
         tensors: each feed's inputs.
         bodies: ``.npz`` with the bytes of ``<feed>/<input>``.
         check: ``.npz`` for ``Checker``.
@@ -110,67 +112,53 @@ class OpenPool:
         UnavailableError: nothing answers at the address, or shared memory cannot be used.
         InputError: the server refuses the first request.
     """
-
-    url: str
-    model: str
-    tensors: tuple[tuple[WireTensor, ...], ...]
-    bodies: Path
-    check: Path | None
-    shared_memory: str | None
-    slots: int
-    seed: int
-    timeout_s: float
-
-    def run(self) -> Opened:
-        ClosePool().run()
-        url, client = self.url, _client(self.url)
-        with np.load(self.bodies, allow_pickle=False) as file:
-            requests = [
-                request(self.model, feed, [file[f"{i}/{tensor.name}"].tobytes() for tensor in feed])
-                for i, feed in enumerate(self.tensors)
-            ]
-        begin_ns = now_ns()
-        first = _answered(url, requests[0], self.timeout_s)
-        first_ms = (now_ns() - begin_ns) / 1e6
-        pool: Pool
-        sizes = [_sizes(first)]
-        if self.shared_memory:
-            sizes += [_sizes(_answered(url, r, self.timeout_s)) for r in requests[1:]]
-            pool = SharedPool(self.shared_memory, client, requests, sizes, self.slots)
-        else:
-            pool = Pool(requests)
-        checker = None
-        if self.check is not None:
-            with np.load(self.check, allow_pickle=False) as file:
-                checker = Checker({key: file[key] for key in file.files})
-        room = self.slots if self.shared_memory else max(self.slots, MAX_IN_FLIGHT)
-        sender = Sender(url, pool, checker, seed=self.seed, slots=room, timeout_s=self.timeout_s)
-        _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
-        return Opened(first_ms, max(size for feed in sizes for size in feed.values()))
+    close_pool()
+    client = _client(url)
+    with np.load(bodies, allow_pickle=False) as file:
+        requests = [
+            request(model, feed, [file[f"{i}/{tensor.name}"].tobytes() for tensor in feed])
+            for i, feed in enumerate(tensors)
+        ]
+    begin_ns = now_ns()
+    first = _answered(url, requests[0], timeout_s)
+    first_ms = (now_ns() - begin_ns) / 1e6
+    pool: Pool
+    sizes = [_sizes(first)]
+    if shared_memory:
+        sizes += [_sizes(_answered(url, r, timeout_s)) for r in requests[1:]]
+        pool = SharedPool(shared_memory, client, requests, sizes, slots)
+    else:
+        pool = Pool(requests)
+    checker = None
+    if check is not None:
+        with np.load(check, allow_pickle=False) as file:
+            checker = Checker({key: file[key] for key in file.files})
+    room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
+    sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s)
+    _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
+    return Opened(first_ms, max(size for feed in sizes for size in feed.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+def start(
+    concurrency: int | None,
+    begin_ns: int,
+    rate_per_s: float | None,
+    arrivals: Literal["constant", "poisson"],
+    index: int,
+    count: int,
+) -> None:
     """Begin to send.
 
-    Attributes:
+    Args:
         concurrency: of a closed loop, or None.
         begin_ns: the moment of the first request.
         rate_per_s / arrivals / index / count: of an open loop: see ``due_times``.
     """
-
-    concurrency: int | None
-    begin_ns: int
-    rate_per_s: float | None
-    arrivals: Literal["constant", "poisson"]
-    index: int
-    count: int
-
-    def run(self) -> None:
-        gc.collect()
-        gc.freeze()  # a collection would stop every request while it looks at what was there before
-        _open["cpu_s"] = time.process_time()
-        _open["sender"].start(**dataclasses.asdict(self))
+    gc.collect()
+    gc.freeze()  # a collection would stop every request while it looks at what was there before
+    _open["cpu_s"] = time.process_time()
+    loop = {"rate_per_s": rate_per_s, "arrivals": arrivals, "index": index, "count": count}
+    _open["sender"].start(concurrency=concurrency, begin_ns=begin_ns, **loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,26 +177,18 @@ class Taken:
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+def take(out: Path) -> Taken:
     """Write the rows since the last call to ``out``."""
-
-    out: Path
-
-    def run(self) -> Taken:
-        sender: Sender = _open["sender"]
-        rows, failures = sender.take()
-        np.save(self.out, rows)
-        before, _open["cpu_s"] = _open["cpu_s"], time.process_time()
-        return Taken(failures, sender.error, sender.dead, _open["cpu_s"] - before)
+    sender: Sender = _open["sender"]
+    rows, failures = sender.take()
+    np.save(out, rows)
+    before, _open["cpu_s"] = _open["cpu_s"], time.process_time()
+    return Taken(failures, sender.error, sender.dead, _open["cpu_s"] - before)
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+def stop() -> None:
     """Send no more."""
-
-    def run(self) -> None:
-        _open["sender"].stop()
+    _open["sender"].stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,33 +199,24 @@ class Checked:
     noise: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Worst:
+def worst(out: Path) -> Checked:
     """Write the worst answer of each feed and output to ``out``."""
-
-    out: Path
-
-    def run(self) -> Checked:
-        checker: Checker = _open["checker"]
-        with self.out.open("wb") as file:
-            np.savez(file, **checker.worst)  # type: ignore[arg-type]
-        return Checked(checker.checked, {k: min(v, 1e300) for k, v in checker.noise.items()})
+    checker: Checker = _open["checker"]
+    with out.open("wb") as file:
+        np.savez(file, **checker.worst)  # type: ignore[arg-type]
+    return Checked(checker.checked, {k: min(v, 1e300) for k, v in checker.noise.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class ClosePool:
+def close_pool() -> None:
     """Disconnect, and give shared memory back."""
-
-    def run(self) -> None:
-        if _open:
-            _open["sender"].close()
-            _open["pool"].close(_open["client"])
-            _open["client"].close()
-            _open.clear()
+    if _open:
+        _open["sender"].close()
+        _open["pool"].close(_open["client"])
+        _open["client"].close()
+        _open.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+def statistics(url: str, model: str) -> dict[str, int]:
     """Read the server's counters of a model since it was loaded, in ns and counts.
 
     An ensemble has only the number of its requests; its times are the sums over its steps, and its inferences and
@@ -253,22 +224,17 @@ class Statistics:
 
     Source: server docs/protocol/extension_statistics.md.
     """
-
-    url: str
-    model: str
-
-    def run(self) -> dict[str, int]:
-        client = _client(self.url)
-        config = _asked(client.get_model_config, self.model).config
-        found = _counters(_asked(client.get_inference_statistics, self.model).model_stats)
-        steps = {step.model_name for step in config.ensemble_scheduling.step}
-        if steps:
-            parts = [_counters(_asked(client.get_inference_statistics, step).model_stats) for step in sorted(steps)]
-            longest = max(parts, key=lambda part: part["infer_ns"])
-            sums = ("queue_ns", "input_ns", "infer_ns", "output_ns")
-            found |= {key: sum(part[key] for part in parts) for key in sums}
-            found |= {key: longest[key] for key in ("inferences", "executions")}
-        return found
+    client = _client(url)
+    config = _asked(client.get_model_config, model).config
+    found = _counters(_asked(client.get_inference_statistics, model).model_stats)
+    steps = {step.model_name for step in config.ensemble_scheduling.step}
+    if steps:
+        parts = [_counters(_asked(client.get_inference_statistics, step).model_stats) for step in sorted(steps)]
+        longest = max(parts, key=lambda part: part["infer_ns"])
+        sums = ("queue_ns", "input_ns", "infer_ns", "output_ns")
+        found |= {key: sum(part[key] for part in parts) for key in sums}
+        found |= {key: longest[key] for key in ("inferences", "executions")}
+    return found
 
 
 def _client(url: str) -> Any:

@@ -16,19 +16,19 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
-from accel.bench.calls import ClosePool, Describe, OpenPool, Served, Start, Statistics, Stop, Take, Worst
+from accel.bench import calls
+from accel.bench.calls import Served
 from accel.bench.session import now_ns
 from accel.bench.wire import described, raw_bytes
 from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed, fit_inputs
-from accel.core.processes import Request, Worker
+from accel.core.processes import Worker
 from accel.core.values import TensorSpec
 
-R = TypeVar("R")
 Arrivals = Literal["constant", "poisson"]
 FEED, INTENDED, SENT, END, OK = range(5)
 """Columns of a window's rows."""
@@ -171,7 +171,7 @@ class Generator:
         self._workers: list[Worker] = []
         try:
             for _ in range(processes):
-                self._workers.append(Worker(log, threads=1))
+                self._workers.append(Worker(log, threads=1, timeout_s=timeout_s + 60))
                 self._workers[-1].start()
         except BaseException:
             self.close()
@@ -190,7 +190,7 @@ class Generator:
             UnavailableError: nothing answers at the address.
             InputError: the server does not have the model, or it has several and none is named.
         """
-        return self._call(self._workers[0], Describe(self.url, model))
+        return self._workers[0].call(calls.describe, self.url, model)
 
     def open(
         self,
@@ -214,18 +214,23 @@ class Generator:
             InputError: the server does not know the model, or refuses the first request.
             UnavailableError: nothing answers at the address, or the server cannot map the shared memory.
         """
-        request = OpenPool(
-            self.url,
-            model,
-            tuple(described(feed) for feed in feeds),
-            bodies=self._write("feeds.npz", raw_bytes(feeds)),
-            check=self._write("check.npz", _checked(check)) if check else None,
-            shared_memory=self._regions if shared_memory else None,
-            slots=slots,
-            seed=seed,
-            timeout_s=self._timeout_s,
-        )
-        opened = [self._call(worker, request) for worker in self._workers]
+        bodies = self._write("feeds.npz", raw_bytes(feeds))
+        checks = self._write("check.npz", _checked(check)) if check else None
+        opened = [
+            worker.call(
+                calls.open_pool,
+                self.url,
+                model,
+                tuple(described(feed) for feed in feeds),
+                bodies,
+                check=checks,
+                shared_memory=self._regions if shared_memory else None,
+                slots=slots,
+                seed=seed,
+                timeout_s=self._timeout_s,
+            )
+            for worker in self._workers
+        ]
         self.first_ms = opened[0].first_ms
         self.largest_output_bytes = opened[0].largest_output_bytes
 
@@ -238,8 +243,8 @@ class Generator:
             share = None
             if load.concurrency is not None:
                 share = load.concurrency // self.processes + (index < load.concurrency % self.processes)
-            request = Start(share, self._begin_ns, load.rate_per_s, load.arrivals, index=index, count=self.processes)
-            self._call(worker, request)
+            rate, count = load.rate_per_s, self.processes
+            worker.call(calls.start, share, self._begin_ns, rate, load.arrivals, index=index, count=count)
 
     def window(self, seconds: float, *, least: int = LEAST) -> Window:
         """Wait until ``seconds`` have passed and ``least`` requests have ended; return what ended since the last call.
@@ -254,7 +259,7 @@ class Generator:
             boundary_ns = now_ns()
             for index, worker in enumerate(self._workers):
                 path = Path(self._scratch.name) / f"rows{index}.npy"
-                taken = self._call(worker, Take(path))
+                taken = worker.call(calls.take, path)
                 self._pending.rows.append(np.load(path))
                 cpu_s += taken.cpu_s
                 self.failures += taken.failures
@@ -271,16 +276,16 @@ class Generator:
     def stop(self) -> None:
         """Send no more and wait for what is under way; an overloaded server's backlog is cancelled."""
         for worker in self._workers:
-            self._call(worker, Stop())
+            worker.call(calls.stop)
 
     def statistics(self, model: str) -> dict[str, int]:
-        """Return the server's own counters of a model so far: see ``calls.Statistics``.
+        """Return the server's own counters of a model so far: see ``calls.statistics``.
 
         Raises:
             StageError: the server is gone.
         """
         try:
-            return self._call(self._workers[0], Statistics(self.url, model))
+            return self._workers[0].call(calls.statistics, self.url, model)
         except UnavailableError as error:
             raise self._gone(error.message) from error
 
@@ -292,7 +297,7 @@ class Generator:
         path = Path(self._scratch.name) / "worst.npz"
         checked, found = 0, dict[str, tuple[float, np.ndarray]]()
         for worker in self._workers:
-            answer = self._call(worker, Worst(path))
+            answer = worker.call(calls.worst, path)
             checked += answer.checked
             with np.load(path, allow_pickle=False) as file:
                 for key, noise in answer.noise.items():
@@ -304,7 +309,7 @@ class Generator:
         """Give shared memory back and end the processes."""
         for worker in self._workers:
             with contextlib.suppress(StageError):  # one that died holds nothing any more
-                self._call(worker, ClosePool())
+                worker.call(calls.close_pool)
             worker.close()
         self._workers = []
         for region in Path("/dev/shm").glob(f"{self._regions}*"):  # of a process that was killed
@@ -322,9 +327,6 @@ class Generator:
         with path.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         return path
-
-    def _call(self, worker: Worker, request: Request[R]) -> R:
-        return worker.call(request, timeout_s=self._timeout_s + 60)
 
 
 def generate(generator: Generator, load: Load, seconds: float) -> Window:

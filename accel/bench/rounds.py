@@ -10,19 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
-from accel.bench import stability
+from accel.bench import stability, timed
 from accel.bench.card import CardWatch, watch_card
 from accel.bench.interleave import interleave
-from accel.bench.timed import Open, Opened, Split, TimeRound, Warm
 from accel.core.hardware import available_memory_bytes
-from accel.core.processes import Request, Worker
+from accel.core.processes import Worker
 from accel.core.values import Artifact, CallSplit, Failed, Measurement
-
-R = TypeVar("R")
 
 SPLIT_CALLS = 7
 """Calls of a point that are taken apart on a GPU."""
@@ -97,21 +94,21 @@ class _Runner:
         self.peak_rss_mib = 0.0
         self._plan, self._feeds, self._threads, self._timeout_s = plan, feeds, threads, timeout_s
         self._worker: Worker | None = None
-        self.opened: Opened | None = None
+        self.opened: timed.Opened | None = None
 
     def open(self) -> None:
         c = self.contestant
-        self._worker = Worker(c.log, threads=self._threads, python=c.python)
+        self._worker = worker = Worker(c.log, threads=self._threads, timeout_s=self._timeout_s, python=c.python)
         points = tuple(p.key for p in c.points)
-        request = Open(c.artifact, c.folder, self._threads, self._plan.scenario, self._feeds, points)
         with self.watch.loading(c.id) if self.watch else nullcontext():
-            opened = self._call(request)
+            mode = self._plan.scenario
+            opened = worker.call(timed.open_timed, c.artifact, c.folder, self._threads, mode, self._feeds, points)
             self.opened = self.opened or opened
             for point in c.points:
-                if self._call(Warm(point.key, self._plan.warm_s)) > LONG_CALL_MS:
+                if worker.call(timed.warm, point.key, self._plan.warm_s) > LONG_CALL_MS:
                     break
         if self.on_gpu and not self.splits:
-            self.splits = {p.key: self._call(Split(p.key, SPLIT_CALLS)) for p in c.points}
+            self.splits = {p.key: worker.call(timed.split, p.key, SPLIT_CALLS) for p in c.points}
 
     def turn(self) -> None:
         for point in self.contestant.points:
@@ -126,9 +123,11 @@ class _Runner:
 
     def _round(self, point: Point) -> None:
         plan = self._plan
-        request = TimeRound(plan.scenario, point.key, plan.round_s, plan.least, plan.limit_ms)
+        assert self._worker is not None
         with self.watch.timing(self.contestant.id, point.key) if self.watch else nullcontext():
-            answer = self._call(request)
+            answer = self._worker.call(
+                timed.time_round, plan.scenario, point.key, plan.round_s, plan.least, plan.limit_ms
+            )
         times = np.array(answer.times_ns, dtype=np.int64)
         seen = self.seen[point.key]
         seen.rounds.append(times)
@@ -137,10 +136,6 @@ class _Runner:
         else:
             seen.item_ms.append(answer.elapsed_ns / 1e6 / (len(times) * point.batch))
         self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
-
-    def _call(self, request: Request[R]) -> R:
-        assert self._worker is not None
-        return self._worker.call(request, timeout_s=self._timeout_s)
 
 
 def measure(

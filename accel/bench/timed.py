@@ -35,76 +35,54 @@ class Round:
     peak_rss_mib: float
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+def open_timed(
+    artifact: Artifact,
+    folder: Path,
+    threads: int,
+    mode: Literal["latency", "throughput"],
+    feeds: Path,
+    points: tuple[str, ...],
+) -> Opened:
     """Load a variant for timing at ``points``.
 
-    Attributes:
+    Args:
         folder: where the artifact's files lie.
         feeds: ``.npz`` with keys ``<point>/<input>``.
     """
-
-    artifact: Artifact
-    folder: Path
-    threads: int
-    mode: Literal["latency", "throughput"]
-    feeds: Path
-    points: tuple[str, ...]
-
-    def run(self) -> Opened:
-        builder = targets.discover()[self.artifact.variant.target.name]
-        start = now_ns()
-        session = builder.open(self.artifact, self.folder, threads=self.threads, mode=self.mode)
-        loaded = now_ns()
-        stored = read_feeds(self.feeds)
-        _timed[:] = [TimedSession(session, {point: stored[point] for point in self.points})]
-        first = _timed[0].call_ns(self.points[0])
-        return Opened((loaded - start) / 1e6, first / 1e6, session.slots)
+    builder = targets.discover()[artifact.variant.target.name]
+    start = now_ns()
+    session = builder.open(artifact, folder, threads=threads, mode=mode)
+    loaded = now_ns()
+    stored = read_feeds(feeds)
+    _timed[:] = [TimedSession(session, {point: stored[point] for point in points})]
+    first = _timed[0].call_ns(points[0])
+    return Opened((loaded - start) / 1e6, first / 1e6, session.slots)
 
 
-@dataclass(frozen=True, slots=True)
-class Warm:
+def warm(point: str, limit_s: float) -> float:
     """Warm the open session up at one point; returns how long its last call took (ms)."""
-
-    point: str
-    limit_s: float
-
-    def run(self) -> float:
-        return _timed[0].warm(self.point, self.limit_s) / 1e6
+    return _timed[0].warm(point, limit_s) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+def split(point: str, calls: int) -> CallSplit | None:
     """Take a call of the open session apart: copies in, the model, copies out; None where nothing is copied."""
-
-    point: str
-    calls: int
-
-    def run(self) -> CallSplit | None:
-        return _timed[0].split(self.point, self.calls)
+    return _timed[0].split(point, calls)
 
 
-@dataclass(frozen=True, slots=True)
-class TimeRound:
+def time_round(
+    scenario: Literal["latency", "throughput"], point: str, seconds: float, least: int, limit_ms: float | None = None
+) -> Round:
     """Run one round of calls: one after another for the latency, as many at once as fit for the throughput.
 
-    Attributes:
+    Args:
         seconds: least time of the round.
         least: calls made however long they take.
         limit_ms: what a call may take; where calls take longer, ``least`` does not count.
     """
-
-    scenario: Literal["latency", "throughput"]
-    point: str
-    seconds: float
-    least: int
-    limit_ms: float | None = None
-
-    def run(self) -> Round:
-        session = _timed[0]
-        if self.scenario == "latency":
-            times = session.latency(self.point, self.seconds, self.least, self.limit_ms)
-            elapsed = sum(times)
-        else:
-            times, elapsed = session.throughput(self.point, self.seconds, self.least, self.limit_ms)
-        return Round(tuple(times), elapsed, peak_rss_mib())
+    session = _timed[0]
+    if scenario == "latency":
+        times = session.latency(point, seconds, least, limit_ms)
+        elapsed = sum(times)
+    else:
+        times, elapsed = session.throughput(point, seconds, least, limit_ms)
+    return Round(tuple(times), elapsed, peak_rss_mib())

@@ -1,7 +1,7 @@
 """One build or one measurement in a process of its own: the parent's half (``accel.run.child`` is the child's).
 
-A task is a ``Request``: a frozen dataclass that the parent gives to its ``Worker``, and whose ``run`` does the work in
-the child. Requests and results travel as JSON, arrays as ``.npz`` files.
+A task is a function at the top of a module that both can import. The parent calls it through its ``Worker`` with typed
+values, which travel as JSON by the types that the function declares, and so does its result; arrays are ``.npz`` files.
 The child's stdout and stderr go to a log; a crash, an abort signal, a hang past the time limit or a kill becomes
 ``WorkerDied`` with the end of that log, never the end of the run.
 
@@ -12,9 +12,9 @@ nothing else of the parent's environment leaks in.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -24,9 +24,9 @@ import tempfile
 import threading
 import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from accel.core import environments, errors
 from accel.core.errors import StageError, WorkerDied
@@ -37,17 +37,8 @@ LOG_TAIL_LINES = 12
 LOOK_S = 1.0
 """How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
 
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Request(Protocol[R_co]):
-    """One task: a frozen dataclass with a JSON form, in a module that the worker's interpreter can import."""
-
-    def run(self) -> R_co:
-        """Do it, in the worker's process; the type that this method declares is the result's JSON form."""
-        ...
-
-
+P = ParamSpec("P")
+R = TypeVar("R")
 _running: set[Worker] = set()
 _spans: list[tuple[float, float]] = []
 _stopped = threading.Event()
@@ -96,14 +87,23 @@ class Worker:
         python: interpreter to use; this one when None.
         log: file that takes everything the child prints; appended to.
         threads: CPU threads that the runtimes in the child may use.
-        cwd: working directory of the child.
+        timeout_s: limit of each task.
+        tell: takes what a task says about its progress (``accel.core.progress.tell``).
 
     Use it as a context manager; leaving it ends the child.
     """
 
-    def __init__(self, log: Path, *, threads: int, python: Path | None = None, env: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        log: Path,
+        *,
+        threads: int,
+        timeout_s: float,
+        python: Path | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.log = log
-        self._threads, self._python, self._env = threads, python, env
+        self._threads, self._timeout_s, self._python, self._tell = threads, timeout_s, python, tell
         self._started: subprocess.Popen[bytes] | None = None
         self._reaping = threading.Lock()
 
@@ -127,7 +127,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                env=_environment(self._threads, self._scratch) | dict(self._env or {}),
+                env=_environment(self._threads, self._scratch),
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
             )
         _running.add(self)
@@ -146,34 +146,29 @@ class Worker:
         assert self._started is not None
         return self._started
 
-    def call(self, request: Request[R_co], *, timeout_s: float, tell: Callable[[str], None] | None = None) -> R_co:
-        """Run one task and return its result.
-
-        Args:
-            tell: takes what the task says about its progress (``accel.core.progress.tell``).
+    def call(self, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run one task in the child and return its result.
 
         Raises:
             AccelError: the class the task raised, with its message and remedy.
-            WorkerDied: the process crashed, was killed, or ran past ``timeout_s``.
+            WorkerDied: the process crashed, was killed, or ran past its limit.
         """
-        kind = type(request)
-        task = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
-        message = {"task": f"{kind.__module__}:{kind.__qualname__}", "params": to_json(request)}
-        line = json.dumps(message).encode() + b"\n"
+        params = to_json(inspect.signature(task).bind(*args, **kwargs).arguments)
+        line = json.dumps({"task": f"{task.__module__}:{task.__name__}", "params": params}).encode() + b"\n"
         self.start()
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
-            raise self._died(task) from None
+            raise self._died(task.__name__) from None
         try:
-            answer = self._answer(task, timeout_s, tell)
+            answer = self._answer(task.__name__)
         except ValueError:  # what came was no JSON
-            raise self._died(task) from None
+            raise self._died(task.__name__) from None
         _spans.append(tuple(answer["span"]))
         if "result" in answer:
-            return typing.cast(R_co, from_json(typing.get_type_hints(kind.run)["return"], answer["result"]))
+            return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
         error: errors.AccelError = getattr(errors, answer["error"], StageError)(answer["message"], fix=answer["fix"])
         if isinstance(error, StageError):
             error.log = str(self.log)
@@ -200,9 +195,9 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _answer(self, task: str, timeout_s: float, tell: Callable[[str], None] | None) -> dict[str, Any]:
+    def _answer(self, task: str) -> dict[str, Any]:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + self._timeout_s
         received = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -213,8 +208,8 @@ class Worker:
                     if "doing" not in message:
                         return message
                     received = rest
-                    if tell is not None:
-                        tell(message["doing"])
+                    if self._tell is not None:
+                        self._tell(message["doing"])
                     continue
                 left = deadline - time.monotonic()
                 if selector.select(max(0.0, min(left, LOOK_S))):
@@ -227,7 +222,7 @@ class Worker:
                 elif left <= 0:
                     self.close()
                     raise WorkerDied(
-                        f"{task} ran past its limit of {timeout_s:.0f} s and was stopped{self._tail()}",
+                        f"{task} ran past its limit of {self._timeout_s:.0f} s and was stopped{self._tail()}",
                         fix="raise it with --timeout SECONDS",
                         log=str(self.log),
                     )
@@ -258,21 +253,6 @@ class Worker:
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
-
-
-def run_task(
-    request: Request[R_co],
-    *,
-    log: Path,
-    threads: int,
-    timeout_s: float,
-    python: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> R_co:
-    """Run one task in a fresh process and return its result; errors as ``Worker.call``."""
-    with Worker(log, threads=threads, python=python, env=env) as worker:
-        return worker.call(request, timeout_s=timeout_s, tell=tell)
 
 
 def _environment(threads: int, scratch: str) -> dict[str, str]:

@@ -7,51 +7,41 @@ checked after, both in ``fp16``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 
-@dataclass(frozen=True, slots=True)
-class Autocast:
+def autocast(source: Path, out: Path, to: Literal["fp16", "bf16"], keep: tuple[str, ...]) -> str:
     """Write the model at ``source`` with every node in ``to``, except those in ``keep``, weights beside it.
 
-    Attributes:
+    Args:
         source: checked, every node named, constants of type FP32.
         keep: names of the nodes that stay in FP32.
 
     Source: ``modelopt.onnx.autocast.convert_to_mixed_precision``,
     https://nvidia.github.io/Model-Optimizer/guides/8_autocast.html.
     """
+    from importlib.metadata import version
 
-    source: Path
-    out: Path
-    to: Literal["fp16", "bf16"]
-    keep: tuple[str, ...]
+    import numpy as np
+    import onnx
+    from modelopt.onnx.autocast import convert_to_mixed_precision
 
-    def run(self) -> str:
-        """Return the version of Model Optimizer."""
-        from importlib.metadata import version
-
-        import numpy as np
-        import onnx
-        from modelopt.onnx.autocast import convert_to_mixed_precision
-
-        model = convert_to_mixed_precision(
-            str(self.source),
-            low_precision_type=self.to,
-            nodes_to_exclude=[f"{re.escape(name)}$" for name in self.keep],
-            data_max=np.inf,  # no run of its own: ranges were measured
-            init_max=np.inf,
-            keep_io_types=True,
-            providers=["cpu"],
-        )
-        model.graph.ClearField("value_info")  # shapes in it can be wrong after the casts
-        onnx.save_model(
-            model,
-            str(self.out),
-            save_as_external_data=True,
-            all_tensors_to_one_file=True,
-            location=f"{self.out.name}.data",
-        )
-        return version("nvidia-modelopt")
+    model = convert_to_mixed_precision(
+        str(source),
+        low_precision_type=to,
+        nodes_to_exclude=[f"{re.escape(name)}$" for name in keep],
+        data_max=np.inf,  # no run of its own: ranges were measured
+        init_max=np.inf,
+        keep_io_types=True,
+        providers=["cpu"],
+    )
+    model.graph.ClearField("value_info")  # shapes in it can be wrong after the casts
+    onnx.save_model(
+        model,
+        str(out),
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=f"{out.name}.data",
+    )
+    return version("nvidia-modelopt")

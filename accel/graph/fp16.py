@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from accel.core import environments, processes
+from accel.core import environments
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
+from accel.core.processes import Worker
 from accel.graph import measured, qdq
-from accel.graph.autocast import Autocast
+from accel.graph.autocast import autocast
 from accel.graph.measured import Range
 
 if TYPE_CHECKING:
@@ -164,13 +165,9 @@ def convert(
         ranges = measured.measure_ranges(plain, values, samples, threads=threads) | weights
         kept = _kept(model, ranges, to=to, limit=limit)
         typed = folder / "typed.onnx"
-        modelopt = processes.run_task(
-            Autocast(plain, typed, to, tuple(k.node for k in kept)),
-            log=folder / "autocast.log",
-            threads=threads or 1,
-            timeout_s=CAST_S,
-            python=environments.python(ENVIRONMENT),
-        )
+        log, python = folder / "autocast.log", environments.python(ENVIRONMENT)
+        with Worker(log, threads=threads or 1, timeout_s=CAST_S, python=python) as worker:
+            modelopt = worker.call(autocast, plain, typed, to, tuple(k.node for k in kept))
         written = _read_back(typed, model, to=to, kept={k.node for k in kept})
         move(typed, out)
     kept_tensors = {k.tensor for k in kept}

@@ -1,4 +1,4 @@
-"""The child's half of a worker process: it runs the requests that come on stdin until that closes.
+"""The child's half of a worker process: it runs the tasks that come on stdin until that closes.
 
 It ends itself when the parent disappears. ``accel.core.processes`` is the parent's half and describes the protocol.
 """
@@ -14,15 +14,13 @@ import sys
 import threading
 import time
 import traceback
+import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from accel.core import progress
 from accel.core.errors import AccelError
 from accel.core.values import from_json, to_json
-
-if TYPE_CHECKING:
-    from accel.core.processes import Request
 
 
 def child() -> None:
@@ -45,7 +43,7 @@ def child() -> None:
         line = requests.get()
         begin = time.monotonic()
         try:
-            answer: dict[str, Any] = {"result": to_json(_request(line).run())}
+            answer: dict[str, Any] = {"result": _run(json.loads(line))}
         except AccelError as error:
             traceback.print_exc()
             answer = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
@@ -61,11 +59,12 @@ def child() -> None:
         answers.flush()
 
 
-def _request(line: bytes) -> Request[Any]:
-    message = json.loads(line)
+def _run(message: dict[str, Any]) -> Any:
+    """Run a task (``module:function``) with values of the types that it declares."""
     module, _, name = message["task"].partition(":")
-    request: Request[Any] = from_json(getattr(importlib.import_module(module), name), message["params"])
-    return request
+    task = getattr(importlib.import_module(module), name)
+    hints = typing.get_type_hints(task)
+    return to_json(task(**{key: from_json(hints[key], value) for key, value in message["params"].items()}))
 
 
 def _first_lines(error: Exception) -> str:

@@ -16,14 +16,14 @@ from accel.bench.rounds import Contestant, Plan, Point, measure
 from accel.bench.stability import p99_calls
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware
-from accel.core.processes import run_task
+from accel.core.processes import Worker
 from accel.core.values import Failed, Measurement, ModelSource, Variant
 from accel.run import store
 from accel.run.decide import Objective
 from accel.run.job import Job
 from accel.run.stages import FILES, Stage, Stages
 from accel.run.store import Store
-from accel.run.tasks import BenchFeeds, Described
+from accel.run.tasks import Described, bench_feeds
 
 THROUGHPUT = Plan("throughput", rounds=3, round_s=0.3, warm_s=0.2, least=1)
 
@@ -202,10 +202,6 @@ def _known(
 def _feeds(points: Mapping[str, Point], described: Stage[Described], folder: Path, job: Job) -> Path:
     feeds = folder / "feeds.npz"
     shapes = {key: point.shapes for key, point in points.items()}
-    run_task(
-        BenchFeeds(described.value, described.folder, shapes, feeds),
-        log=job.run_dir / "logs" / "measure.log",
-        threads=job.threads,
-        timeout_s=job.timeout_s,
-    )
+    with Worker(job.run_dir / "logs" / "measure.log", threads=job.threads, timeout_s=job.timeout_s) as worker:
+        worker.call(bench_feeds, described.value, described.folder, shapes, feeds)
     return feeds

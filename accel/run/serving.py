@@ -24,14 +24,14 @@ from accel.bench.interleave import interleave
 from accel.core.errors import AccelError, CheckFailed, StageError
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware
-from accel.core.processes import run_task
+from accel.core.processes import Worker
 from accel.core.values import Failed, Measurement
 from accel.run import store
 from accel.run.decide import Objective
 from accel.run.job import Job
 from accel.run.stages import REPOSITORY, Stage
 from accel.run.store import Store
-from accel.run.tasks import BenchFeeds, Described
+from accel.run.tasks import Described, bench_feeds
 
 CONCURRENCY = (1, 4, 16)
 """Requests under way at once: one for the latency, more for the throughput that batching and instances give."""
@@ -123,9 +123,8 @@ def _feeds(described: Stage[Described], folder: Path, job: Job) -> list[dict[str
 
     out = folder / "feeds.npz"
     points = {"opt": {name: shape.opt for name, shape in described.value.source.profile.items()}}
-    request = BenchFeeds(described.value, described.folder, points, out, items=FEEDS)
-    log = job.run_dir / "logs" / "served.log"
-    run_task(request, log=log, threads=job.threads, timeout_s=job.timeout_s)
+    with Worker(job.run_dir / "logs" / "served.log", threads=job.threads, timeout_s=job.timeout_s) as worker:
+        worker.call(bench_feeds, described.value, described.folder, points, out, items=FEEDS)
     stored = read_feeds(out)
     return [stored[name] for name in sorted(stored)]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -18,29 +19,15 @@ from accel.accuracy import parity
 from accel.builders import TargetInfo, targets
 from accel.core import environments
 from accel.core.hardware import Hardware
-from accel.core.processes import Request, Worker
+from accel.core.processes import Worker
 from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant, file_refs
 from accel.exporters import sources
 from accel.exporters.processing_files import find
-from accel.run import kits, store
+from accel.run import kits, store, tasks
 from accel.run.job import TWIN, Job
 from accel.run.narrowed import Narrowed
 from accel.run.store import Store
-from accel.run.tasks import (
-    Answers,
-    Build,
-    Compare,
-    Describe,
-    Described,
-    Emit,
-    Emitted,
-    Export,
-    Narrow,
-    Prepare,
-    Reference,
-    SourceKey,
-    TypedAnswers,
-)
+from accel.run.tasks import Described, Emitted
 from accel.triton import releases
 from accel.triton.launch import image
 from accel.triton.overrides import file_hashes
@@ -111,23 +98,25 @@ class Stages:
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
 
-    def worker(self, name: str, *, python: Path | None = None) -> Worker:
-        """Return a process for the tasks of several stages, started by the first one that has to run.
+    def worker(self, name: str, *, python: Path | None = None, tell: Callable[[str], None] | None = None) -> Worker:
+        """Return a process for tasks, also of several stages, started by the first one that has to run.
 
         Args:
             name: of its log.
             python: interpreter; accel's own when None.
+            tell: takes short phrases on how far a long task is.
         """
-        return Worker(self.logs / f"{name}.log", threads=self._job.threads, python=python)
+        log, job = self.logs / f"{name}.log", self._job
+        return Worker(log, threads=job.threads, timeout_s=job.timeout_s, python=python, tell=tell)
 
     def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
         request = self._job.request
-        quick = sources.quick_key(request) or self._call(worker, SourceKey(request))
+        quick = sources.quick_key(request) or worker.call(tasks.source_key, request)
         code = store.code_hash("exporters", "core/feeds.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
-        stage = self._stage("source", key, Described, lambda folder: self._call(worker, Describe(request, folder)))
+        stage = self._stage("source", key, Described, lambda folder: worker.call(tasks.describe, request, folder))
         if self._job.ensemble is not None:
             find(stage.value.source, self._job.ensemble)  # a step that cannot be ends the run before anything is built
         return stage
@@ -145,7 +134,7 @@ class Stages:
 
         def make(folder: Path) -> Answered:
             out = folder / "reference.npz"
-            return Answered(out.name, self._call(worker, Reference(made, described.folder, out)))
+            return Answered(out.name, worker.call(tasks.reference, made, described.folder, out))
 
         return self._stage("reference", key, Answered, make)
 
@@ -162,7 +151,7 @@ class Stages:
 
         def make(folder: Path) -> OnnxModel:
             truth = reference.folder / reference.value.file
-            return self._call(worker, Export(made, described.folder, truth, folder, self._job.opset))
+            return worker.call(tasks.export, made, described.folder, truth, folder, self._job.opset)
 
         return self._stage("onnx", key, OnnxModel, make)
 
@@ -176,7 +165,7 @@ class Stages:
         )
 
         def make(folder: Path) -> Narrowed:
-            return self._call(worker, Narrow(source, onnx.value, onnx.folder, folder, self._job.ints))
+            return worker.call(tasks.narrow, source, onnx.value, onnx.folder, folder, self._job.ints)
 
         return self._stage("narrow", key, Narrowed, make)
 
@@ -203,7 +192,8 @@ class Stages:
         def make(folder: Path) -> Typed:
             files = folder / FILES
             files.mkdir()
-            return self._alone(Prepare(self._request(variant, described, onnx), files), variant.id, tell=tell)
+            with self.worker(variant.id, tell=tell) as worker:
+                return worker.call(tasks.prepare, self._request(variant, described, onnx), files)
 
         return self._stage(f"typed-{variant.id}", key, Typed, make)
 
@@ -223,17 +213,17 @@ class Stages:
 
         def make(folder: Path) -> Proof:
             found = folder / "answers.npz"
-            request = TypedAnswers(
-                variant.target.name,
-                typed.value,
-                typed.folder / FILES,
-                described.value,
-                described.folder,
-                found,
-                self._job.threads,
-            )
             with self.worker(variant.id) as worker:
-                feeds = self._call(worker, request)
+                feeds = worker.call(
+                    tasks.typed_answers,
+                    variant.target.name,
+                    typed.value,
+                    typed.folder / FILES,
+                    described.value,
+                    described.folder,
+                    found,
+                    self._job.threads,
+                )
                 verdict = self._compare(worker, asked, found, described, reference)
             found.unlink()
             return Proof(verdict, asked, asked, feeds)
@@ -326,8 +316,8 @@ class Stages:
             files.mkdir()
             log = self.logs / f"{variant.id}.log"
             log.unlink(missing_ok=True)
-            request = Build(self._request(variant, described, onnx), files)
-            made = self._alone(request, variant.id, python=self.python(variant), tell=tell)
+            with self.worker(variant.id, python=self.python(variant), tell=tell) as worker:
+                made = worker.call(tasks.build, self._request(variant, described, onnx), files)
             shutil.copyfile(log, folder / LOG)
             for file in files.rglob("*"):
                 if file.is_file():
@@ -363,12 +353,18 @@ class Stages:
 
         def make(folder: Path) -> Proof:
             found = folder / "answers.npz"
-            request = Answers(artifact, built.folder / FILES, made, described.folder, found, self._job.threads)
             python = self.python(artifact.variant)
-            if python == environments.python(environments.MAIN):
-                ran = self._call(worker, request)
-            else:
-                ran = self._alone(request, artifact.variant.id, python=python)
+            shared = python == environments.python(environments.MAIN)
+            with nullcontext(worker) if shared else self.worker(artifact.variant.id, python=python) as own:
+                ran = own.call(
+                    tasks.answers,
+                    artifact,
+                    built.folder / FILES,
+                    made,
+                    described.folder,
+                    found,
+                    self._job.threads,
+                )
             held = ran.precision if asked == "none" else asked
             verdict = self._compare(worker, held, found, described, reference)
             found.unlink()
@@ -426,7 +422,7 @@ class Stages:
         def make(folder: Path) -> Emitted:
             if isinstance(answer, Skipped):
                 return Emitted(None, answer.reason)
-            request = Emit(
+            request = tasks.Emission(
                 artifact,
                 built.folder / FILES,
                 made.source,
@@ -442,7 +438,7 @@ class Stages:
                 threads=self._job.threads,
                 hardware=self._hardware.id,
             )
-            return self._call(worker, request)
+            return worker.call(tasks.emit, request)
 
         return self._stage(f"emit-{artifact.variant.id}{TWIN if twin else ''}", key, Emitted, make)
 
@@ -470,7 +466,7 @@ class Stages:
             detections=source.detections,
         )
         truth = reference.folder / reference.value.file
-        return self._call(worker, Compare(described.value, described.folder, truth, found, gate))
+        return worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
 
     def python(self, variant: Variant) -> Path:
         """Return the interpreter that builds and runs a variant."""
@@ -489,21 +485,6 @@ class Stages:
         with self._store.writing(name, key) as folder:
             value = make(folder)
             return Stage(value, self._store.put(name, key, value, folder), key, cached=False)
-
-    def _call(self, worker: Worker, request: Request[T]) -> T:
-        return worker.call(request, timeout_s=self._job.timeout_s)
-
-    def _alone(
-        self,
-        request: Request[T],
-        name: str,
-        *,
-        python: Path | None = None,
-        tell: Callable[[str], None] | None = None,
-    ) -> T:
-        """Run a task in a process of its own: what crashes there takes nothing else with it."""
-        with self.worker(name, python=python) as worker:
-            return worker.call(request, timeout_s=self._job.timeout_s, tell=tell)
 
 
 def _measures_ranges(info: TargetInfo) -> bool:

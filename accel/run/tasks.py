@@ -1,4 +1,4 @@
-"""What a run asks of a worker process: each request is a frozen dataclass whose ``run`` does the work there.
+"""What a run asks of a worker process: typed values in and out, which have a JSON form.
 
 Arrays are ``.npz`` files by path. Each task imports what it needs itself, so that a process in a foreign environment
 loads only its own runtime; a source that one task loaded stays loaded for the next of the same process.
@@ -65,111 +65,71 @@ class Emitted:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceKey:
+def source_key(request: SourceRequest) -> str:
     """Find the content key of a source whose weights only its own code can make (a factory)."""
+    from accel import exporters
 
-    request: SourceRequest
-
-    def run(self) -> str:
-        from accel import exporters
-
-        return exporters.describe(self.request).key
+    return exporters.describe(request).key
 
 
-@dataclass(frozen=True, slots=True)
-class Describe:
+def describe(request: SourceRequest, out_dir: Path) -> Described:
     """Load a source, find its inputs and outputs, and write its sample files into ``out_dir``."""
+    from accel import exporters
+    from accel.exporters import samples
 
-    request: SourceRequest
-    out_dir: Path
-
-    def run(self) -> Described:
-        from accel import exporters
-        from accel.exporters import samples
-
-        source = exporters.describe(self.request)
-        return Described(source, samples.make_samples(source, self.request, self.out_dir))
+    source = exporters.describe(request)
+    return Described(source, samples.make_samples(source, request, out_dir))
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+def reference(described: Described, samples_folder: Path, out: Path) -> int:
     """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out`` and return how many they are."""
-
-    described: Described
-    samples_folder: Path
-    out: Path
-
-    def run(self) -> int:
-        model = _load(self.described.source)
-        feeds = _all_feeds(self.described.samples, self.samples_folder)
-        _write_answers(self.out, {name: model.run(feed) for name, feed in feeds.items()})
-        return len(feeds)
+    model = _load(described.source)
+    feeds = _all_feeds(described.samples, samples_folder)
+    _write_answers(out, {name: model.run(feed) for name, feed in feeds.items()})
+    return len(feeds)
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+def export(described: Described, samples_folder: Path, reference: Path, out_dir: Path, opset: int) -> OnnxModel:
     """Export the source to ONNX and check the file against what the source answered at the checked shapes.
 
-    Attributes:
-        reference: the answers that ``Reference`` wrote.
+    Args:
+        reference: the answers that the task ``reference`` wrote.
     """
+    from accel import exporters
+    from accel.exporters.check import Point
 
-    described: Described
-    samples_folder: Path
-    reference: Path
-    out_dir: Path
-    opset: int
-
-    def run(self) -> OnnxModel:
-        from accel import exporters
-        from accel.exporters.check import Point
-
-        source = self.described.source
-        answers = _read_answers(self.reference)
-        feeds = read_feeds(self.samples_folder / self.described.samples.shapes.path)
-        points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
-        return exporters.export_onnx(source, self.out_dir, opset=self.opset, model=_load(source), points=points)
+    source = described.source
+    answers = _read_answers(reference)
+    feeds = read_feeds(samples_folder / described.samples.shapes.path)
+    points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
+    return exporters.export_onnx(source, out_dir, opset=opset, model=_load(source), points=points)
 
 
-@dataclass(frozen=True, slots=True)
-class Narrow:
+def narrow(
+    source: ModelSource, onnx: OnnxModel, folder: Path, out_dir: Path, level: Literal["keep", "io", "interior"]
+) -> Narrowed:
     """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32.
 
-    Attributes:
+    Args:
         folder: where the files of ``onnx`` lie.
     """
+    from accel.exporters.check import read_onnx
+    from accel.graph.int32 import narrow_file, prove_int32_interior
 
-    source: ModelSource
-    onnx: OnnxModel
-    folder: Path
-    out_dir: Path
-    level: Literal["keep", "io", "interior"]
-
-    def run(self) -> Narrowed:
-        from accel.exporters.check import read_onnx
-        from accel.graph.int32 import narrow_file, prove_int32_interior
-
-        file, out = self.folder / self.onnx.file.path, self.out_dir / self.onnx.file.path
-        ranges = {s.name: s.range for s in self.source.inputs if s.range is not None}
-        report = narrow_file(file, out, level=self.level, ranges=ranges, shapes=self.source.profile)
-        unproved = prove_int32_interior(file, ranges=ranges, shapes=self.source.profile)
-        values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
-        return Narrowed(read_onnx(out), report, values)
+    file, out = folder / onnx.file.path, out_dir / onnx.file.path
+    ranges = {s.name: s.range for s in source.inputs if s.range is not None}
+    report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
+    unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
+    values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
+    return Narrowed(read_onnx(out), report, values)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+def prepare(request: BuildRequest, out_dir: Path) -> Typed:
     """Type the ONNX file of one variant."""
-
-    request: BuildRequest
-    out_dir: Path
-
-    def run(self) -> Typed:
-        variant = self.request.variant
-        builder = targets.discover()[variant.target.name]
-        assert isinstance(builder, TypedBuilder)
-        return builder.prepare(self.request, builder.options(**variant.options), self.out_dir)
+    variant = request.variant
+    builder = targets.discover()[variant.target.name]
+    assert isinstance(builder, TypedBuilder)
+    return builder.prepare(request, builder.options(**variant.options), out_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,138 +140,108 @@ class TimedBuild:
     build_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+def build(request: BuildRequest, out_dir: Path) -> TimedBuild:
     """Build one variant."""
-
-    request: BuildRequest
-    out_dir: Path
-
-    def run(self) -> TimedBuild:
-        variant = self.request.variant
-        builder = targets.discover()[variant.target.name]
-        options = builder.options(**variant.options)
-        start = time.monotonic()
-        built = builder.build(self.request, options, self.out_dir)
-        return TimedBuild(built, time.monotonic() - start)
+    variant = request.variant
+    builder = targets.discover()[variant.target.name]
+    options = builder.options(**variant.options)
+    start = time.monotonic()
+    built = builder.build(request, options, out_dir)
+    return TimedBuild(built, time.monotonic() - start)
 
 
-@dataclass(frozen=True, slots=True)
-class TypedAnswers:
+def typed_answers(
+    target: str, typed: Typed, folder: Path, described: Described, samples_folder: Path, out: Path, threads: int
+) -> int:
     """Run the typed ONNX file of a target over all feeds on the CPU, and return how many they are.
 
-    Attributes:
+    Args:
         folder: where the typed files lie.
         out: file for the answers.
     """
-
-    target: str
-    typed: Typed
-    folder: Path
-    described: Described
-    samples_folder: Path
-    out: Path
-    threads: int
-
-    def run(self) -> int:
-        builder = targets.discover()[self.target]
-        assert isinstance(builder, TypedBuilder)
-        session = builder.open_typed(self.typed, self.folder, source=self.described.source, threads=self.threads)
-        with contextlib.closing(session):
-            feeds = _all_feeds(self.described.samples, self.samples_folder)
-            _write_answers(self.out, {name: session.run(feed) for name, feed in feeds.items()})
-            return len(feeds)
+    builder = targets.discover()[target]
+    assert isinstance(builder, TypedBuilder)
+    session = builder.open_typed(typed, folder, source=described.source, threads=threads)
+    with contextlib.closing(session):
+        feeds = _all_feeds(described.samples, samples_folder)
+        _write_answers(out, {name: session.run(feed) for name, feed in feeds.items()})
+        return len(feeds)
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+def answers(
+    artifact: Artifact, folder: Path, described: Described, samples_folder: Path, out: Path, threads: int
+) -> Ran:
     """Run a built variant over all feeds it can take, and say in what precision it really ran.
 
-    Attributes:
+    Args:
         folder: where the artifact's files lie.
         out: file for the answers.
     """
-
-    artifact: Artifact
-    folder: Path
-    described: Described
-    samples_folder: Path
-    out: Path
-    threads: int
-
-    def run(self) -> Ran:
-        variant, source = self.artifact.variant, self.described.source
-        feeds = _all_feeds(self.described.samples, self.samples_folder)
-        builder = targets.discover()[variant.target.name]
-        session = builder.open(self.artifact, self.folder, threads=self.threads, mode="latency")
-        with contextlib.closing(session):
-            if variant.static:
-                fixed = {name: shape.opt for name, shape in variant.profile.items()}
-                hidden = _hidden_axes(source)
-                results = {}
-                for name, feed in feeds.items():
-                    if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
-                        results[name] = _run_fixed(session.run, feed, source, fixed)
-            else:
-                results = {name: session.run(feed) for name, feed in feeds.items()}
-            if not results:
-                raise StageError(
-                    "no gate sample fits the fixed shape of this build",
-                    fix="give samples of that shape with --samples, or leave --static out",
-                )
-            _write_answers(self.out, results)
-            return Ran(len(results), session.precision())
+    variant, source = artifact.variant, described.source
+    feeds = _all_feeds(described.samples, samples_folder)
+    builder = targets.discover()[variant.target.name]
+    session = builder.open(artifact, folder, threads=threads, mode="latency")
+    with contextlib.closing(session):
+        if variant.static:
+            fixed = {name: shape.opt for name, shape in variant.profile.items()}
+            hidden = _hidden_axes(source)
+            results = {}
+            for name, feed in feeds.items():
+                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
+                    results[name] = _run_fixed(session.run, feed, source, fixed)
+        else:
+            results = {name: session.run(feed) for name, feed in feeds.items()}
+        if not results:
+            raise StageError(
+                "no gate sample fits the fixed shape of this build",
+                fix="give samples of that shape with --samples, or leave --static out",
+            )
+        _write_answers(out, results)
+        return Ran(len(results), session.precision())
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+def compare(
+    described: Described, samples_folder: Path, reference: Path, answers: Path, gate: Mapping[str, float]
+) -> Parity:
     """Compare answers with the reference and hold them against the gate.
 
-    Attributes:
+    Args:
         reference / answers: files of the two.
         gate: metric → least value that passes.
     """
+    from accel.accuracy import parity
 
-    described: Described
-    samples_folder: Path
-    reference: Path
-    answers: Path
-    gate: Mapping[str, float]
+    source = described.source
+    feeds = _all_feeds(described.samples, samples_folder)
+    masks: dict[str, np.ndarray] = {}
+    mask_dims: tuple[int | str, ...] = ()
+    if source.mask is not None:
+        masks = {name: feed[source.mask] for name, feed in feeds.items()}
+        mask_dims = next(s.dims for s in source.inputs if s.name == source.mask)
 
-    def run(self) -> Parity:
-        from accel.accuracy import parity
+    def metric(truth_file: Path, found_file: Path) -> float:
+        metric = zoo().entry(source.reference).metric
+        assert metric is not None  # a task gate comes from an entry that has one
+        found = _read_answers(found_file)
+        kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
+        truth = _read_answers(truth_file)
+        return metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
 
-        source = self.described.source
-        feeds = _all_feeds(self.described.samples, self.samples_folder)
-        masks: dict[str, np.ndarray] = {}
-        mask_dims: tuple[int | str, ...] = ()
-        if source.mask is not None:
-            masks = {name: feed[source.mask] for name, feed in feeds.items()}
-            mask_dims = next(s.dims for s in source.inputs if s.name == source.mask)
-
-        def metric(truth_file: Path, found_file: Path) -> float:
-            metric = zoo().entry(source.reference).metric
-            assert metric is not None  # a task gate comes from an entry that has one
-            found = _read_answers(found_file)
-            kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
-            truth = _read_answers(truth_file)
-            return metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
-
-        return parity.compare(
-            self.reference,
-            self.answers,
-            outputs=source.outputs,
-            masks=masks,
-            mask_dims=tuple(str(d) for d in mask_dims),
-            gate=self.gate,
-            metric=metric if source.gate is not None else None,
-            detections=source.detections,
-        )
+    return parity.compare(
+        reference,
+        answers,
+        outputs=source.outputs,
+        masks=masks,
+        mask_dims=tuple(str(d) for d in mask_dims),
+        gate=gate,
+        metric=metric if source.gate is not None else None,
+        detections=source.detections,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
-    """Write the Triton repository of a built variant at ``root``.
+class Emission:
+    """What the Triton repository of a built variant is made of.
 
     Attributes:
         folder: where the artifact's files lie.
@@ -338,66 +268,65 @@ class Emit:
     threads: int
     hardware: str
 
-    def run(self) -> Emitted:
-        from accel.triton import ensemble, repository
 
-        emitted = repository.emit(
-            self.artifact,
-            self.folder,
-            inputs=self.source.inputs,
-            outputs=self.source.outputs,
-            unproved=self.source.unproved_int64,
-            mask=self.source.mask,
-            detections=self.source.detections,
-            parity=self.parity,
-            python=self.python,
-            builder=targets.discover()[self.artifact.variant.target.name],
-            release=self.release,
-            root=self.root,
-            run_dir=self.root.parent,
-            model_name=self.source.name,
-            model_version=self.model_version,
-            samples=self.samples,
-            reference=self.reference,
-            overrides=self.overrides,
-            threads=self.threads,
-            hardware=self.hardware,
-        )
-        if isinstance(emitted, Skipped):
-            return Emitted(None, emitted.reason)
-        if self.pipeline is not None:
-            added = ensemble.add(self.root, self.pipeline)
-            emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
-        return Emitted(emitted)
+def emit(made: Emission) -> Emitted:
+    """Write the Triton repository of a built variant."""
+    from accel.triton import ensemble, repository
+
+    emitted = repository.emit(
+        made.artifact,
+        made.folder,
+        inputs=made.source.inputs,
+        outputs=made.source.outputs,
+        unproved=made.source.unproved_int64,
+        mask=made.source.mask,
+        detections=made.source.detections,
+        parity=made.parity,
+        python=made.python,
+        builder=targets.discover()[made.artifact.variant.target.name],
+        release=made.release,
+        root=made.root,
+        run_dir=made.root.parent,
+        model_name=made.source.name,
+        model_version=made.model_version,
+        samples=made.samples,
+        reference=made.reference,
+        overrides=made.overrides,
+        threads=made.threads,
+        hardware=made.hardware,
+    )
+    if isinstance(emitted, Skipped):
+        return Emitted(None, emitted.reason)
+    if made.pipeline is not None:
+        added = ensemble.add(made.root, made.pipeline)
+        emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
+    return Emitted(emitted)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchFeeds:
+def bench_feeds(
+    described: Described,
+    samples_folder: Path,
+    points: Mapping[str, Mapping[str, tuple[int, ...]]],
+    out: Path,
+    items: int | None = None,
+) -> None:
     """Write the inputs that variants are timed on: real samples brought to each point's shapes.
 
-    Attributes:
+    Args:
         points: key of the point → shapes by input.
         out: ``.npz`` with keys ``<point>/<input>``.
         items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
     """
+    from accel.exporters.samples import fit_shape
 
-    described: Described
-    samples_folder: Path
-    points: Mapping[str, Mapping[str, tuple[int, ...]]]
-    out: Path
-    items: int | None = None
-
-    def run(self) -> None:
-        from accel.exporters.samples import fit_shape
-
-        source = self.described.source
-        stored = read_feeds(self.samples_folder / self.described.samples.gate.path)
-        shaped = {}
-        for point, shapes in self.points.items():
-            for number, name in enumerate(sorted(stored)[: self.items or 1]):
-                key = point if self.items is None else f"{point}-{number}"
-                shaped[key] = fit_shape(stored[name], source.inputs, shapes, mask=source.mask)
-        write_feeds(self.out, shaped)
+    source = described.source
+    stored = read_feeds(samples_folder / described.samples.gate.path)
+    shaped = {}
+    for point, shapes in points.items():
+        for number, name in enumerate(sorted(stored)[: items or 1]):
+            key = point if items is None else f"{point}-{number}"
+            shaped[key] = fit_shape(stored[name], source.inputs, shapes, mask=source.mask)
+    write_feeds(out, shaped)
 
 
 _loaded: list[SourceModel] = []

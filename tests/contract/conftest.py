@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from accel.accuracy.parity import gate_for
 from accel.builders import targets
 from accel.core import environments
 from accel.core.feeds import read_feeds
-from accel.core.processes import Request, Worker, run_task
+from accel.core.processes import Worker
 from accel.core.values import (
     Artifact,
     BuildRequest,
@@ -37,9 +38,10 @@ from accel.core.values import (
 )
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import recognise
-from accel.run.tasks import Answers, Build, Compare, Describe, Described, Export, Reference, TypedAnswers
+from accel.run import tasks
+from accel.run.tasks import Described
 
-R = TypeVar("R")
+P, R = ParamSpec("P"), TypeVar("R")
 
 THREADS = 2
 CONFIG = {
@@ -68,12 +70,13 @@ class Bench:
     def skip_reason(self, target: Target) -> Skipped | None:
         return targets.discover()[target.name].available(target)
 
-    def task(self, request: Request[R], target: Target | None = None) -> R:
+    def task(self, target: Target | None, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         python = None
         if target is not None:
             python = environments.python(targets.discover()[target.name].environment(target))
-        log = self.folder / f"{type(request).__name__.lower()}.log"
-        return run_task(request, log=log, threads=THREADS, timeout_s=240, python=python)
+        log = self.folder / f"{task.__name__}.log"
+        with Worker(log, threads=THREADS, timeout_s=240, python=python) as worker:
+            return worker.call(task, *args, **kwargs)
 
     def variant_folder(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id
@@ -102,7 +105,7 @@ class Bench:
             out = self.variant_folder(request.variant)
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir(parents=True)
-            done = self.task(Build(request, out), target)
+            done = self.task(target, tasks.build, request, out)
             parent = self.onnx.file.sha256
             self.made[key] = Artifact(request.variant, file_refs(out), parent, done.built, done.build_s)
         return self.made[key]
@@ -111,21 +114,21 @@ class Bench:
         """Run the variant over all samples; returns the answers' file and the observed precision."""
         out = self.folder / f"answers-{artifact.variant.id}.npz"
         files = self.variant_folder(artifact.variant)
-        request = Answers(artifact, files, self.described, self.folder / "samples", out, THREADS)
-        return out, self.task(request, artifact.variant.target).precision
+        samples, target = self.folder / "samples", artifact.variant.target
+        return out, self.task(target, tasks.answers, artifact, files, self.described, samples, out, THREADS).precision
 
     def typed_answers(self, target: Target, typed: Typed, folder: Path) -> Path:
         """Run a typed ONNX file over all samples on the CPU; returns the answers' file."""
         out = folder / "answers.npz"
         samples = self.folder / "samples"
-        self.task(TypedAnswers(target.name, typed, folder, self.described, samples, out, THREADS))
+        self.task(None, tasks.typed_answers, target.name, typed, folder, self.described, samples, out, THREADS)
         return out
 
     def parity(self, precision: str, answers: Path) -> Parity:
         """Hold the answers against a precision's gate."""
         gate = gate_for(precision, outputs=self.source.outputs, task=None, overrides={})
         truth = self.folder / "reference.npz"
-        return self.task(Compare(self.described, self.folder / "samples", truth, answers, gate))
+        return self.task(None, tasks.compare, self.described, self.folder / "samples", truth, answers, gate)
 
     def open(self, artifact: Artifact, *, mode: Any = "latency") -> Any:
         builder = targets.discover()[artifact.variant.target.name]
@@ -202,8 +205,8 @@ def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def make_bench(folder: Path, asked: SourceRequest) -> Bench:
     """Describe, run and export a source, in one process as in a run."""
     samples, truth = folder / "samples", folder / "reference.npz"
-    with Worker(folder / "source.log", threads=THREADS) as worker:
-        described = worker.call(Describe(asked, samples), timeout_s=240)
-        worker.call(Reference(described, samples, truth), timeout_s=240)
-        onnx = worker.call(Export(described, samples, truth, folder / "onnx", opset=18), timeout_s=240)
+    with Worker(folder / "source.log", threads=THREADS, timeout_s=240) as worker:
+        described = worker.call(tasks.describe, asked, samples)
+        worker.call(tasks.reference, described, samples, truth)
+        onnx = worker.call(tasks.export, described, samples, truth, folder / "onnx", opset=18)
     return Bench(folder, described.source, described.samples, onnx)

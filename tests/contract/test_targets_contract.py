@@ -10,7 +10,7 @@ import pytest
 from accel.builders import TypedBuilder, targets
 from accel.core.errors import AccelError, SampleError, StageError, UnavailableError
 from accel.core.values import Skipped, Target, TritonModel
-from accel.run.tasks import Prepare
+from accel.run import tasks
 from accel.triton.releases import NEWEST
 
 ALL = [Target(name, device) for name, builder in targets.discover().items() for device in builder.targets[name].devices]
@@ -74,7 +74,7 @@ TYPED = [t for t in ALL if isinstance(targets.discover()[t.name], TypedBuilder)]
 def test_a_typed_file_agrees_with_the_source_on_the_cpu(bench, target, tmp_path):
     """What is built where a GPU is has been proved before, on any machine."""
     asked = targets.info(target).precision
-    found = bench.task(Prepare(bench.request(target), tmp_path), target)
+    found = bench.task(target, tasks.prepare, bench.request(target), tmp_path)
     for have, promised in ((found.onnx.inputs, bench.source.inputs), (found.onnx.outputs, bench.source.outputs)):
         assert {(s.name, s.dtype) for s in have} == {(s.name, s.dtype) for s in promised}
     answers = bench.typed_answers(target, found, tmp_path)

@@ -13,73 +13,33 @@ import pytest
 
 from accel.core import processes
 from accel.core.errors import SampleError, StageError, WorkerDied
-from accel.core.processes import PACKAGE, Worker, run_task
+from accel.core.processes import PACKAGE, Worker
 
 TASKS = """
 import os, signal, sys, time
-from dataclasses import dataclass
 from accel.core.errors import SampleError
-
-@dataclass
-class Die:
-    how: int
-    def run(self) -> None: os.kill(os.getpid(), self.how)
-
-@dataclass
-class Leave:
-    code: int
-    def run(self) -> None: print('last words', flush=True); os._exit(self.code)
-
-@dataclass
-class Hang:
-    def run(self) -> None: time.sleep(600)
-
-@dataclass
-class Noisy:
-    def run(self) -> str: print('x' * 200000); os.write(1, b'raw'); return 'fine'
-
-@dataclass
-class Fork:
-    die: bool
-    def run(self) -> None:
-        child = os.fork()
-        if child == 0: time.sleep(600)
-        open(os.environ['PID_FILE'], 'w').write(str(child))
-        if self.die: os._exit(4)
-
-@dataclass
-class Ask:
-    def run(self) -> str: return input('sure? ')
-
-@dataclass
-class Half:
-    def run(self) -> None:
-        import gc, io
-        out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)
-        out.write(b'{"result": '); out.flush(); os._exit(5)
-
-@dataclass
-class Refuse:
-    def run(self) -> None: raise SampleError('bad sample', fix='mend it')
-
-@dataclass
-class Bug:
-    def run(self) -> None: raise RuntimeError('a library says no')
-
-@dataclass
-class Oom:
-    def run(self) -> None: raise MemoryError
-
-@dataclass
-class Pid:
-    def run(self) -> int: return os.getpid()
-
-@dataclass
-class Threads:
-    def run(self) -> str: return os.environ['OMP_NUM_THREADS']
+def die(how: int) -> None: os.kill(os.getpid(), how)
+def leave(code: int) -> None: print('last words', flush=True); os._exit(code)
+def hang() -> None: time.sleep(600)
+def noisy() -> str: print('x' * 200000); os.write(1, b'raw'); return 'fine'
+def fork(die: bool) -> None:
+    child = os.fork()
+    if child == 0: time.sleep(600)
+    open(os.environ['PID_FILE'], 'w').write(str(child))
+    if die: os._exit(4)
+def ask() -> str: return input('sure? ')
+def half() -> None:
+    import gc, io
+    out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)
+    out.write(b'{"result": '); out.flush(); os._exit(5)
+def refuse() -> None: raise SampleError('bad sample', fix='mend it')
+def bug() -> None: raise RuntimeError('a library says no')
+def oom() -> None: raise MemoryError
+def pid() -> int: return os.getpid()
+def threads() -> str: return os.environ['OMP_NUM_THREADS']
 """
-ask: dict[str, Any] = {"__name__": "accel.run.tasks"}
-exec(TASKS, ask)  # the parent's half of them; the child imports them from its copy of accel
+known: dict[str, Any] = {"__name__": "accel.run.tasks"}
+exec(TASKS, known)  # as the parent knows them; the child imports them from its copy of accel
 
 
 @pytest.fixture
@@ -99,34 +59,35 @@ def tasks_file(tmp_path, monkeypatch):
 
 
 def run(task, log, timeout_s=30.0, **params):
-    return run_task(ask[task](**params), log=log, threads=3, timeout_s=timeout_s)
+    with Worker(log, threads=3, timeout_s=timeout_s) as worker:
+        return worker.call(known[task], **params)
 
 
 def test_results_come_back_whatever_is_printed(tasks_file):
-    assert run("Noisy", tasks_file) == "fine"
+    assert run("noisy", tasks_file) == "fine"
     assert "raw" in tasks_file.read_text()
-    assert run("Threads", tasks_file) == "3"
+    assert run("threads", tasks_file) == "3"
 
 
 @pytest.mark.parametrize("how", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
 def test_a_signal_is_named(tasks_file, how):
     with pytest.raises(WorkerDied, match=how.name):
-        run("Die", tasks_file, how=int(how))
+        run("die", tasks_file, how=int(how))
 
 
 def test_a_kill_hints_at_memory(tasks_file):
     with pytest.raises(WorkerDied, match="memory runs out"):
-        run("Die", tasks_file, how=9)
+        run("die", tasks_file, how=9)
 
 
 def test_an_exit_shows_the_end_of_the_log(tasks_file):
     with pytest.raises(WorkerDied, match=r"(?s)exit code 3.*last words"):
-        run("Leave", tasks_file, code=3)
+        run("leave", tasks_file, code=3)
 
 
 def test_a_hang_ends_at_the_limit(tasks_file):
     with pytest.raises(WorkerDied, match="limit of 1 s") as caught:
-        run("Hang", tasks_file, timeout_s=1.0)
+        run("hang", tasks_file, timeout_s=1.0)
     assert "--timeout" in caught.value.fix
 
 
@@ -149,68 +110,68 @@ def test_what_a_child_forked_ends_with_it_also_after_a_crash(tasks_file, monkeyp
     monkeypatch.setenv("PID_FILE", str(pid))
     if die:
         with pytest.raises(WorkerDied, match="exit code 4"):
-            run("Fork", tasks_file, timeout_s=300.0, die=True)
+            run("fork", tasks_file, timeout_s=300.0, die=True)
     else:
-        run("Fork", tasks_file, die=False)
+        run("fork", tasks_file, die=False)
     assert _gone(int(pid.read_text()))
 
 
 def test_half_a_line_is_a_death(tasks_file):
     with pytest.raises(WorkerDied, match="exit code 5"):
-        run("Half", tasks_file)
+        run("half", tasks_file)
 
 
 def test_a_prompt_gets_nothing_and_eats_no_request(tasks_file):
-    with Worker(tasks_file, threads=1) as child:
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
         with pytest.raises(StageError, match="EOFError"):
-            child.call(ask["Ask"](), timeout_s=30)
-        assert child.call(ask["Threads"](), timeout_s=30) == "1"
+            child.call(known["ask"])
+        assert child.call(known["threads"]) == "1"
 
 
 def test_no_descriptor_is_left(tasks_file):
-    run("Pid", tasks_file)
+    run("pid", tasks_file)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        run("Pid", tasks_file)
+        run("pid", tasks_file)
         with pytest.raises(WorkerDied):
-            run("Die", tasks_file, how=9)
+            run("die", tasks_file, how=9)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_errors_keep_their_class_and_remedy(tasks_file):
     with pytest.raises(SampleError, match="bad sample") as caught:
-        run("Refuse", tasks_file)
+        run("refuse", tasks_file)
     assert caught.value.fix == "mend it"
     with pytest.raises(StageError, match="RuntimeError: a library says no") as failed:
-        run("Bug", tasks_file)
+        run("bug", tasks_file)
     assert failed.value.log == str(tasks_file)
     assert "Traceback" in tasks_file.read_text()
     with pytest.raises(StageError, match="memory ran out"):
-        run("Oom", tasks_file)
+        run("oom", tasks_file)
 
 
 def test_a_session_outlives_a_failed_task(tasks_file):
-    with Worker(tasks_file, threads=1) as child:
-        first = child.call(ask["Pid"](), timeout_s=30)
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
+        first = child.call(known["pid"])
         with pytest.raises(StageError):
-            child.call(ask["Bug"](), timeout_s=30)
-        assert child.call(ask["Pid"](), timeout_s=30) == first
+            child.call(known["bug"])
+        assert child.call(known["pid"]) == first
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
 
 
 def test_no_task_starts_no_process(tasks_file):
-    with Worker(tasks_file, threads=1):
+    with Worker(tasks_file, threads=1, timeout_s=30):
         assert not processes._running
     assert not tasks_file.exists()
 
 
 def test_a_call_after_death_is_a_death(tasks_file):
-    with Worker(tasks_file, threads=1) as child:
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
         with pytest.raises(WorkerDied):
-            child.call(ask["Die"](9), timeout_s=30)
+            child.call(known["die"], 9)
         with pytest.raises(WorkerDied):
-            child.call(ask["Pid"](), timeout_s=30)
+            child.call(known["pid"])
 
 
 def test_the_child_ends_when_the_parent_is_killed(tasks_file):
@@ -218,10 +179,10 @@ def test_the_child_ends_when_the_parent_is_killed(tasks_file):
         f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
         "from pathlib import Path\nfrom accel.core import processes\n"
         f"processes.PACKAGE = Path({str(processes.PACKAGE)!r})\n"
-        f"w = processes.Worker(Path({str(tasks_file)!r}), threads=1)\n"
-        f"ask = {{'__name__': 'accel.run.tasks'}}\nexec({TASKS!r}, ask)\n"
-        "print(w.call(ask['Pid'](), timeout_s=30), flush=True)\n"
-        "w.call(ask['Hang'](), timeout_s=600)\n"
+        f"w = processes.Worker(Path({str(tasks_file)!r}), threads=1, timeout_s=600)\n"
+        f"known = {{'__name__': 'accel.run.tasks'}}\nexec({TASKS!r}, known)\n"
+        "print(w.call(known['pid']), flush=True)\n"
+        "w.call(known['hang'])\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
@@ -245,7 +206,7 @@ def test_stop_all_ends_what_runs_and_lets_nothing_start(tasks_file):
 
     def wait():
         try:
-            run("Hang", tasks_file, timeout_s=60)
+            run("hang", tasks_file, timeout_s=60)
         except WorkerDied as error:
             failures.append(error)
 
@@ -258,6 +219,6 @@ def test_stop_all_ends_what_runs_and_lets_nothing_start(tasks_file):
     thread.join(20)
     assert failures
     with pytest.raises(WorkerDied, match="stopped"):
-        run("Pid", tasks_file)
+        run("pid", tasks_file)
     processes.start()
-    assert run("Pid", tasks_file)
+    assert run("pid", tasks_file)

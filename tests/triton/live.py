@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from accel.accuracy import parity
 from accel.builders import targets
 from accel.core import environments
-from accel.core.processes import Request, run_task
+from accel.core.processes import Worker
 from accel.core.values import (
     Artifact,
     BuildRequest,
@@ -22,11 +23,12 @@ from accel.core.values import (
     file_refs,
 )
 from accel.exporters.sources import recognise
-from accel.run.tasks import Answers, Build, Compare, Describe, Described, Export, Reference
+from accel.run import tasks
+from accel.run.tasks import Described
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit
 
-R = TypeVar("R")
+P, R = ParamSpec("P"), TypeVar("R")
 THREADS = 2
 FACTORY = '''
 import numpy as np
@@ -89,10 +91,10 @@ class Live:
             ranges={"input_ids": (0, 49), "attention_mask": (0, 1)},
         )
         samples, truth = folder / "samples", folder / "reference.npz"
-        described = Describe(asked, samples).run()
-        Reference(described, samples, truth).run()
+        described = tasks.describe(asked, samples)
+        tasks.reference(described, samples, truth)
         (folder / "onnx").mkdir()
-        onnx = Export(described, samples, truth, folder / "onnx", opset=18).run()
+        onnx = tasks.export(described, samples, truth, folder / "onnx", opset=18)
         return cls(folder, described.source, described.samples, onnx)
 
     def root(self, target: str, *, static: bool = False, release: str = NEWEST, **changes: Any) -> Path:
@@ -128,13 +130,14 @@ class Live:
     def _files(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id
 
-    def _run(self, request: Request[R], variant: Variant) -> R:
+    def _run(self, variant: Variant, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a task here where that is quick and quiet, else in a process of the variant's environment."""
         environment = targets.discover()[variant.target.name].environment(variant.target)
         if environment == environments.MAIN and not variant.target.name.startswith("aoti"):
-            return request.run()
+            return task(*args, **kwargs)
         python = environments.python(environment)
-        return run_task(request, log=self.folder / "task.log", threads=THREADS, timeout_s=120, python=python)
+        with Worker(self.folder / "task.log", threads=THREADS, timeout_s=120, python=python) as worker:
+            return worker.call(task, *args, **kwargs)
 
     def _build(self, variant: Variant) -> Artifact:
         if variant.id in self.artifacts:
@@ -150,7 +153,7 @@ class Live:
             str(self.folder / "samples"),
             THREADS,
         )
-        done = self._run(Build(request, files), variant)
+        done = self._run(variant, tasks.build, request, files)
         self.artifacts[variant.id] = Artifact(variant, file_refs(files), "0" * 64, done.built, done.build_s)
         return self.artifacts[variant.id]
 
@@ -158,6 +161,6 @@ class Live:
         answers = self.folder / f"{artifact.variant.id}.npz"
         described, samples = Described(self.source, self.samples), self.folder / "samples"
         files = self._files(artifact.variant)
-        ran = self._run(Answers(artifact, files, described, samples, answers, THREADS), artifact.variant)
+        ran = self._run(artifact.variant, tasks.answers, artifact, files, described, samples, answers, THREADS)
         gate = parity.gate_for(ran.precision, outputs=self.source.outputs, task=None, overrides={})
-        return Compare(described, samples, self.folder / "reference.npz", answers, gate).run()
+        return tasks.compare(described, samples, self.folder / "reference.npz", answers, gate)
