@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -56,15 +56,20 @@ class Mark(Enum):
     CARRIED = "matters also where a deferred build is finished"
 
 
-def _texts(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
+def _texts(given: Any) -> Sequence[str]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise ValueError("expected a text, or a list of them")
+    return given
 
 
 def names(given: Any) -> Any:
     """Read names given one by one, or several separated by commas."""
     if not isinstance(given, str | list | tuple):
         return given
-    return tuple(dict.fromkeys(word.strip() for text in _texts(given) for word in str(text).split(",") if word.strip()))
+    text = given if isinstance(given, str) else ",".join(map(str, given))
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def shapes(given: Any) -> Any:
@@ -112,7 +117,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(names), Mark.REPEATED]
 Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes), Mark.REPEATED]
 Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges), Mark.REPEATED]
 Gates = Annotated[dict[str, float], BeforeValidator(_gates), Mark.REPEATED]
-Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts)]
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts), Field(min_length=1)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -356,16 +361,19 @@ def read(path: Path) -> dict[str, Any]:
 
 def _explained(error: ValidationError, config: Path | None = None, typed: Iterable[str] = ()) -> AccelError:
     """Say what is wrong with the fields of a job: by its flag what was typed, by its key what a job file holds."""
+    errors = [found for found in error.errors() if found["type"] != "default_factory_not_called"]  # others say why
+    if all(found["type"] == "missing" for found in errors):
+        name = errors[0]["loc"][0]
+        return UsageError(f"no {name} given", fix=SOURCE_FIX if name == "source" else TARGETS_FIX)
     messages: dict[str, None] = {}
     from_file = False
-    for found in error.errors():
+    keyed = {info.alias or name for name, info in Job.model_fields.items() if info.default == {}}
+    for found in errors:
         name, kind, limits = str(found["loc"][0]), found["type"], found.get("ctx", {})
         if kind == "missing":
-            return UsageError(f"no {name} given", fix=SOURCE_FIX if name == "source" else TARGETS_FIX)
-        if kind == "default_factory_not_called":  # it looks at a field that is wrong itself
             continue
         from_file |= config is not None and name not in typed
-        label = ".".join(part for part in found["loc"] if isinstance(part, str))
+        label = ".".join(map(str, found["loc"])) if name in keyed else name
         label = f"--{name.replace('_', '-')}" if name in typed else label
         known = re.findall("'([^']*)'", limits["expected"]) if kind == "literal_error" else []
         expected = {
@@ -374,7 +382,8 @@ def _explained(error: ValidationError, config: Path | None = None, typed: Iterab
             "greater_than": "a number above 0",
             "finite_number": "a number above 0",
         }.get(kind)
-        said = f" is {found['input']!r}: expected {expected}" if expected else f": {found['msg']}"
+        plain = found["msg"].removeprefix("Value error, ")
+        said = f" is {found['input']!r}: expected {expected}" if expected else f": {plain}"
         messages[label + said] = None
     if from_file:
         return InputError(f"job file {config}: {'; '.join(messages)}", fix=f"known keys: {', '.join(KEYS)}")
