@@ -16,7 +16,6 @@ from accel.bench.rounds import Contestant, Plan, Point, measure
 from accel.bench.stability import p99_calls
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware
-from accel.core.processes import Worker
 from accel.core.values import Failed, Measurement, ModelSource, Variant
 from accel.run import store
 from accel.run.decide import Objective
@@ -202,6 +201,5 @@ def _known(
 def _feeds(points: Mapping[str, Point], described: Stage[Described], folder: Path, job: Job) -> Path:
     feeds = folder / "feeds.npz"
     shapes = {key: point.shapes for key, point in points.items()}
-    with Worker(job.run_dir / "logs" / "measure.log", threads=job.threads, timeout_s=job.timeout_s) as worker:
-        worker.call(bench_feeds, described.value, described.folder, shapes, feeds)
+    bench_feeds(described.value, described.folder, shapes, feeds)
     return feeds

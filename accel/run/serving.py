@@ -24,7 +24,6 @@ from accel.bench.interleave import interleave
 from accel.core.errors import AccelError, CheckFailed, StageError
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware
-from accel.core.processes import Worker
 from accel.core.values import Failed, Measurement
 from accel.run import store
 from accel.run.decide import Objective
@@ -123,8 +122,7 @@ def _feeds(described: Stage[Described], folder: Path, job: Job) -> list[dict[str
 
     out = folder / "feeds.npz"
     points = {"opt": {name: shape.opt for name, shape in described.value.source.profile.items()}}
-    with Worker(job.run_dir / "logs" / "served.log", threads=job.threads, timeout_s=job.timeout_s) as worker:
-        worker.call(bench_feeds, described.value, described.folder, points, out, items=FEEDS)
+    bench_feeds(described.value, described.folder, points, out, items=FEEDS)
     stored = read_feeds(out)
     return [stored[name] for name in sorted(stored)]
 
