@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -70,25 +71,22 @@ def compare_runs(
 
 
 app.command("convert", cls=convert.JobCommand)(convert.convert)
-app.command("targets")(machine.list_targets)
-app.command("doctor")(machine.check_machine)
-app.command("inspect")(models.inspect)
-app.command("narrow")(models.narrow)
-app.command("build")(convert.build)
-app.command("verify")(repositories.verify)
-app.command("serve")(repositories.run_server)
-app.command("lint")(repositories.lint)
-app.command("bench")(repositories.bench)
-app.command("report")(compare_runs)
-env_app = typer.Typer(help="Environments for packages that cannot share one with the rest.", no_args_is_help=True)
-env_app.command("list")(machine.env_list)
-env_app.command("install")(machine.env_install)
-env_app.command("remove")(machine.env_remove)
-app.add_typer(env_app, name="env")
-zoo_app = typer.Typer(help="The models that accel knows by name.")
-zoo_app.callback(invoke_without_command=True)(zoo.zoo)
-zoo_app.command("check")(zoo.zoo_check)
-app.add_typer(zoo_app, name="zoo")
+COMMANDS: dict[str, Callable[..., None]] = {
+    "targets": machine.list_targets,
+    "doctor": machine.check_machine,
+    "inspect": models.inspect,
+    "narrow": models.narrow,
+    "build": convert.build,
+    "verify": repositories.verify,
+    "serve": repositories.run_server,
+    "lint": repositories.lint,
+    "bench": repositories.bench,
+    "report": compare_runs,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+app.add_typer(machine.env_app, name="env")
+app.add_typer(zoo.zoo_app, name="zoo")
 
 
 def _complain(message: str) -> None:

@@ -7,6 +7,8 @@ import typer
 from accel.cli.output import Json, Quiet, print_json, show
 from accel.core.errors import UnavailableError
 
+env_app = typer.Typer(help="Environments for packages that cannot share one with the rest.", no_args_is_help=True)
+
 
 def list_targets(as_json: Json = False) -> None:
     """List what can be built, and what cannot be built here and why."""
@@ -32,6 +34,7 @@ def check_machine(as_json: Json = False) -> None:
         raise UnavailableError("something that every run needs is missing", fix="see the table above")
 
 
+@env_app.command("list")
 def env_list(as_json: Json = False) -> None:
     """List the environments."""
     from accel.core import environments
@@ -48,6 +51,7 @@ def env_list(as_json: Json = False) -> None:
     show(rows, as_json, "environments", ("name", "installed", "packages", "why"))
 
 
+@env_app.command("install")
 def env_install(name: str, quiet: Quiet = False) -> None:
     """Make an environment and install its packages."""
     from accel.core import environments
@@ -55,6 +59,7 @@ def env_install(name: str, quiet: Quiet = False) -> None:
     environments.install(name, report=(lambda _: None) if quiet else (lambda line: typer.echo(line, err=True)))
 
 
+@env_app.command("remove")
 def env_remove(name: str) -> None:
     """Delete an environment."""
     from accel.core import environments

@@ -11,7 +11,10 @@ import typer
 from accel.cli.output import Json, Quiet, Verbose, print_json, show, watching
 from accel.core.errors import CheckFailed
 
+zoo_app = typer.Typer(help="The models that accel knows by name.")
 
+
+@zoo_app.callback(invoke_without_command=True)
 def zoo(context: typer.Context, as_json: Json = False) -> None:
     """List the models that accel knows by name, or check them."""
     if context.invoked_subcommand is not None:
@@ -21,6 +24,7 @@ def zoo(context: typer.Context, as_json: Json = False) -> None:
     show(doctor.zoo(), as_json, "models", ("name", "parameters", "licence", "weights", "inputs"))
 
 
+@zoo_app.command("check")
 def zoo_check(
     models: Annotated[list[str] | None, typer.Argument(help="Names of the zoo  [default: all]")] = None,
     full: Annotated[bool, typer.Option("--full", help="The models as they are, not their reduced forms")] = False,

@@ -20,7 +20,7 @@ from accel.builders import TargetInfo, targets
 from accel.core import environments
 from accel.core.hardware import Hardware
 from accel.core.processes import Worker
-from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant, file_refs
+from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant
 from accel.exporters import sources
 from accel.exporters.processing_files import find
 from accel.run import kits, store, tasks
@@ -317,12 +317,12 @@ class Stages:
             log = self.logs / f"{variant.id}.log"
             log.unlink(missing_ok=True)
             with self.worker(variant.id, python=self.python(variant), tell=tell) as worker:
-                made = worker.call(tasks.build, self._request(variant, described, onnx), files)
+                artifact = worker.call(tasks.build, self._request(variant, described, onnx), files, parent)
             shutil.copyfile(log, folder / LOG)
             for file in files.rglob("*"):
                 if file.is_file():
                     file.chmod(0o444)  # linked into variants/ and repositories/: one body, never edited in place
-            return Artifact(variant, file_refs(files), parent, made.built, made.build_s)
+            return artifact
 
         return self._stage(f"build-{variant.id}", key, Artifact, make)
 

@@ -23,7 +23,6 @@ from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
     BuildRequest,
-    Built,
     ModelSource,
     OnnxModel,
     Parity,
@@ -32,6 +31,7 @@ from accel.core.values import (
     Skipped,
     TensorSpec,
     Typed,
+    file_refs,
 )
 from accel.exporters.request import SourceRequest
 from accel.exporters.zoo import zoo
@@ -132,22 +132,18 @@ def prepare(request: BuildRequest, out_dir: Path) -> Typed:
     return builder.prepare(request, builder.options(**variant.options), out_dir)
 
 
-@dataclass(frozen=True, slots=True)
-class TimedBuild:
-    """What a builder built, and the seconds that it took."""
+def build(request: BuildRequest, out_dir: Path, parent_sha256: str) -> Artifact:
+    """Build one variant into an empty folder.
 
-    built: Built
-    build_s: float
-
-
-def build(request: BuildRequest, out_dir: Path) -> TimedBuild:
-    """Build one variant."""
+    Args:
+        parent_sha256: hash of what it is built from.
+    """
     variant = request.variant
     builder = targets.discover()[variant.target.name]
     options = builder.options(**variant.options)
     start = time.monotonic()
     built = builder.build(request, options, out_dir)
-    return TimedBuild(built, time.monotonic() - start)
+    return Artifact(variant, file_refs(out_dir), parent_sha256, built, time.monotonic() - start)
 
 
 def typed_answers(

@@ -34,7 +34,6 @@ from accel.core.values import (
     Target,
     Typed,
     Variant,
-    file_refs,
 )
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import recognise
@@ -105,9 +104,7 @@ class Bench:
             out = self.variant_folder(request.variant)
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir(parents=True)
-            done = self.task(target, tasks.build, request, out)
-            parent = self.onnx.file.sha256
-            self.made[key] = Artifact(request.variant, file_refs(out), parent, done.built, done.build_s)
+            self.made[key] = self.task(target, tasks.build, request, out, self.onnx.file.sha256)
         return self.made[key]
 
     def answers(self, artifact: Artifact) -> tuple[Path, str]:

@@ -20,7 +20,6 @@ from accel.core.values import (
     Skipped,
     Target,
     Variant,
-    file_refs,
 )
 from accel.exporters.sources import recognise
 from accel.run import tasks
@@ -153,8 +152,7 @@ class Live:
             str(self.folder / "samples"),
             THREADS,
         )
-        done = self._run(variant, tasks.build, request, files)
-        self.artifacts[variant.id] = Artifact(variant, file_refs(files), "0" * 64, done.built, done.build_s)
+        self.artifacts[variant.id] = self._run(variant, tasks.build, request, files, "0" * 64)
         return self.artifacts[variant.id]
 
     def _prove(self, artifact: Artifact) -> Any:
