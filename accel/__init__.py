@@ -15,11 +15,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accel.builders.narrow import narrow_file
     from accel.builders.targets import parse as parse_targets
     from accel.core.errors import AccelError
     from accel.core.progress import Progress
     from accel.exporters.sources import recognise
-    from accel.graph.int32 import narrow_file
     from accel.pipeline import convert
     from accel.report import write_comparison
     from accel.run.decide import Constraints
@@ -48,7 +48,7 @@ _HOMES = {
     "Job": ("accel.run.job", "Job"),
     "Progress": ("accel.core.progress", "Progress"),
     "convert": ("accel.pipeline", "convert"),
-    "narrow_file": ("accel.graph.int32", "narrow_file"),
+    "narrow_file": ("accel.builders.narrow", "narrow_file"),
     "parse_targets": ("accel.builders.targets", "parse"),
     "recognise": ("accel.exporters.sources", "recognise"),
     "verify": ("accel.triton.verify", "verify"),

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +33,6 @@ from accel.core.values import (
     Decision,
     Deferred,
     Failed,
-    Measurement,
     ModelSource,
     OnnxModel,
     Repository,
@@ -42,13 +41,12 @@ from accel.core.values import (
     Typed,
     Variant,
 )
-from accel.run import kits, measuring, run_json
-from accel.run.decide import Objective, decide, finalists
+from accel.run import kits, run_json
+from accel.run.decide import Objective, decide
 from accel.run.job import TWIN, Job
-from accel.run.measuring import Measured, measure_all
+from accel.run.measuring import measure_in_process, measure_served
 from accel.run.narrowed import applied
 from accel.run.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
-from accel.run.serving import Entrant, Session, serve_all
 from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
@@ -172,10 +170,26 @@ def _conclude(
     if job.bench != "triton":
         with work.timed("measure"):
             for objective in job.objectives:
-                _measure(results, described, objective, work)
+                measure_in_process(
+                    results,
+                    described,
+                    objective,
+                    job=job,
+                    stages=work.stages,
+                    kept=work.kept,
+                    hardware=work.machine,
+                    progress=work.progress.variant,
+                )
     if job.bench != "inprocess":
         with work.timed("serve"):
-            run.served = _serve(results, described, work)
+            run.served = measure_served(
+                results,
+                described,
+                job=job,
+                kept=work.kept,
+                hardware=work.machine,
+                progress=work.progress.variant,
+            )
     run.decisions = decide_all(run)
     with work.timed("write"):
         run_json.show(run)
@@ -237,7 +251,7 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
     if decision.chosen is None or not decision.chosen.endswith(TWIN):
         return decision
     chosen = decision.chosen.removesuffix(TWIN)  # a decision names the variant, and which of its repositories
-    rest = tuple((id, why) for id, why in decision.rejected if id != chosen)
+    rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
     ties = tuple(id for id in decision.ties if id != chosen)
     return dataclasses.replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
@@ -250,10 +264,9 @@ def _hindrance(variant: Variant, described: Described) -> Outcome | None:
     if (skipped := builder.available(variant.target)) is not None and not _is_typed(variant):
         return skipped
     framework = described.source.framework
-    if info.needs == "torch" and framework != "torch":
-        return Skipped(f"the source is {framework}: there is no PyTorch module to build from")
-    if info.needs == "tensorflow" and framework != "tensorflow":
-        return Skipped(f"the source is {framework}: there is no TensorFlow model to build from")
+    if info.needs_source and info.needs != framework:
+        wanted = targets.runtime(targets.baseline(info.needs)).name
+        return Skipped(f"the source is {framework}: there is no {wanted} model to build from")
     if info.calibration and described.samples.calibration is None:
         fix = "give real inputs with --samples FILE, or accept random ones with --random-samples"
         return Skipped("INT8 needs calibration samples, and there are none", fix)
@@ -368,7 +381,7 @@ def _tell(progress: Progress, id: str, stage: str, doing: str) -> None:
 def _last(result: Result) -> bool:
     """Sort what compiles or calibrates for long on one core to the front: the others fill the second core meanwhile."""
     info = targets.info(result.variant.target)
-    return not (info.calibration or info.needs in ("torch", "tensorflow"))
+    return not (info.calibration or info.needs_source)
 
 
 def _parallel(onnx: Stage | None) -> int:
@@ -390,69 +403,3 @@ def _figures(result: Result) -> str:
         return ""
     found = ", ".join(f"{n} {v:.3g}" if v is not None else f"{n} exact" for n, v in proof.parity.found.items())
     return f"{proof.precision}, {found}, {artifact.bytes / 2**20:.0f} MiB"
-
-
-def _measure(results: Sequence[Result], described: Stage, scenario: Objective, work: _Work) -> None:
-    """Time everything that was built, also what failed its gate: a reader sees what the error would have bought."""
-    entrants = [
-        measuring.Entrant(r.variant, r.built, r.proof.value.precision)
-        for r in results
-        if r.outcome is None and r.built is not None and r.proof is not None
-    ]
-    if not entrants:
-        return
-    source: ModelSource = described.value.source
-
-    def best(known: Mapping[str, tuple[Measurement, ...]]) -> list[str]:
-        found = []
-        for device in dict.fromkeys(r.variant.target.device for r in results):
-            pool = [r for r in results if r.variant.target.device == device]
-            seen = [dataclasses.replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
-            found += finalists(seen, objective=scenario, baseline=baseline(pool, source, device))
-        return found
-
-    measured: Measured = measure_all(
-        entrants,
-        described,
-        scenario=scenario,
-        job=work.job,
-        stages=work.stages,
-        kept=work.kept,
-        hardware=work.machine,
-        finalists=best,
-        progress=lambda id, doing: work.progress.variant(id, f"{scenario}, {doing}"),
-    )
-    for result in results:
-        id = result.variant.id
-        result.points = (*result.points, *measured.points.get(id, ()))
-        result.freshly_measured |= id in measured.fresh
-        if id in measured.failed:
-            result.outcome = measured.failed[id]
-
-
-def _serve(results: Sequence[Result], described: Stage, work: _Work) -> Session | None:
-    """Measure every repository of every variant that passed, behind a real server; None where there is none."""
-    entrants, owners = [], {}
-    for result in results:
-        if standing(result)[0] == "ok" and result.proof is not None:
-            for name, emitted in result.repositories.items():
-                repository: Repository = emitted.value.repository
-                rival = result.twin is not None and repository.backend != "python"
-                entrants.append(Entrant(name, emitted, repository.backend, result.proof.value.precision, rival))
-                owners[name] = result
-    if not entrants:
-        return None
-    session = serve_all(
-        entrants,
-        described,
-        job=work.job,
-        kept=work.kept,
-        hardware=work.machine,
-        progress=work.progress.variant,
-    )
-    for entry in session.entries:
-        owner = owners[entry.name]
-        owner.points = (*owner.points, *entry.points)
-        if entry.failed is not None:
-            owner.unserved[entry.name] = entry.failed.cause
-    return session

@@ -29,9 +29,10 @@ import psutil
 import model_zoo
 from accel import exporters
 from accel.core import hardware
+from accel.core.feeds import read_feeds
 from accel.core.values import ModelSource, to_json
 from accel.exporters import samples, sources
-from accel.graph import fp16, measured, prepared, quantize, sensitivity
+from accel.graph import evaluate, fp16, prepared, quantize, sensitivity
 
 THREADS = len(os.sched_getaffinity(0))
 KINDS = ("fp16", "bf16", "int8", "fp8")
@@ -54,7 +55,7 @@ def export(name: str, folder: Path) -> tuple[ModelSource, Path]:
 
 def one(kind: str, path: Path) -> dict[str, object]:
     """Type one file here, and say what that took."""
-    feeds = list(samples.read_feeds(path.with_name("calibration.npz")).values())
+    feeds = list(read_feeds(path.with_name("calibration.npz")).values())
     peak = _Peak()
     start, out = time.perf_counter_ns(), path.with_name(f"{kind}.onnx")
     if kind in ("fp16", "bf16"):
@@ -116,10 +117,10 @@ def scorer(source: ModelSource, path: Path, *, count: int) -> Callable[[Path], f
     """Return the zoo's task metric of a file against ``path``, over the first ``count`` feeds of the gate."""
     metric = model_zoo.entry(source.name).metric
     assert metric is not None
-    feeds = list(samples.read_feeds(path.with_name("gate.npz")).values())[:count]
+    feeds = list(read_feeds(path.with_name("gate.npz")).values())[:count]
 
     def answers(file: Path) -> list[dict[str, np.ndarray]]:
-        session = measured.open_exact(file, THREADS)
+        session = evaluate.open_exact(file, THREADS)
         names = [o.name for o in session.get_outputs()]
         return [dict(zip(names, session.run(names, dict(feed)), strict=True)) for feed in feeds]
 
@@ -158,7 +159,7 @@ def exhaustive(ready: prepared.Prepared, score: Callable[[Path], float]) -> dict
 def search(folder: Path, *, small: bool) -> dict[str, object]:
     """Search MiniLM's layers both ways, with the same calibration and the same score."""
     source, path = export("minilm", folder / "minilm")
-    calibration = list(samples.read_feeds(path.with_name("calibration.npz")).values())[: 2 if small else None]
+    calibration = list(read_feeds(path.with_name("calibration.npz")).values())[: 2 if small else None]
     score = scorer(source, path, count=2 if small else 16)
     found = sensitivity.search(path, calibration, score, FLOOR, threads=THREADS)
     print(sensitivity.table(found))

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,17 +23,18 @@ from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
 from accel.core.values import TensorSpec
 
-COUNTERS = (
-    "queue_ns",
-    "input_ns",
-    "infer_ns",
-    "output_ns",
-    "requests",
-    "inferences",
-    "executions",
-    "cache_hits",
-    "cache_misses",
-)
+COUNTERS: Mapping[str, Callable[[Any], int]] = {
+    "queue_ns": attrgetter("inference_stats.queue.ns"),
+    "input_ns": attrgetter("inference_stats.compute_input.ns"),
+    "infer_ns": attrgetter("inference_stats.compute_infer.ns"),
+    "output_ns": attrgetter("inference_stats.compute_output.ns"),
+    "requests": attrgetter("inference_stats.success.count"),
+    "inferences": attrgetter("inference_count"),
+    "executions": attrgetter("execution_count"),
+    "cache_hits": attrgetter("inference_stats.cache_hit.count"),
+    "cache_misses": attrgetter("inference_stats.cache_miss.count"),
+}
+"""Where a version's statistics have each counter."""
 
 _open: dict[str, Any] = {}
 
@@ -288,20 +290,4 @@ def _spec(tensor: Any, *, batched: bool) -> TensorSpec:
 
 def _counters(stats: Any) -> dict[str, int]:
     """Add up the counters over all served versions of a model."""
-    found = dict.fromkeys(COUNTERS, 0)
-    for version in stats:
-        times = version.inference_stats
-        values = (
-            times.queue.ns,
-            times.compute_input.ns,
-            times.compute_infer.ns,
-            times.compute_output.ns,
-            times.success.count,
-            version.inference_count,
-            version.execution_count,
-            times.cache_hit.count,
-            times.cache_miss.count,
-        )
-        for key, value in zip(COUNTERS, values, strict=True):
-            found[key] += value
-    return found
+    return {name: sum(map(count, stats)) for name, count in COUNTERS.items()}

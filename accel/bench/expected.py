@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from accel.accuracy import parity
-from accel.bench.load import Check
+from accel.bench.sender import check_arrays
 from accel.core.feeds import Feed
 from accel.core.values import Parity, TensorSpec
 
@@ -33,11 +33,11 @@ class Expected:
     mask: str | None = None
     mask_dims: tuple[str, ...] = ()
 
-    def for_load(self, feeds: Sequence[Feed]) -> Check:
+    def for_load(self, feeds: Sequence[Feed]) -> dict[str, np.ndarray]:
         """Return what the sending processes need to find the worst responses."""
         masked = [s.name for s in self.outputs if self.mask and s.dims[: len(self.mask_dims)] == self.mask_dims]
         masks = [dict.fromkeys(masked, feed[self.mask]) if self.mask else {} for feed in feeds]
-        return Check([{s.name: answer[s.name] for s in self.outputs} for answer in self.answers], masks)
+        return check_arrays([{s.name: answer[s.name] for s in self.outputs} for answer in self.answers], masks)
 
     def judge(self, feeds: Sequence[Feed], worst: Mapping[str, np.ndarray]) -> Parity:
         """Hold the worst responses (``Generator.worst``) against the gate: if they pass, all do."""

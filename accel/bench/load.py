@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -83,19 +83,6 @@ def fit_feeds(feeds: Sequence[Feed], inputs: Sequence[TensorSpec]) -> list[dict[
     return fitted
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What every response is held against.
-
-    Attributes:
-        expected: outputs of each feed.
-        masks: for each feed, output → mask over its leading axes; what is not 1 there is not compared.
-    """
-
-    expected: Sequence[Feed]
-    masks: Sequence[Mapping[str, np.ndarray]] = ()
-
-
 @dataclass(slots=True)
 class Window:
     """What ended between two moments.
@@ -128,19 +115,6 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Rows that were taken from the processes and belong to a later window."""
-
-    rows: list[np.ndarray] = field(default_factory=list)
-
-    def split(self, boundary_ns: int) -> np.ndarray:
-        every = np.concatenate(self.rows) if self.rows else np.empty((0, 5), np.int64)
-        later = every[:, END] > boundary_ns
-        self.rows = [every[later]]
-        return every[~later]
-
-
 class Generator:
     """Processes that send requests to one server; a context manager.
 
@@ -163,7 +137,7 @@ class Generator:
         self.error: str | None = None
         self.first_ms = 0.0
         self.largest_output_bytes = 0
-        self._pending = _Pending()
+        self._rows: list[np.ndarray] = []  # taken from the processes, of no window yet
         self._begin_ns = 0
         self._timeout_s = timeout_s
         self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
@@ -199,7 +173,7 @@ class Generator:
         *,
         slots: int = 64,
         shared_memory: bool = False,
-        check: Check | None = None,
+        check: Mapping[str, np.ndarray] | None = None,
         seed: int = 0,
     ) -> None:
         """Serialise the feeds and send the first one.
@@ -208,14 +182,14 @@ class Generator:
             feeds: what is sent, fitted to the contract; drawn in an order that ``seed`` decides.
             slots: largest concurrency of a closed loop; with shared memory also the most an open loop has under way.
             shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
-            check: hold every response against its feed's expected outputs.
+            check: what every response is held against, as ``sender.check_arrays`` gives it.
 
         Raises:
             InputError: the server does not know the model, or refuses the first request.
             UnavailableError: nothing answers at the address, or the server cannot map the shared memory.
         """
         bodies = self._write("feeds.npz", raw_bytes(feeds))
-        checks = self._write("check.npz", _checked(check)) if check else None
+        checks = self._write("check.npz", check) if check else None
         opened = [
             worker.call(
                 calls.open_pool,
@@ -237,7 +211,7 @@ class Generator:
     def start(self, load: Load) -> None:
         """Begin to send; the first window begins now."""
         self.failures, self.error = 0, None
-        self._pending = _Pending()
+        self._rows = []
         self._begin_ns = now_ns()
         for index, worker in enumerate(self._workers):
             share = None
@@ -260,17 +234,19 @@ class Generator:
             for index, worker in enumerate(self._workers):
                 path = Path(self._scratch.name) / f"rows{index}.npy"
                 taken = worker.call(calls.take, path)
-                self._pending.rows.append(np.load(path))
+                self._rows.append(np.load(path))
                 cpu_s += taken.cpu_s
                 self.failures += taken.failures
                 self.error = self.error or taken.error
                 if taken.dead:
                     raise self._gone(taken.dead)
-            rows = self._pending.split(boundary_ns)
-            if len(rows) >= least:
+            every = np.concatenate(self._rows)
+            later = every[:, END] > boundary_ns
+            if np.count_nonzero(~later) >= least:
+                self._rows = [every[later]]
                 self._begin_ns = boundary_ns
-                return Window(begin_ns, boundary_ns, rows, cpu_s)
-            self._pending.rows.append(rows)
+                return Window(begin_ns, boundary_ns, every[~later], cpu_s)
+            self._rows = [every]
             deadline_ns = boundary_ns + int(max(0.05, seconds / 10) * 1e9)
 
     def stop(self) -> None:
@@ -327,17 +303,3 @@ class Generator:
         with path.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         return path
-
-
-def generate(generator: Generator, load: Load, seconds: float) -> Window:
-    """Send one point of load for ``seconds`` and return its raw samples, the first request included."""
-    generator.start(load)
-    try:
-        return generator.window(seconds)
-    finally:
-        generator.stop()
-
-
-def _checked(check: Check) -> dict[str, np.ndarray]:
-    arrays = {f"expected/{i}/{name}": v for i, feed in enumerate(check.expected) for name, v in feed.items()}
-    return arrays | {f"mask/{i}/{name}": v for i, feed in enumerate(check.masks) for name, v in feed.items()}

@@ -37,7 +37,7 @@ from accel.core.errors import InputError, StageError, UnavailableError
 from accel.core.feeds import Feed
 from accel.core.values import Measurement, ServerSplit, TensorSpec
 
-ENVIRONMENT = "perf-analyzer"
+ENVIRONMENT = environments.PERF_ANALYZER
 PARTS = (
     "Client Send",
     "Network+Server Send/Recv",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Mode, TargetInfo
+from accel.builders import Backend, Builder, Mode, TargetInfo, share
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile
 from accel.builders.ort_providers import (
@@ -44,17 +44,18 @@ from accel.core.values import (
     BuildRequest,
     Built,
     Precision,
+    Runtime,
     Skipped,
     Target,
     TritonModel,
     to_json,
 )
+from accel.graph import fp16, narrow
 
 ENTRY = "model.onnx"
 FUSED_DB: Mapping[Precision, float] = {"fp32": 80.0, "tf32": 50.0, "fp16": 45.0}
 """Fusion must leave this much SQNR against the unfused graph, the gate of the precision, or the unfused graph ships."""
-TYPING_ENVIRONMENT = "modelopt"
-_TYPED_BY_AUTOCAST = ("ort-cuda-fp16", "ort-trt-fp16", "ort-trt-int8")
+_AUTOCAST = (fp16.ENVIRONMENT,)
 _PACKAGES = {OPENVINO_ENVIRONMENT: "onnxruntime-openvino", GPU_ENVIRONMENT: "onnxruntime-gpu"}
 GPU_CUDA = "13.0"
 """CUDA of the GPU environment's onnxruntime-gpu. Source: the libraries that its CUDA provider links."""
@@ -83,34 +84,52 @@ class OrtOptions:
     allow_fallback: bool = False
 
 
-def _cuda(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
-    return TargetInfo(("cuda",), precision, about, calibration=calibration)
+RUNTIME = Runtime("ONNX Runtime", ("#d18a00", "#f0b03c"))
 
 
-class OrtBuilder:
+def _parameters(threads: int, instances: int) -> Mapping[str, str]:
+    """Return the parameters for some instances; nothing in a config limits the threads of the openvino accelerator.
+
+    Source: onnxruntime_backend README, "Model Config Options", and src/onnxruntime.cc, LoadModel.
+    """
+    return {"intra_op_thread_count": share(threads, instances)}
+
+
+def _cpu(precision: Precision, about: str, **more: Any) -> TargetInfo:
+    return TargetInfo(("cpu",), precision, about, RUNTIME, **more)
+
+
+def _cuda(precision: Precision, about: str, *, calibration: bool = False, **more: Any) -> TargetInfo:
+    return TargetInfo(
+        ("cuda",), precision, about, RUNTIME, calibration=calibration, environment=GPU_ENVIRONMENT, **more
+    )
+
+
+class OrtBuilder(Builder):
     """Offers ``ort`` and its relatives."""
 
     targets: Mapping[str, TargetInfo] = {
-        "ort": TargetInfo(("cpu",), "fp32", "ONNX for ONNX Runtime, fused for it"),
-        "ort-int8": TargetInfo(("cpu",), "int8", "static INT8 (Q/DQ), calibrated", calibration=True),
-        "ort-int8-dynamic": TargetInfo(
-            ("cpu",), "int8", "dynamic INT8: scales found at run time", operators=("MatMul", "Gemm")
+        "ort": _cpu("fp32", "ONNX for ONNX Runtime, fused for it", baseline="onnx"),
+        "ort-int8": _cpu("int8", "static INT8 (Q/DQ), calibrated", calibration=True),
+        "ort-int8-dynamic": _cpu("int8", "dynamic INT8: scales found at run time", operators=("MatMul", "Gemm")),
+        "ort-openvino": _cpu(
+            *("fp32", "plain ONNX, OpenVINO execution provider"),
+            int64_as_int32=True,
+            environment=OPENVINO_ENVIRONMENT,
         ),
-        "ort-openvino": TargetInfo(("cpu",), "fp32", "plain ONNX, OpenVINO execution provider", int64_as_int32=True),
         "ort-cuda": _cuda("fp32", "CUDA execution provider, TF32 off"),
         "ort-cuda-tf32": _cuda("tf32", "CUDA execution provider, TF32 on"),
-        "ort-cuda-fp16": _cuda("fp16", "CUDA execution provider, FP16"),
-        "ort-trt": _cuda("tf32", "TensorRT execution provider"),
-        "ort-trt-fp16": _cuda("fp16", "TensorRT execution provider, FP16"),
-        "ort-trt-int8": _cuda("int8", "TensorRT execution provider, INT8", calibration=True),
+        "ort-cuda-fp16": _cuda("fp16", "CUDA execution provider, FP16", helpers=_AUTOCAST),
+        "ort-trt": _cuda("tf32", "TensorRT execution provider", prefers_int32=True),
+        "ort-trt-fp16": _cuda("fp16", "TensorRT execution provider, FP16", prefers_int32=True, helpers=_AUTOCAST),
+        "ort-trt-int8": _cuda(
+            *("int8", "TensorRT execution provider, INT8"), calibration=True, prefers_int32=True, helpers=_AUTOCAST
+        ),
     }
     options: type[Any] = OrtOptions
-
-    def environment(self, target: Target) -> str:
-        """Return an environment of its own for OpenVINO and for GPUs: its package and onnxruntime are one module."""
-        if target.name == "ort-openvino":
-            return OPENVINO_ENVIRONMENT
-        return GPU_ENVIRONMENT if target.device == "cuda" else "main"
+    narrows = narrow.ONNX_RUNTIME
+    packages = ("onnxruntime", "onnx", "onnxscript", "onnx-ir")
+    backends = (Backend("onnxruntime", parameters=_parameters),)
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for the packages of the target or its environment; on a GPU for its driver, and TensorRT's libraries."""
@@ -119,7 +138,7 @@ class OrtBuilder:
                 missing_gpu(target)
                 or old_driver(f"environment {GPU_ENVIRONMENT!r}", GPU_CUDA)
                 or missing_environment(GPU_ENVIRONMENT)
-                or (missing_environment(TYPING_ENVIRONMENT) if target.name in _TYPED_BY_AUTOCAST else None)
+                or next(filter(None, map(missing_environment, self.targets[target.name].helpers)), None)
                 or (_missing_tensorrt() if target.name.startswith("ort-trt") else None)
             )
         if target.name == "ort-openvino":
@@ -304,8 +323,6 @@ def _fused_half(request: BuildRequest, options: OrtOptions, plain: Path, out_dir
 
 def _to_half(request: BuildRequest, options: OrtOptions, plain: Path, out: Path) -> dict[str, Any]:
     """Write the graph typed in FP16, except what leaves its range on real samples."""
-    from accel.graph import fp16
-
     feeds = _range_feeds(request)
     report = fp16.convert(plain, out, to="fp16", feeds=feeds, margin=options.margin, threads=request.threads)
     return {"half": to_json(report)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from accel.cli.output import Json, Quiet, print_json, show
@@ -34,10 +36,19 @@ def check_machine(as_json: Json = False) -> None:
         raise UnavailableError("something that every run needs is missing", fix="see the table above")
 
 
+def _environments() -> Any:
+    """Return the module of environments, which knows those of builders once these are imported."""
+    from accel.builders import targets
+    from accel.core import environments
+
+    targets.discover()
+    return environments
+
+
 @env_app.command("list")
 def env_list(as_json: Json = False) -> None:
     """List the environments."""
-    from accel.core import environments
+    environments = _environments()
 
     rows = [
         {
@@ -54,7 +65,7 @@ def env_list(as_json: Json = False) -> None:
 @env_app.command("install")
 def env_install(name: str, quiet: Quiet = False) -> None:
     """Make an environment and install its packages."""
-    from accel.core import environments
+    environments = _environments()
 
     environments.install(name, report=(lambda _: None) if quiet else (lambda line: typer.echo(line, err=True)))
 
@@ -62,6 +73,6 @@ def env_install(name: str, quiet: Quiet = False) -> None:
 @env_app.command("remove")
 def env_remove(name: str) -> None:
     """Delete an environment."""
-    from accel.core import environments
+    environments = _environments()
 
     typer.echo(f"{name} removed" if environments.remove(name) else f"{name} is not installed", err=True)

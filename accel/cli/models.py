@@ -14,7 +14,6 @@ from accel.core.files import write_text
 
 Strings = list[str] | None
 LEVELS = ("keep", "io", "interior")
-RUNTIMES = ("ort", "openvino", "tensorrt")
 
 
 def inspect(file: Path, as_json: Json = False) -> None:
@@ -40,14 +39,13 @@ def narrow(
     as_json: Json = False,
 ) -> None:
     """Make INT64 values INT32 where they are proved to fit, and say why the others stay."""
+    from accel.builders.narrow import narrow_file
     from accel.core.values import ShapeRange, to_json
-    from accel.graph.int32 import narrow_file
     from accel.run import job
 
-    for flag, given, known in (("--level", level, LEVELS), ("--runtime", runtime, RUNTIMES)):
-        if given not in known:
-            expected = f"{', '.join(known[:-1])} or {known[-1]}{nearest(given, known)}"
-            raise UsageError(f"{flag} is {given!r}: expected {expected}")
+    if level not in LEVELS:
+        expected = f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}{nearest(level, LEVELS)}"
+        raise UsageError(f"--level is {level!r}: expected {expected}")
     low, high = job.shapes(min_shape or ()), job.shapes(max_shape or ())
     if odd := sorted(low.keys() ^ high.keys()):
         raise UsageError(f"input {odd[0]!r} needs both --min-shape and --max-shape: together they bound its axes")
@@ -55,7 +53,7 @@ def narrow(
         source,
         out,
         level=cast(Any, level),
-        runtime=cast(Any, runtime),
+        runtime=runtime,
         ranges=job.ranges(range or ()),
         shapes={name: ShapeRange(low[name], high[name], high[name]) for name in high},
     )

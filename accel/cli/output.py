@@ -44,19 +44,22 @@ def print_run(run: dict[str, Any], folder: Path) -> None:
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
-def judge(run: dict[str, Any], required: tuple[str, ...]) -> None:
+def judge(written: dict[str, Any], required: tuple[str, ...]) -> None:
     """Leave with the exit code that the outcomes ask for."""
+    from accel.core import document
+
+    run = document.parse(written)
     for text in required:
-        named = [v for v in run["variants"] if text in (v["id"], v["target"], f"{v['target']}@{v['device']}")]
+        named = [v for v in run.variants if text in (v.id, v.target, f"{v.target}@{v.device}")]
         if not named:
             raise CheckFailed(f"required variant {text} is not in this run", fix="--static asks for static twins")
         for v in named:
-            if v["status"] != "ok":
-                raise CheckFailed(f"required variant {v['id']} is {v['status']}: {v['reason']}", fix=v["fix"])
-    statuses = {v["status"] for v in run["variants"]}
+            if v.status != "ok":
+                raise CheckFailed(f"required variant {v.id} is {v.status}: {v.reason}", fix=v.fix)
+    statuses = {v.status for v in run.variants}
     if statuses <= {"skipped", "deferred"}:
-        first = run["variants"][0]
-        raise UnavailableError(f"nothing could be built here: {first['id']}: {first['reason']}", fix=first["fix"])
+        first = run.variants[0]
+        raise UnavailableError(f"nothing could be built here: {first.id}: {first.reason}", fix=first.fix)
     if "ok" not in statuses:
         raise CheckFailed("no variant passed", fix="the report says why for each: report.html in the run directory")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from accel.core.errors import SampleError
+from accel.core.files import replacing
 from accel.core.values import TensorSpec
 
 Feed = Mapping[str, np.ndarray]
@@ -70,15 +71,13 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
 
 def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
     """Write feeds to ``path`` under keys ``<index>/<input>``; the file appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+    with replacing(path) as new, zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as archive:
         for index, feed in feeds.items():
             for name, value in feed.items():
                 # A fixed date keeps the file's hash a function of its content.
                 entry = zipfile.ZipInfo(f"{index}/{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(entry, "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, np.ascontiguousarray(value), allow_pickle=False)
-    partial.replace(path)
 
 
 def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:

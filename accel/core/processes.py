@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -66,6 +66,64 @@ def stop_all() -> None:
         worker.kill()  # its holder sees the end and closes its pipes; closed here, their numbers could be another's
 
 
+class ProcessGroup:
+    """A process that leads a group of its own, which ends as a whole: whatever it started, also after its own end.
+
+    Ctrl-C reaches the parent alone, which ends its groups in order. Until ``end`` the leader stays unreaped,
+    so that the id of its group cannot become another's.
+
+    Args:
+        options: as for ``subprocess.Popen``.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        import psutil
+
+        self.process = psutil.Popen(command, start_new_session=True, **options)
+        self._ending = threading.Lock()
+
+    def alive(self) -> bool:
+        """Say whether the leader still runs."""
+        return self.process.returncode is None and self.process.status() != "zombie"
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for the leader's end; say whether it came within the limit."""
+        limit = time.monotonic() + limit_s
+        while self.alive():
+            if time.monotonic() >= limit:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def kill(self) -> None:
+        """End the group at once, from any thread."""
+        with self._ending:
+            if self.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self, *, grace_s: float = 0.0) -> int:
+        """End the group, the leader by SIGTERM where it does so within ``grace_s``.
+
+        Returns:
+            The leader's exit code, or minus the signal that ended it.
+        """
+        if grace_s and self.alive():
+            self.process.terminate()
+            self.wait(grace_s)
+        self.kill()
+        with self._ending:
+            return int(self.process.wait() or 0)
+
+
+def how_it_ended(code: int) -> str:
+    """Put into words what ``ProcessGroup.end`` returned."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (as the kernel does when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{hint}"
+
+
 _BOOT = """
 import importlib.util, sys
 def give(name, folder):
@@ -104,8 +162,7 @@ class Worker:
     ) -> None:
         self.log = log
         self._threads, self._timeout_s, self._python, self._tell = threads, timeout_s, python, tell
-        self._started: subprocess.Popen[bytes] | None = None
-        self._reaping = threading.Lock()
+        self._group: ProcessGroup | None = None
 
     def start(self) -> None:
         """Start the process if it was not started yet.
@@ -113,7 +170,7 @@ class Worker:
         Raises:
             WorkerDied: the user stopped the run.
         """
-        if self._started is not None:
+        if self._group is not None:
             return
         if _stopped.is_set():
             raise WorkerDied("stopped by the user")
@@ -122,14 +179,14 @@ class Worker:
         self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
         with self.log.open("ab") as sink:
-            self._started = subprocess.Popen(
+            self._group = ProcessGroup(
                 [str(self._python or sys.executable), "-P", "-c", _BOOT, *packages],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
                 env=_environment(self._threads, self._scratch),
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
             )
+        self._pipes = self._group.process.stdin, self._group.process.stdout
         _running.add(self)
         if _stopped.is_set():  # between the check above and here
             self.close()
@@ -140,11 +197,6 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _process(self) -> subprocess.Popen[bytes]:
-        assert self._started is not None
-        return self._started
 
     def call(self, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run one task in the child and return its result.
@@ -157,9 +209,8 @@ class Worker:
         line = json.dumps({"task": f"{task.__module__}:{task.__name__}", "params": params}).encode() + b"\n"
         self.start()
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+            self._pipes[0].write(line)
+            self._pipes[0].flush()
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
             raise self._died(task.__name__) from None
         try:
@@ -174,33 +225,29 @@ class Worker:
             error.log = str(self.log)
         raise error
 
-    def close(self) -> None:
-        """End the child and all it started."""
-        if self._started is None:
-            return
+    def close(self) -> int:
+        """End the child and all it started; return the child's exit code, or minus the signal, or 0 without a child."""
+        if self._group is None:
+            return 0
         _running.discard(self)
-        self.kill()
-        with self._reaping:
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        code = self._group.end()
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        return code
 
     def kill(self) -> None:
         """End the child and all it started, from any thread; the thread that holds this worker still closes it."""
-        with self._reaping:
-            if self._process.returncode is None:  # not reaped yet, so the id of its group is still its own
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
 
     def _answer(self, task: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
+        assert self._group is not None
         deadline = time.monotonic() + self._timeout_s
         received = bytearray()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(self._pipes[1], selectors.EVENT_READ)
             while True:
                 line, newline, rest = received.partition(b"\n")
                 if newline:
@@ -213,11 +260,11 @@ class Worker:
                     continue
                 left = deadline - time.monotonic()
                 if selector.select(max(0.0, min(left, LOOK_S))):
-                    chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+                    chunk = os.read(self._pipes[1].fileno(), 1 << 16)
                     if not chunk:
                         raise self._died(task)
                     received += chunk
-                elif self._ended(0.0):
+                elif not self._group.alive():
                     raise self._died(task)
                 elif left <= 0:
                     self.close()
@@ -227,27 +274,10 @@ class Worker:
                         log=str(self.log),
                     )
 
-    def _ended(self, within_s: float) -> bool:
-        """Wait for the child's end without reaping it, so that its group can still be ended."""
-        limit = time.monotonic() + within_s
-        while self._process.returncode is None:
-            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-                return True
-            if time.monotonic() >= limit:
-                return False
-            time.sleep(0.01)
-        return True
-
     def _died(self, task: str) -> WorkerDied:
-        self._ended(LOOK_S)  # its own exit code, before what it left running is ended
-        self.close()
-        code = self._process.returncode
-        if code < 0:
-            cause = f"was ended by signal {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                cause += " (as the kernel does when memory runs out)"
-        else:
-            cause = f"ended with exit code {code}"
+        assert self._group is not None
+        self._group.wait(LOOK_S)  # its own exit code, before what it left running is ended
+        cause = how_it_ended(self.close())
         return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
 
     def _tail(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from accel.core.errors import StageError
-from accel.graph.quantize import open_cpu
+from accel.graph.evaluate import open_cpu
 
 Feeds = Sequence[Mapping[str, np.ndarray]]
 _PRODUCTS = ("Conv", "MatMul", "Gemm")

@@ -25,14 +25,37 @@ from accel.core import environments
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
 from accel.core.processes import Worker
-from accel.graph import measured, qdq
+from accel.graph import evaluate, measured, qdq
 from accel.graph.autocast import autocast
 from accel.graph.measured import Range
 
 if TYPE_CHECKING:
     import onnx
 
-ENVIRONMENT = "modelopt"
+ENVIRONMENT = environments.declare(
+    environments.Environment(
+        "modelopt",
+        (
+            "nvidia-modelopt==0.47.0",
+            "onnx-graphsurgeon==0.6.1",
+            "onnxslim==0.1.98",
+            "polygraphy==0.53.6",
+            "onnxconverter-common==1.16.0",
+            "omegaconf==2.4.0",
+            "pulp==3.3.2",
+            "nvidia-ml-py==13.615.71",
+            "lief==1.0.0",
+            "cppimport==26.4.17",
+            "mako==1.4.3",
+            "markupsafe==3.0.4",
+            "pybind11==3.1.0",
+            "filelock==4.2.11",
+            "colorama==0.4.6",
+        ),
+        "its own pins ask for an older onnx and for onnxruntime-gpu, neither of which autocast needs",
+        over_main=True,
+    )
+)
 Half = Literal["fp16", "bf16"]
 LIMITS: Mapping[str, float] = {"fp16": 65504.0, "bf16": float.fromhex("0x1.fep127")}
 """Largest finite value. Source: IEEE 754 binary16; bfloat16 is binary32 cut to 8 bits of significand."""
@@ -277,7 +300,7 @@ def _only_masks(name: str, readers: Mapping[str, list[onnx.NodeProto]], outputs:
 
 def _agree(source: Path, other: Path, feeds: list[Feed], threads: int) -> bool:
     """Say whether two files give the same answers, down to rounding, on feeds from all over the samples."""
-    sessions = [measured.open_exact(p, threads, once=True) for p in (source, other)]
+    sessions = [evaluate.open_exact(p, threads, once=True) for p in (source, other)]
     for feed in feeds[:: max(1, len(feeds) // AGREEMENT_FEEDS)]:
         for truth, found in zip(*(measured.run(s, None, feed, source.name) for s in sessions), strict=True):
             if truth.dtype.kind != "f":

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, SampleError, StageError
+from accel.core.errors import InputError, SampleError
+from accel.graph.evaluate import open_exact
 from accel.graph.qdq import replace_nodes
 
 if TYPE_CHECKING:
@@ -46,36 +47,6 @@ class Range:
         """Largest magnitude: infinite where a value was infinite or NaN."""
         largest = max(abs(self.low), abs(self.high))
         return largest if math.isfinite(largest) else math.inf
-
-
-def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
-    """Open a session on the CPU that computes Q/DQ pairs as written: round, then multiply in floating point.
-
-    By default ONNX Runtime turns them into integer kernels, whose sums saturate on CPUs without VNNI: an error that a
-    GPU does not have. What it takes is given back at once: large models are typed on small machines.
-
-    Args:
-        threads: CPU threads; 0 for all.
-        once: whether few runs are worth no second, packed copy of the weights.
-
-    Raises:
-        StageError: ONNX Runtime cannot load the file.
-    """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.enable_cpu_mem_arena = False
-    options.execution_order = (
-        ort.ExecutionOrder.PRIORITY_BASED
-    )  # as the file has them: values live no longer than there
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.add_session_config_entry("session.disable_prepacking", "1" if once else "0")
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise StageError(f"ONNX Runtime cannot load {path.name}: {error}") from error
 
 
 def run(session: Any, names: Sequence[str] | None, feed: Feed, what: str) -> list[np.ndarray]:

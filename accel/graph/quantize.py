@@ -13,12 +13,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.core.errors import StageError, UsageError
 from accel.graph import qdq
+from accel.graph.evaluate import open_cpu
 from accel.graph.qdq import SWITCH, Recipe, Scale, Unit
 
 if TYPE_CHECKING:
@@ -272,16 +273,6 @@ def _search(switched: _Switched, units: Sequence[Unit], *, target_db: float, tri
 
 def _db(noise: float) -> float:
     return float(-10 * np.log10(max(noise, 1e-20)))
-
-
-def open_cpu(path: Path, threads: int) -> Any:
-    """Open a session on the CPU provider."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def for_tensorrt(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+from importlib.metadata import requires
 from typing import Any
 
 from accel.builders import targets
+from accel.builders.requirements import versions
 from accel.core import environments, hardware
 from accel.core.values import Target
 from accel.run import store
@@ -37,9 +40,11 @@ def examine() -> list[Row]:
             fix="GPU targets need a machine with one",
         ),
     ]
-    for package in ("torch", "transformers", "onnx", "onnxruntime", "openvino", "nncf", "tritonclient"):
-        found = store.package_versions(package).get(package, False)
-        rows.append(_row(package, found, needed=True, fix="make demo, or pip install -c constraints.txt -e ."))
+    required = [re.split(r"[^\w.-]", line)[0] for line in requires("accel") or () if "extra ==" not in line]
+    installed = versions(required) | store.toolchain()
+    for package in dict.fromkeys([*required, *installed]):
+        fix = "make demo, or pip install -c constraints.txt -e ."
+        rows.append(_row(package, installed.get(package, ""), needed=package in required, fix=fix))
     for name in environments.ENVIRONMENTS:
         rows.append(_row(f"environment {name}", environments.installed(name), fix=environments.fix(name)))
     rows.append(
@@ -95,7 +100,7 @@ def _row(what: str, found: Any, *, ok: bool | None = None, needed: bool = False,
     good = bool(found) if ok is None else ok
     return {
         "what": what,
-        "found": found if found is not False else "no",
+        "found": found or "no",
         "ok": good,
         "needed": needed,
         "fix": None if good else fix,

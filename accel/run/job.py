@@ -110,7 +110,7 @@ def _targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
 def _ints(given: Mapping[str, Any]) -> str:
     """Return ``io`` where a runtime takes part that gains by int32 or forces it."""
     wanted = _targets(given) if "targets" in given else ()
-    return "io" if any(t.name.startswith(("trt", "ort-trt", "openvino")) for t in wanted) else "keep"
+    return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(names), Mark.REPEATED]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
-from accel.core.files import link_or_copy
+from accel.core.files import link_or_copy, read_value
 from accel.core.values import (
     SCHEMA,
     FileRef,
@@ -36,7 +36,6 @@ from accel.core.values import (
     SampleSet,
     Variant,
     file_refs,
-    from_json,
     sha256_file,
     sha256_json,
     to_json,
@@ -139,21 +138,9 @@ def read(folder: Path) -> Kit:
         InputError: it is no kit, was made by a newer accel, or a file is missing or was changed.
     """
     path = folder / MANIFEST
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder} has no {MANIFEST}", fix="give the folder variants/<id>/kit of a run with a deferred variant"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}", fix="copy the kit again") from error
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise InputError(f"{path} has schema {schema!r}, expected {SCHEMA} or older", fix="update accel")
-    try:
-        kit = from_json(Kit, data)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}", fix="copy the kit again") from error
+    missing = "give the folder variants/<id>/kit of a run with a deferred variant"
+    kit = read_value(path, Kit, missing=missing, fix="copy the kit again")
+    data = json.loads(path.read_text())
     if sha256_json({**data, "seal": ""}) != kit.seal:
         raise InputError(f"{path} was changed since the kit was made", fix="copy the kit again")
     for file in kit.files:

@@ -20,6 +20,7 @@ from typing import Any, Literal, cast, get_args
 from accel.bench.load import Arrivals, Load
 from accel.bench.ranges import concurrencies, rates
 from accel.bench.served import Labels, Method
+from accel.builders import targets
 from accel.core import hardware
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
@@ -161,7 +162,7 @@ def configure(root: Path, *, batching: bool, instances: int) -> bool:
         if any(key in model.parameters for key in THREADS):
             for key in THREADS:
                 model.parameters.pop(key, None)
-            wanted = configs.measured_parameters(model.backend, threads=hardware.cpu_threads(), instances=instances)
+            wanted = targets.backend(model.backend).parameters(hardware.cpu_threads(), instances)
             for key, value in wanted.items():
                 model.parameters[key].string_value = value
         write_text(file, configs.to_text(model))

@@ -7,16 +7,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from accel.builders import targets
+from accel.core.document import Served
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
 from accel.run.job import TWIN, Job
-from accel.run.serving import Session
 from accel.run.stages import Proof, Stage
 from accel.run.tasks import Described, Emitted
-
-BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
-"""The target that is the source framework itself: what speed-ups are relative to."""
 
 Outcome = Skipped | Deferred | Failed
 
@@ -57,7 +55,7 @@ class Result:
 
 @dataclass(slots=True)
 class Run:
-    """Everything a run found; ``runfile`` writes it down."""
+    """Everything a run found; ``run_json`` writes it down."""
 
     job: Job
     hardware: Hardware
@@ -65,7 +63,7 @@ class Run:
     onnx: Stage | None
     narrowed: Stage | None
     results: list[Result]
-    served: Session | None = None
+    served: Served | None = None
     decisions: tuple[Decision, ...] = ()
     timings_s: dict[str, float] = field(default_factory=dict)
 
@@ -136,7 +134,6 @@ def standing(result: Result) -> tuple[Status, str | None, str | None]:
 
 def baseline(results: Sequence[Result], source: ModelSource, device: str) -> str | None:
     """Return the id of the source framework's own variant on a device, if it was asked for."""
-    found = [
-        r.variant.id for r in results if r.variant.target.name == BASELINES[source.framework] and not r.variant.static
-    ]
+    target = targets.baseline(source.framework)
+    found = [r.variant.id for r in results if r.variant.target.name == target and not r.variant.static]
     return next((id for id in found if id.endswith(f"@{device}")), found[0] if found else None)

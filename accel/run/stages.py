@@ -13,11 +13,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from accel import exporters
 from accel.accuracy import parity
 from accel.builders import TargetInfo, targets
-from accel.core import environments
+from accel.builders.requirements import versions
+from accel.core import environments, imports
 from accel.core.hardware import Hardware
 from accel.core.processes import Worker
 from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant
@@ -39,12 +41,6 @@ FILES = "files"
 LOG = "build.log"
 REPOSITORY = "repository"
 """Folder of the Triton model repository inside an emission's result."""
-
-TOOLCHAIN = (
-    *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "numpy", "tritonclient"),
-    *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
-    *("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "polygraphy"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,7 @@ class Stages:
         self._job = job
         self._hardware = hardware
         self._store = kept
-        self._versions = store.package_versions(*TOOLCHAIN) | {"python": sys.version.split()[0]}
+        self._versions = _versions(*exporters.PACKAGES)
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
 
@@ -184,9 +180,7 @@ class Stages:
             onnx=(onnx.value.file.sha256, [f.sha256 for f in onnx.value.data]),
             samples=made.samples.sha256,
             contract=(made.source.inputs, made.source.outputs),
-            code=self._builder_code(variant),
-            versions=self._versions,
-            environment=environments.requirements("modelopt"),
+            **_builder(variant),
         )
 
         def make(folder: Path) -> Typed:
@@ -206,8 +200,7 @@ class Stages:
             typed=typed.key,
             reference=reference.key,
             gates=dict(self._job.gates),
-            code=store.code_hash("accuracy", "run/tasks.py", "builders", "graph"),
-            versions=self._versions,
+            code=store.code_hash("accuracy", "run/tasks.py"),
             hardware=self._hardware.fingerprint,
         )
 
@@ -245,6 +238,7 @@ class Stages:
         job = self._job
         overrides = job.overrides.get(variant.target.name, "")
         row = releases.release(job.triton_release)
+        builder = targets.discover()[variant.target.name]
         kit = kits.Kit(
             variant=variant,
             source=made.source,
@@ -255,7 +249,9 @@ class Stages:
             feeds=reference.value.feeds,
             settings={**job.carried, "constraints": job.constraints, "overrides": overrides},
             toolchain=kits.Toolchain(
-                {"tensorrt": row.tensorrt} if row.tensorrt is not None else {}, image(row), self._versions
+                {p: v for b in builder.backends for p, v in releases.carried(row, b.name).items() if v is not None},
+                image(row),
+                _versions(*builder.packages),
             ),
             reason=reason,
             command=job.command,
@@ -304,9 +300,7 @@ class Stages:
             contract=(made.source.inputs, made.source.outputs),
             data=[f.sha256 for f in onnx.value.data] if onnx and info.needs == "onnx" else [],
             calibration=made.samples.sha256 if info.calibration or _measures_ranges(info) else None,
-            code=self._builder_code(variant),
-            versions=self._versions,
-            environment=environments.requirements(targets.discover()[variant.target.name].environment(variant.target)),
+            **_builder(variant),
             kind=(made.source.mask, made.source.family),
             hardware=self._hardware.fingerprint,
         )
@@ -416,7 +410,7 @@ class Stages:
             pipeline=pipeline,
             threads=self._job.threads,
             machine=self._hardware.id,
-            code=store.code_hash("triton", "core/values.py", "builders"),
+            code=store.code_hash("triton", "core/values.py"),
         )
 
         def make(folder: Path) -> Emitted:
@@ -472,19 +466,28 @@ class Stages:
         """Return the interpreter that builds and runs a variant."""
         return environments.python(targets.discover()[variant.target.name].environment(variant.target))
 
-    def _builder_code(self, variant: Variant) -> str:
-        module = sys.modules[type(targets.discover()[variant.target.name]).__module__]
-        shared = [str(p) for p in (store.PACKAGE / "builders").rglob("*.py") if not p.stem.startswith("to_")]
-        loads = targets.info(variant.target).needs in ("torch", "tensorflow") or "frontend" in variant.options
-        loader = ["exporters"] if loads else []
-        return store.code_hash(str(module.__file__), "graph", *shared, *loader)
-
     def _stage(self, name: str, key: str, cls: type[T], make: Callable[[Path], T]) -> Stage[T]:
         if (value := self._store.get(name, key, cls)) is not None:
             return Stage(value, self._store.folder(name, key), key, cached=True)
         with self._store.writing(name, key) as folder:
             value = make(folder)
             return Stage(value, self._store.put(name, key, value, folder), key, cached=False)
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    """Return package → installed version, with Python's and NumPy's, which every stage runs on."""
+    return versions([*packages, "numpy"]) | {"python": sys.version.split()[0]}
+
+
+def _builder(variant: Variant) -> dict[str, Any]:
+    """Return the parts of a key that say what builds a variant: the code, its packages and its environments' pins."""
+    builder, info = targets.discover()[variant.target.name], targets.info(variant.target)
+    loads = exporters.PACKAGES if info.needs_source else ()
+    return {
+        "code": imports.code_hash(type(builder).__module__),
+        "versions": _versions(*builder.packages, *loads),
+        "environments": [environments.requirements(name) for name in (info.environment, *info.helpers)],
+    }
 
 
 def _measures_ranges(info: TargetInfo) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from accel.builders import TypedBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, read_feeds, write_feeds
+from accel.core.feeds import Feed, read_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -114,7 +114,7 @@ def narrow(
         folder: where the files of ``onnx`` lie.
     """
     from accel.exporters.check import read_onnx
-    from accel.graph.int32 import narrow_file, prove_int32_interior
+    from accel.graph.narrow import narrow_file, prove_int32_interior
 
     file, out = folder / onnx.file.path, out_dir / onnx.file.path
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
@@ -297,32 +297,6 @@ def emit(made: Emission) -> Emitted:
         added = ensemble.add(made.root, made.pipeline)
         emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
     return Emitted(emitted)
-
-
-def bench_feeds(
-    described: Described,
-    samples_folder: Path,
-    points: Mapping[str, Mapping[str, tuple[int, ...]]],
-    out: Path,
-    items: int | None = None,
-) -> None:
-    """Write the inputs that variants are timed on: real samples brought to each point's shapes.
-
-    Args:
-        points: key of the point → shapes by input.
-        out: ``.npz`` with keys ``<point>/<input>``.
-        items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
-    """
-    from accel.exporters.samples import fit_shape
-
-    source = described.source
-    stored = read_feeds(samples_folder / described.samples.gate.path)
-    shaped = {}
-    for point, shapes in points.items():
-        for number, name in enumerate(sorted(stored)[: items or 1]):
-            key = point if items is None else f"{point}-{number}"
-            shaped[key] = fit_shape(stored[name], source.inputs, shapes, mask=source.mask)
-    write_feeds(out, shaped)
 
 
 _loaded: list[SourceModel] = []

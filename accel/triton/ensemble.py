@@ -20,12 +20,13 @@ import dataclasses
 import json
 import shutil
 import sys
-import uuid
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import InputError, OutputError
+from accel.core.errors import InputError
+from accel.core.files import writing
 from accel.core.processing import File, Own, Pipeline, Tokenize
 from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch
@@ -61,9 +62,9 @@ def add(root: Path, pipeline: Pipeline) -> tuple[str, ...]:
     names = (*(m.name for m in steps), ensemble.name)
     if taken := [n for n in names if (root / n).exists()]:
         raise InputError(f"{root} has a model {taken[0]!r} already: the ensemble needs that name", fix="--model-name")
-    fresh = root.parent / f".{root.name}.ensemble-{uuid.uuid4().hex[:8]}"
-    try:
-        fresh.mkdir()
+    beside = root.parent  # on one file system, so that models are moved in by renaming
+    with writing(root), tempfile.TemporaryDirectory(prefix=f".{root.name}.ensemble-", dir=beside) as scratch:
+        fresh = Path(scratch)
         for model in steps:
             _write_step(fresh, model, manifest)
         if isinstance(pipeline.post, Own) and post is not None:
@@ -93,12 +94,6 @@ def add(root: Path, pipeline: Pipeline) -> tuple[str, ...]:
             ),
             root,
         )
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the ensemble of {root}: {error}", fix="free space, or give another -o"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return names
 
 

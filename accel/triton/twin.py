@@ -18,6 +18,7 @@ from typing import Any
 from accel.builders import targets
 from accel.core.errors import InputError, OutputError, UnavailableError
 from accel.core.feeds import write_feeds
+from accel.core.files import replacing
 from accel.core.values import Repository, Skipped
 from accel.triton import ensemble, overrides
 from accel.triton import manifest as manifests
@@ -29,9 +30,6 @@ from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.releases import Release
 from accel.triton.releases import release as find_release
 from accel.triton.repository import ARTIFACT_FOLDER, emit
-
-UNBATCHED = ("openvino", "pytorch")
-"""Native backends whose ``max_batch_size`` is 0 because they cannot batch, whatever the user wants."""
 
 
 def write_twin(root: Path, out: Path, *, release: str) -> Repository:
@@ -62,48 +60,39 @@ def write_twin(root: Path, out: Path, *, release: str) -> Repository:
     configs = read_configs(root)
     holder, files = _holder(root, manifest)
     name = _client_name(configs, holder)
-    try:
-        with tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
-            samples, reference = _points(root, manifest, Path(scratch))
-            made = emit(
-                manifest.artifact,
-                files,
-                inputs=manifest.inputs,
-                outputs=manifest.outputs,
-                builder=builder,
-                release=release,
-                root=out,
-                run_dir=out.parent,
-                model_name=name,
-                model_version=manifest.version,
-                samples=samples,
-                reference=reference,
-                parity=manifest.parity,
-                unproved=manifest.unproved_int64,
-                mask=manifest.mask,
-                detections=manifest.detections,
-                python=True,
-                overrides=_batch_asked(manifest),
-            )
+    with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
+        samples, reference = _points(root, manifest, Path(scratch))
+        made = emit(
+            manifest.artifact,
+            files,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            builder=builder,
+            release=release,
+            root=fresh,
+            run_dir=out.parent,
+            model_name=name,
+            model_version=manifest.version,
+            samples=samples,
+            reference=reference,
+            parity=manifest.parity,
+            unproved=manifest.unproved_int64,
+            mask=manifest.mask,
+            detections=manifest.detections,
+            python=True,
+            overrides=_batch_asked(manifest),
+        )
         if isinstance(made, Skipped):
             raise UnavailableError(made.reason, fix=made.fix)
-        _keep(configs[holder], root / holder, out / name)
+        _keep(configs[holder], root / holder, fresh / name)
         around = ensemble.parts(manifest, configs)
         carried = [model for model in manifest.models if model not in (name, holder, *around)]
         for model in carried:
-            link_tree(root / model, out / model)
-        _describe(out, manifest, row, name=name, carried=carried)
+            link_tree(root / model, fresh / model)
+        _describe(fresh, manifest, row, name=name, carried=carried)
         pipeline = ensemble.read(root)
-        added = ensemble.add(out, pipeline) if pipeline is not None else ()
-    except OSError as error:
-        shutil.rmtree(out, ignore_errors=True)
-        raise OutputError(
-            f"cannot write the twin {out}: {error}", fix="free space, or choose another folder"
-        ) from error
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
-    return dataclasses.replace(made, models=(name, *carried, *added))
+        added = ensemble.add(fresh, pipeline) if pipeline is not None else ()
+    return dataclasses.replace(made, root=out.name, models=(name, *carried, *added))
 
 
 def _holder(root: Path, manifest: Manifest) -> tuple[str, Path]:
@@ -139,7 +128,7 @@ def _points(root: Path, manifest: Manifest, folder: Path) -> tuple[Path, Path]:
 def _batch_asked(manifest: Manifest) -> str:
     """Return the override of the batch size, where the user gave one to a backend that can batch."""
     asked = overrides.max_batch_size(manifest.overrides)
-    return "" if asked is None or manifest.backend in UNBATCHED else f"max_batch_size: {asked}"
+    return "" if asked is None or not targets.backend(manifest.backend).batches else f"max_batch_size: {asked}"
 
 
 def _keep(native: Any, origin: Path, folder: Path) -> None:

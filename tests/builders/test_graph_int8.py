@@ -7,8 +7,9 @@ from small_onnx import convnet, mlp
 
 from accel.core.errors import StageError
 from accel.graph import convolutions, qdq
+from accel.graph.evaluate import open_cpu
 from accel.graph.fuse import attention_layers, fuse
-from accel.graph.quantize import open_cpu, quantize_matmuls
+from accel.graph.quantize import quantize_matmuls
 from accel.run.inspection import int8_products
 
 

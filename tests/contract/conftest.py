@@ -2,7 +2,8 @@
 
 Targets that start from TensorFlow get a Keras encoder with the same inputs and outputs.
 
-Builds and answers come from worker processes, as in a run; each target is built once for the whole session.
+Builds and answers come from worker processes, as in a run; each target is built once for the whole session. What needs
+no runtime of a target (the source, its export, comparisons) shares one process: a start costs more than the task.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -64,15 +65,16 @@ class Bench:
     source: ModelSource
     samples: SampleSet
     onnx: OnnxModel
+    own: Worker
     made: dict[str, Artifact] = field(default_factory=dict)
 
     def skip_reason(self, target: Target) -> Skipped | None:
         return targets.discover()[target.name].available(target)
 
     def task(self, target: Target | None, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        python = None
-        if target is not None:
-            python = environments.python(targets.discover()[target.name].environment(target))
+        if target is None:
+            return self.own.call(task, *args, **kwargs)
+        python = environments.python(targets.discover()[target.name].environment(target))
         log = self.folder / f"{task.__name__}.log"
         with Worker(log, threads=THREADS, timeout_s=240, python=python) as worker:
             return worker.call(task, *args, **kwargs)
@@ -110,8 +112,8 @@ class Bench:
     def answers(self, artifact: Artifact) -> tuple[Path, str]:
         """Run the variant over all samples; returns the answers' file and the observed precision."""
         out = self.folder / f"answers-{artifact.variant.id}.npz"
-        files = self.variant_folder(artifact.variant)
-        samples, target = self.folder / "samples", artifact.variant.target
+        files, target = self.variant_folder(artifact.variant), artifact.variant.target
+        samples = self.folder / "samples"
         return out, self.task(target, tasks.answers, artifact, files, self.described, samples, out, THREADS).precision
 
     def typed_answers(self, target: Target, typed: Typed, folder: Path) -> Path:
@@ -165,7 +167,7 @@ def bench(request: pytest.FixtureRequest, target: Target) -> Bench:
 
 
 @pytest.fixture(scope="session")
-def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("contract-keras")
     (folder / "encoder.py").write_text(KERAS)
     asked = recognise(
@@ -175,11 +177,12 @@ def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         opt_shapes={"input_ids": (1, 32)},
         max_shapes={"input_ids": (8, 64)},
     )
-    return make_bench(folder, asked)
+    with Worker(folder / "source.log", threads=THREADS, timeout_s=240) as own:
+        yield make_bench(folder, asked, own)
 
 
 @pytest.fixture(scope="session")
-def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("contract")
     model = folder / "tiny-bert"
     model.mkdir()
@@ -196,14 +199,14 @@ def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         opt_shapes={"input_ids": (1, 32)},
         max_shapes={"input_ids": (8, 64)},
     )
-    return make_bench(folder, asked)
+    with Worker(folder / "source.log", threads=THREADS, timeout_s=240) as own:
+        yield make_bench(folder, asked, own)
 
 
-def make_bench(folder: Path, asked: SourceRequest) -> Bench:
-    """Describe, run and export a source, in one process as in a run."""
+def make_bench(folder: Path, asked: SourceRequest, own: Worker) -> Bench:
+    """Describe, run and export a source."""
     samples, truth = folder / "samples", folder / "reference.npz"
-    with Worker(folder / "source.log", threads=THREADS, timeout_s=240) as worker:
-        described = worker.call(tasks.describe, asked, samples)
-        worker.call(tasks.reference, described, samples, truth)
-        onnx = worker.call(tasks.export, described, samples, truth, folder / "onnx", opset=18)
-    return Bench(folder, described.source, described.samples, onnx)
+    described = own.call(tasks.describe, asked, samples)
+    own.call(tasks.reference, described, samples, truth)
+    onnx = own.call(tasks.export, described, samples, truth, folder / "onnx", opset=18)
+    return Bench(folder, described.source, described.samples, onnx, own)

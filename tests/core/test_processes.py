@@ -91,6 +91,21 @@ def test_a_hang_ends_at_the_limit(tasks_file):
     assert "--timeout" in caught.value.fix
 
 
+@pytest.mark.parametrize(("ignores", "code", "how"), [(False, -15, "SIGTERM"), (True, -9, "SIGKILL")])
+def test_a_group_may_end_by_itself_before_it_is_made_to(ignores, code, how):
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if ignores else ""
+    script = f"import signal, sys, time; {ignore} print(flush=True); time.sleep(600)"
+    group = processes.ProcessGroup([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert group.process.stdout.readline() == b"\n"
+    assert group.alive()
+    assert not group.wait(0.0)
+    assert group.end(grace_s=20.0 if not ignores else 0.2) == code
+    assert not group.alive()
+    assert group.end() == code
+    assert how in processes.how_it_ended(code)
+    group.process.stdout.close()
+
+
 def _gone(pid):
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Mode, Session, TargetInfo
+from accel.builders import Builder, Mode, Session, TargetInfo
 from accel.core.values import (
     Artifact,
     BuildRequest,
@@ -104,7 +104,7 @@ class Options:
     """None."""
 
 
-class EmbeddingBuilder:
+class EmbeddingBuilder(Builder):
     """Builds and opens the table; says what the test wants about Triton."""
 
     targets: Mapping[str, TargetInfo] = {

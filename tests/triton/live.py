@@ -135,7 +135,7 @@ class Live:
         if environment == environments.MAIN and not variant.target.name.startswith("aoti"):
             return task(*args, **kwargs)
         python = environments.python(environment)
-        with Worker(self.folder / "task.log", threads=THREADS, timeout_s=120, python=python) as worker:
+        with Worker(self.folder / "task.log", threads=THREADS, timeout_s=300, python=python) as worker:
             return worker.call(task, *args, **kwargs)
 
     def _build(self, variant: Variant) -> Artifact:

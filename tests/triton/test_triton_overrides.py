@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
+from accel.builders import targets
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
 from accel.run.job import assemble
@@ -21,7 +22,6 @@ from accel.triton.config import (
     TritonConfig,
     WarmupSample,
     check,
-    measured_parameters,
     parse,
     to_protobuf,
     to_text,
@@ -465,7 +465,7 @@ def test_a_file_cannot_take_the_place_of_the_config(bench, tmp_path):
     ],
 )
 def test_instances_share_the_threads_of_the_measurement(backend, instances, expected):
-    assert measured_parameters(backend, threads=4, instances=instances) == expected
+    assert targets.backend(backend).parameters(4, instances) == expected
 
 
 def test_the_hardware_names_a_config_of_its_own(bench):

@@ -87,9 +87,9 @@ class HeldBack:
         return float(metric(expected, answered, list(self._feeds.values())))
 
     def _answer(self, onnx: Path, out: Path) -> None:
-        from accel.graph import measured
+        from accel.graph import evaluate
 
-        session = measured.open_exact(onnx, self._request.threads)
+        session = evaluate.open_exact(onnx, self._request.threads)
         names = [spec.name for spec in self._request.source.outputs]
         answers = {}
         for number, feed in self._feeds.items():

@@ -62,13 +62,13 @@ class TypedSession(Session):
     """A typed file on the CPU: every half value rounded as its type says, Q/DQ pairs computed as written."""
 
     def __init__(self, onnx: Path, source: ModelSource, *, threads: int) -> None:
-        from accel.graph import fp16, measured
+        from accel.graph import evaluate, fp16
 
         super().__init__(source.inputs, source.outputs)
         with tempfile.TemporaryDirectory(prefix="accel-emulated-") as scratch:
             emulated = Path(scratch) / onnx.name
             fp16.emulate(onnx, emulated)
-            self._session = measured.open_exact(emulated, threads)
+            self._session = evaluate.open_exact(emulated, threads)
         self._names = [spec.name for spec in source.outputs]
         self._feed: Feed = {}
         self._results: list[np.ndarray] = []

@@ -25,7 +25,8 @@ from pathlib import Path
 from accel.bench.endpoint import Endpoint
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests
-from accel.triton import plans
+from accel.triton import twin
+from accel.triton.lint import plans
 from accel.triton.reading import read_configs
 from accel.triton.servers import hosts
 from accel.triton.servers.asking import http_name, metadata, ready, twins_at
@@ -84,7 +85,7 @@ class Server:
     def alive(self) -> bool:
         """Say whether the server still runs; for a URL, whether it answers."""
         if self._running is not None:
-            return self._running.exit_code() is None
+            return self._running.group.alive()
         return metadata(self.endpoint.grpc) is not None
 
     def failure(self) -> StageError:
@@ -171,7 +172,7 @@ def start(
         grpc=f"{LOCALHOST}:{ports['grpc']}",
         http=f"{LOCALHOST}:{ports['http']}",
         metrics=f"{LOCALHOST}:{ports['metrics']}",
-        pid=running.process.pid,
+        pid=running.group.process.pid,
         release=hosts.release_of(version) or host.release,
         via=host.via,
     )
@@ -298,8 +299,6 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
     Raises:
         InputError: the server lacks a backend, and the repository has no manifest of which a twin could be made.
     """
-    from accel.triton import twin
-
     missing = _lacking(root, host)
     if not (root / manifests.FILENAME).exists():
         if missing or python_backend:
@@ -333,11 +332,11 @@ def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
     Raises:
         StageError: it ended, or is not ready at the deadline; the message says why.
     """
-    while running.exit_code() is None:
+    while running.group.alive():
         version = ready(running.name, *(f"{LOCALHOST}:{ports[service]}" for service in ("grpc", "http", "metrics")))
         time.sleep(LOOK_S)
         # The metrics service comes last, and a server that could not have its port ends at once.
-        if version is not None and running.exit_code() is None:
+        if version is not None and running.group.alive():
             return version
         if time.monotonic() > deadline:
             why = f"the server was not ready in time: {reasons(running.printed())}"

@@ -11,27 +11,34 @@ any other index an error, so no valid run is lost.
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+import onnx
+import onnx_ir as ir
 
 from accel.core.errors import UsageError, nearest
 from accel.core.values import ShapeRange
-from accel.graph.narrow_report import AxisRange, InputRange
-from accel.graph.ranges_facts import INT64, LIMITS, Dims, Fact, Interval, join, known, unknown
-from accel.graph.ranges_inference import bound_axes, constant_fact, infer, node_graphs, overridable, real_inputs, typed
-from accel.graph.ranges_moves import RULES
-from accel.graph.ranges_rules import Call
-from accel.graph.ranges_shapes import sizes
+from accel.graph.narrow.facts import INT64, LIMITS, Fact, Interval, join, known, unknown
+from accel.graph.narrow.inference import (
+    Kind,
+    bodies,
+    bound_axes,
+    constant_fact,
+    constants,
+    infer,
+    overridable,
+    real_inputs,
+)
+from accel.graph.narrow.moves import RULES
+from accel.graph.narrow.report import AxisRange, InputRange
+from accel.graph.narrow.rules import Call
+from accel.graph.narrow.sizes import sizes
 
-ONNX_DOMAINS = ("", "ai.onnx")
 _KEEP_ELEMENTS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 _MAX_FIXPOINT_DEPTH = 2
 """Loops nested deeper get no second try at bounds for what they carry, so that time stays linear."""
+_NOTHING = Fact(0, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +55,21 @@ class Analysis:
     """What is known about a model.
 
     Attributes:
-        facts: every value of the main graph by name.
+        facts: every named value of the main graph.
         inner: values of the sub-graphs.
-        makers: value → operator that makes it, for messages.
         inputs / axes: the preconditions under which all of this holds.
         watched: node, operator and bounds over all integer inputs, of each node whose operator was asked for.
     """
 
-    facts: Mapping[str, Fact]
+    facts: Mapping[ir.Value, Fact]
     inner: tuple[InnerValue, ...]
-    makers: Mapping[str, str]
     inputs: tuple[InputRange, ...]
     axes: tuple[AxisRange, ...]
     watched: tuple[tuple[str, str, int, int], ...] = ()
 
 
 def analyse(
-    model: ModelProto,
-    folder: Path,
+    model: ir.Model,
     *,
     ranges: Mapping[str, Interval],
     shapes: Mapping[str, ShapeRange],
@@ -74,8 +78,7 @@ def analyse(
     """Bound every value of the model.
 
     Args:
-        model: a checked model, loaded without its external data.
-        folder: where its external data lies; only small integer tensors of it are read.
+        model: a checked model; of its external data only small integer tensors are read.
         ranges: declared range by input, both ends inclusive.
         shapes: shape range by input; axes without one may be 0 to 2**31 - 1 long.
         watch: operators whose integer inputs are wanted.
@@ -84,40 +87,33 @@ def analyse(
         UsageError: a range or shape that contradicts the model or itself.
         InputError: types that contradict each other, or broken external data.
     """
-    inputs = [_copy(v) for v in real_inputs(model)]
-    axes, axis_ranges = bound_axes(inputs, shapes)
-    _check_ranges(inputs, ranges)
-    inferred = infer(model, inputs)
-    walk = _Walk(inferred, axes, folder, watch)
+    given = [ir.to_proto(v) for v in real_inputs(model)]
+    axes, axis_ranges = bound_axes(given, shapes)
+    _check_ranges(given, ranges)
+    walk = _Walk(model, infer(model, given, axes), watch)
     replaced = overridable(model)
-    facts: dict[str, Fact] = {}
-    for tensor in model.graph.initializer:
-        if tensor.name not in replaced:
-            facts[tensor.name] = constant_fact(tensor, folder)
-    kinds = typed(inferred.graph, axes)
-    taken = {name: kinds[name] for name in (v.name for v in inferred.graph.input)}
+    for value, tensor in constants(model).items():
+        if value.is_initializer() and value not in replaced:
+            walk.facts[value] = constant_fact(tensor)
     found = [InputRange(n, lo, hi, "declared", "declared by the user") for n, (lo, hi) in ranges.items()]
-    found += _gather_preconditions(inferred, {v.name for v in inputs} - set(ranges) - replaced, facts, kinds)
+    undeclared = [v for v in real_inputs(model) if v.name not in ranges and v not in replaced]
+    found += _gather_preconditions(model, undeclared, walk)
     bounds = {r.name: (r.lo, r.hi) for r in found}
-    for name, (dtype, dims) in taken.items():
-        facts.setdefault(name, known(dtype, bounds.get(name, LIMITS.get(dtype)), dims))
-    walk.run(inferred.graph, facts, depth=0, path="", kinds=kinds)
-    return Analysis(facts, tuple(walk.inner), walk.makers, tuple(found), axis_ranges, tuple(walk.watched))
+    for value in real_inputs(model):
+        dtype, dims = walk.kinds[value]
+        walk.facts[value] = known(dtype, bounds.get(value.name, LIMITS.get(dtype)), dims)
+    walk.run(model.graph, depth=0, path="")
+    facts = {v: fact for v, fact in walk.facts.items() if v.graph is model.graph and v.name}
+    return Analysis(facts, tuple(walk.inner), tuple(found), axis_ranges, tuple(walk.watched))
 
 
-def _copy(value: ValueInfoProto) -> ValueInfoProto:
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
-    return copy
-
-
-def _check_ranges(inputs: Sequence[ValueInfoProto], ranges: Mapping[str, Interval]) -> None:
-    types = {v.name: v.type.tensor_type.elem_type for v in inputs}
+def _check_ranges(inputs: Sequence[onnx.ValueInfoProto], ranges: Mapping[str, Interval]) -> None:
+    types = {v.name: ir.DataType(v.type.tensor_type.elem_type) for v in inputs}
     for name, (lo, hi) in ranges.items():
         if name not in types:
             raise UsageError(f"range for unknown input {name!r}{nearest(name, types)}", fix=f"inputs: {list(types)}")
-        if types[name] not in LIMITS or types[name] == TensorProto.BOOL:
-            kind = TensorProto.DataType.Name(types[name]).lower()
+        if types[name] not in LIMITS or types[name] == ir.DataType.BOOL:
+            kind = types[name].name.lower()
             raise UsageError(f"range for input {name!r}, which holds {kind}, not integers", fix="leave it out")
         if lo > hi:
             raise UsageError(f"range of input {name!r} contradicts itself: {lo} is above {hi}", fix=f"{name}={hi}:{lo}")
@@ -126,116 +122,93 @@ def _check_ranges(inputs: Sequence[ValueInfoProto], ranges: Mapping[str, Interva
             raise UsageError(f"range [{lo}, {hi}] of input {name!r} exceeds its type: [{low}, {high}]")
 
 
-def _gather_preconditions(
-    model: ModelProto,
-    undeclared: set[str],
-    facts: Mapping[str, Fact],
-    kinds: Mapping[str, tuple[int, Dims | None]],
-) -> list[InputRange]:
-    origin = {name: name for name in undeclared if kinds[name][0] in (TensorProto.INT64, TensorProto.INT32)}
+def _gather_preconditions(model: ir.Model, undeclared: Sequence[ir.Value], walk: _Walk) -> list[InputRange]:
+    kinds = walk.kinds
+    origin = {v: v.name for v in undeclared if kinds[v][0] in (ir.DataType.INT64, ir.DataType.INT32)}
     rows: dict[str, tuple[int, str]] = {}
-    for node in model.graph.node:
-        if node.domain not in ONNX_DOMAINS or not node.input:
+    for node in model.graph:
+        if node.domain or not node.inputs:
             continue
-        source = origin.get(node.input[0])
-        widened = node.op_type == "Cast" and kinds.get(node.output[0], (0, None))[0] == TensorProto.INT64
+        source = origin.get(node.inputs[0])
+        widened = node.op_type == "Cast" and kinds.get(node.outputs[0], (0, None))[0] == ir.DataType.INT64
         if source and (node.op_type in _KEEP_ELEMENTS or widened):
-            origin[node.output[0]] = source
-        if node.op_type != "Gather" or node.input[1] not in origin:
+            origin[node.outputs[0]] = source
+        if node.op_type != "Gather" or node.inputs[1] not in origin:
             continue
-        table = facts[node.input[0]].dims if node.input[0] in facts else kinds.get(node.input[0], (0, None))[1]
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        rows_of = node.inputs[0]
+        table = walk.facts[rows_of].dims if rows_of in walk.facts else kinds.get(rows_of, (0, None))[1]
+        axis = node.attributes.get_int("axis", 0)
         if not table or not -len(table) <= axis < len(table) or not 0 < table[axis][1] <= 2**31:
             continue
-        name, size = origin[node.input[1]], table[axis][1]
+        name, size = origin[node.inputs[1]], table[axis][1]
         if name not in rows or size < rows[name][0]:
             rows[name] = (
                 size,
-                f"indexes the {size} rows of {node.input[0]!r} in Gather {node.name or node.output[0]!r}",
+                f"indexes the {size} rows of {rows_of.name!r} in Gather {node.name or node.outputs[0].name!r}",
             )
     return [InputRange(name, -size, size - 1, "gather", reason) for name, (size, reason) in rows.items()]
 
 
 class _Walk:
-    """One pass over a graph and its bodies. ``inner`` and ``makers`` collect what the report needs."""
+    """One pass over a graph and its bodies. ``inner`` and ``watched`` collect what the report needs."""
 
-    def __init__(
-        self, model: ModelProto, axes: Mapping[str, Interval], folder: Path, watch: frozenset[str] = frozenset()
-    ) -> None:
-        self.opset = max((o.version for o in model.opset_import if o.domain in ONNX_DOMAINS), default=1)
-        self.functions = {(f.domain, f.name) for f in model.functions}
-        self.axes = axes
-        self.folder = folder
+    def __init__(self, model: ir.Model, kinds: Mapping[ir.Value, Kind], watch: frozenset[str]) -> None:
+        self.opset = model.opset_imports.get("", 1)
+        self.functions = model.functions
+        self.kinds = kinds
+        self.facts: dict[ir.Value, Fact] = {}
         self.inner: list[InnerValue] = []
         self.watched_ops = watch
         self.watched: list[tuple[str, str, int, int]] = []
-        self.makers: dict[str, str] = {}
 
-    def run(
-        self,
-        graph: GraphProto,
-        facts: Any,
-        *,
-        depth: int,
-        path: str,
-        kinds: Mapping[str, tuple[int, Dims | None]] | None = None,
-        record: bool = True,
-    ) -> None:
-        """Add a fact for every value of ``graph`` to the mapping ``facts``, which already holds its inputs."""
-        kinds = typed(graph, self.axes) if kinds is None else kinds
-        for node in graph.node:
-            outputs = [unknown(*kinds.get(name, (0, None))) for name in node.output]
-            results = self.node(node, facts, outputs, depth=depth, path=path, record=record)
-            for name, before, after in zip(node.output, outputs, results, strict=True):
+    def run(self, graph: ir.Graph, *, depth: int, path: str, record: bool = True) -> None:
+        """Find a fact for every value that the nodes of a graph make; those of its inputs are there already."""
+        for node in graph:
+            outputs = [unknown(*self.kinds.get(value, (0, None))) for value in node.outputs]
+            results = self.node(node, outputs, depth=depth, path=path, record=record)
+            for value, before, after in zip(node.outputs, outputs, results, strict=True):
                 # A rule may not change the type that inference found.
-                facts[name] = after if before.dtype in (0, after.dtype) else before
+                self.facts[value] = after if before.dtype in (0, after.dtype) else before
                 if record and depth:
-                    self.inner.append(InnerValue(f"{path}{name}", node.op_type, facts[name]))
-                elif record:
-                    self.makers[name] = node.op_type
+                    self.inner.append(InnerValue(f"{path}{value.name}", node.op_type, self.facts[value]))
 
-    def node(
-        self, node: NodeProto, facts: Mapping[str, Fact], outputs: list[Fact], *, depth: int, path: str, record: bool
-    ) -> list[Fact]:
+    def node(self, node: ir.Node, outputs: list[Fact], *, depth: int, path: str, record: bool) -> list[Fact]:
         """Return one fact for each output of a node."""
-        standard = node.domain in ONNX_DOMAINS and (node.domain, node.op_type) not in self.functions
-        inputs = [facts.get(name, Fact(0, None, None)) if name else None for name in node.input]
-        bodies = node_graphs(node)
-        if bodies:
+        standard = not node.domain and node.op_identifier() not in self.functions
+        inputs = [self.facts.get(value, _NOTHING) if value is not None else None for value in node.inputs]
+        if carried := list(bodies(node)):
             below = f"{path}{node.name or node.op_type}/"
-            return self.bodies(
-                node, inputs, facts, outputs, standard, bodies, depth=depth + 1, path=below, record=record
-            )
+            return self.bodies(node, inputs, outputs, standard, carried, depth=depth + 1, path=below, record=record)
         if not standard:
             return outputs
         if node.op_type == "Constant":
-            tensors = [a.t for a in node.attribute if a.name == "value"]
-            return [constant_fact(tensors[0], self.folder)] if tensors else [_listed(node, outputs[0])]
-        call = Call(node.op_type, self.opset, inputs, _attributes(node), outputs)
+            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+            return [constant_fact(tensor)] if tensor is not None else outputs
+        attributes = {name: a.value for name, a in node.attributes.items()}
+        call = Call(node.op_type, self.opset, inputs, attributes, outputs)
         for i in range(len(outputs) if node.op_type in ("Split", "TopK") else min(len(outputs), 1)):
             out = outputs[i]
             outputs[i] = Fact(out.dtype, out.bounds, sizes(call, out.dims))
         if node.op_type in self.watched_ops and record:
-            self._watch(node, f"{path}{node.name or node.output[0]}", inputs)
+            self._watch(node, f"{path}{node.name or node.outputs[0].name}", inputs)
         rule = RULES.get(node.op_type)
         if rule is None:
             return outputs
         results = list(rule(call))[: len(outputs)]
         return results + outputs[len(results) :]
 
-    def _watch(self, node: NodeProto, path: str, inputs: Sequence[Fact | None]) -> None:
+    def _watch(self, node: ir.Node, path: str, inputs: Sequence[Fact | None]) -> None:
         wide = [f.bounds for f in inputs if f is not None and f.dtype in LIMITS and f.bounds is not None]
         if wide:
             self.watched.append((path, node.op_type, int(min(b[0] for b in wide)), int(max(b[1] for b in wide))))
 
     def bodies(
         self,
-        node: NodeProto,
+        node: ir.Node,
         inputs: Sequence[Fact | None],
-        facts: Mapping[str, Fact],
         outputs: list[Fact],
         standard: bool,
-        bodies: Sequence[GraphProto],
+        bodies: Sequence[ir.Graph],
         *,
         depth: int,
         path: str,
@@ -243,20 +216,18 @@ class _Walk:
     ) -> list[Fact]:
         """Follow If, Loop and Scan; walk the bodies of anything else knowing nothing of their inputs."""
 
-        def through(body: GraphProto, given: Sequence[Fact | None], keep: bool) -> list[Fact]:
-            local: ChainMap[str, Fact] = ChainMap({}, facts)  # type: ignore[arg-type]
-            kinds = typed(body, self.axes)
-            for tensor in body.initializer:
-                local[tensor.name] = constant_fact(tensor, self.folder)
-            for i, value in enumerate(body.input):
+        def through(body: ir.Graph, given: Sequence[Fact | None], keep: bool) -> list[Fact]:
+            for value in body.initializers.values():
+                self.facts[value] = constant_fact(value.const_value)
+            for i, value in enumerate(body.inputs):
                 fact = given[i] if i < len(given) else None
-                dtype, dims = kinds[value.name]
+                dtype, dims = self.kinds[value]
                 same = fact is not None and fact.dtype == dtype
-                local[value.name] = known(dtype, fact.bounds, dims) if same and fact else unknown(dtype, dims)
+                self.facts[value] = known(dtype, fact.bounds, dims) if same and fact else unknown(dtype, dims)
                 if keep and record:
-                    self.inner.append(InnerValue(f"{path}{value.name}", "input", local[value.name]))
-            self.run(body, local, depth=depth, path=path, kinds=kinds, record=keep and record)
-            return [local.get(value.name, Fact(0, None, None)) for value in body.output]
+                    self.inner.append(InnerValue(f"{path}{value.name}", "input", self.facts[value]))
+            self.run(body, depth=depth, path=path, record=keep and record)
+            return [self.facts.get(value, _NOTHING) for value in body.outputs]
 
         if standard and node.op_type == "If":
             branches = [through(body, [], True) for body in bodies]
@@ -266,11 +237,11 @@ class _Walk:
             return [_meet(o, j) for o, j in zip(outputs, joined, strict=True)]
         if standard and node.op_type == "Loop":
             count = inputs[0].bounds if inputs and inputs[0] is not None else None
-            turn = Fact(TensorProto.INT64, (0, max(int(count[1]) - 1, 0) if count else INT64[1]), ())
+            turn = Fact(ir.DataType.INT64, (0, max(int(count[1]) - 1, 0) if count else INT64[1]), ())
             lead: list[Fact | None] = [turn, None]
             return self.loop(bodies[0], inputs[2:], lead, 1, [], outputs, through, depth)
         if standard and node.op_type == "Scan" and self.opset >= 9:
-            streams = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+            streams = node.attributes.get_int("num_scan_inputs", 0)
             state = len(inputs) - streams
             return self.loop(bodies[0], inputs[:state], [], 0, list(inputs[state:]), outputs, through, depth)
         for body in bodies:
@@ -279,13 +250,13 @@ class _Walk:
 
     def loop(
         self,
-        body: GraphProto,
+        body: ir.Graph,
         initial: Sequence[Fact | None],
         lead: list[Fact | None],
         skip: int,
         streams: list[Fact | None],
         outputs: list[Fact],
-        through: Any,
+        through: Callable[[ir.Graph, Sequence[Fact | None], bool], list[Fact]],
         depth: int,
     ) -> list[Fact]:
         """Find bounds of what a loop carries that one pass cannot leave, and the bounds of all its outputs.
@@ -302,7 +273,7 @@ class _Walk:
             if all(c is None for c in carried):
                 break
             after = through(body, [*lead, *carried, *streams], False)[skip:]
-            after += [Fact(0, None, None)] * (len(carried) - len(after))
+            after += [_NOTHING] * (len(carried) - len(after))
             stable = [_inside(a, c) for a, c in zip(after, carried, strict=False)]
             if all(s or c is None for s, c in zip(stable, carried, strict=True)):
                 break
@@ -328,30 +299,3 @@ def _inside(after: Fact, before: Fact | None) -> bool:
     if before is None or before.bounds is None or after.bounds is None or after.dtype != before.dtype:
         return False
     return before.bounds[0] <= after.bounds[0] and after.bounds[1] <= before.bounds[1]
-
-
-def _listed(node: NodeProto, out: Fact) -> Fact:
-    attribute = node.attribute[0] if node.attribute else AttributeProto()
-    if attribute.name == "value_int":
-        return known(TensorProto.INT64, (attribute.i, attribute.i), (), [(attribute.i, attribute.i)])
-    if attribute.name == "value_ints" and attribute.ints:
-        values = list(attribute.ints)
-        dims = ((len(values), len(values)),)
-        return known(TensorProto.INT64, (min(values), max(values)), dims, [(v, v) for v in values])
-    return out
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for a in node.attribute:
-        if a.type == AttributeProto.INT:
-            found[a.name] = a.i
-        elif a.type == AttributeProto.INTS:
-            found[a.name] = list(a.ints)
-        elif a.type == AttributeProto.FLOAT:
-            found[a.name] = a.f
-        elif a.type == AttributeProto.STRING:
-            found[a.name] = a.s
-        elif a.type == AttributeProto.TENSOR:
-            found[a.name] = a.t
-    return found

@@ -5,7 +5,7 @@ their type, and so does every operator that has no rule here. A rule is only rig
 follows the specification, including what ONNX leaves open (division by zero, empty reductions): then it says nothing.
 It also has to hold for the ONNX Runtime that people have: where its int64 kernels are known to be wrong for large
 values (measured with 1.31: Max, Min, Clip, Sign, ReduceSum, fmod), the bounds include what it really returns.
-Operators that only move elements are in ``ranges_moves``, sizes of axes in ``ranges_shapes``.
+Operators that only move elements are in ``moves``, sizes of axes in ``sizes``.
 
 Source: https://onnx.ai/onnx/operators/ for the semantics of each operator.
 """
@@ -17,12 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType
 
-from accel.graph.ranges_facts import (
+from accel.graph.narrow.facts import (
+    FLOATS,
     INT32,
+    INT64,
     LIMITS,
     Bounds,
+    Dims,
     Fact,
     Interval,
     add,
@@ -50,7 +53,7 @@ class Call:
     Attributes:
         version: opset of the operator's domain that the model imports.
         inputs: one fact for each input; None where an optional input is left out.
-        attributes: decoded attributes (numbers, strings as bytes, tensors as ``TensorProto``).
+        attributes: values of the attributes, tensors as ``onnx_ir`` has them.
         outputs: facts of the outputs before the rule: type and sizes are right, bounds are the type's.
     """
 
@@ -63,6 +66,16 @@ class Call:
     def input(self, index: int) -> Fact | None:
         """Return the fact of an input, or None where the node does not have it."""
         return self.inputs[index] if index < len(self.inputs) else None
+
+    def dims(self, index: int) -> Dims | None:
+        """Return the sizes of an input, or None where they are not known."""
+        fact = self.input(index)
+        return fact.dims if fact is not None else None
+
+    def bounds(self, index: int) -> Bounds | None:
+        """Return the bounds of an input, or None where there are none."""
+        fact = self.input(index)
+        return fact.bounds if fact is not None else None
 
     def present(self) -> list[Fact]:
         """Return the facts of all inputs that are there."""
@@ -87,6 +100,22 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 def _bounded(call: Call, *bounds: Bounds | None) -> list[Fact]:
     pairs = zip(call.outputs, bounds, strict=False)
     return [known(out.dtype, b, out.dims) if b is not None else unknown(out.dtype, out.dims) for out, b in pairs]
+
+
+def _pointwise(call: Call, rule: Callable[..., Bounds | None]) -> list[Fact]:
+    out = call.outputs[0]
+    return [pointwise(out.dtype, out.dims, call.present(), rule)]
+
+
+def _elements(call: Call) -> Interval:
+    """Bound the number of elements of the first input."""
+    dims = call.dims(0)
+    return product(dims) if dims is not None else (0, INT64[1])
+
+
+def _index(size: Interval | None) -> Interval:
+    """Bound an index into an axis of that size."""
+    return (0, max(size[1] - 1, 0)) if size is not None else (0, INT64[1])
 
 
 def _fits(*parts: Bounds) -> bool:
@@ -128,26 +157,19 @@ _UNARY: dict[str, Callable[[Bounds], Bounds | None]] = {
 
 @rule(*_BINARY)
 def _binary(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    return [pointwise(out.dtype, out.dims, call.present(), _BINARY[call.op])]
+    return _pointwise(call, _BINARY[call.op])
 
 
 @rule(*_UNARY)
 def _unary(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    if call.op == "BitwiseNot" and LIMITS.get(out.dtype, (0, 0))[0] == 0:
+    if call.op == "BitwiseNot" and LIMITS.get(call.outputs[0].dtype, (0, 0))[0] == 0:
         return []
-    return [pointwise(out.dtype, out.dims, call.present(), _UNARY[call.op])]
+    return _pointwise(call, _UNARY[call.op])
 
 
 @rule("Sum")
 def _sum(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-
-    def total(*parts: Bounds) -> Bounds:
-        return sum(p[0] for p in parts), sum(p[1] for p in parts)
-
-    return [pointwise(out.dtype, out.dims, call.present(), total)]
+    return _pointwise(call, lambda *parts: (sum(p[0] for p in parts), sum(p[1] for p in parts)))
 
 
 @rule("Max", "Min")
@@ -159,59 +181,50 @@ def _extreme(call: Call) -> list[Fact]:
             return hull(parts)
         return pick(lo for lo, _ in parts), pick(hi for _, hi in parts)
 
-    return [pointwise(out.dtype, out.dims, call.present(), extreme)]
+    return _pointwise(call, extreme)
 
 
 @rule("Equal")
 def _equal(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-
     def same(a: Bounds, b: Bounds) -> Bounds:
         if a[1] < b[0] or b[1] < a[0]:
             return 0, 0
         return (1, 1) if a == b and a[0] == a[1] else (0, 1)
 
-    return [pointwise(out.dtype, out.dims, call.present(), same)] if call.present()[0].dtype in LIMITS else []
+    return _pointwise(call, same) if call.present()[0].dtype in LIMITS else []
 
 
 @rule("Clip")
 def _clip(call: Call) -> list[Fact]:
-    out, x, low, high = call.outputs[0], call.input(0), call.input(1), call.input(2)
-    if x is None or x.bounds is None:
+    x, low, high = call.bounds(0), call.bounds(1), call.bounds(2)
+    if x is None or any(f is not None and f.bounds is None for f in call.inputs[1:]):
         return []
-    lo, hi = x.bounds
     if call.version < 11:
         low_at, high_at = call.attributes.get("min", -math.inf), call.attributes.get("max", math.inf)
-        return _bounded(call, (min(max(lo, low_at), high_at), min(max(hi, low_at), high_at)))
-    if (low is not None and low.bounds is None) or (high is not None and high.bounds is None):
-        return []
-    limits = [f.bounds for f in (low, high) if f is not None and f.bounds is not None]
-    if out.dtype in LIMITS and not _fits((lo, hi), *limits):
-        return _bounded(call, hull([(lo, hi), *limits]))
-    if low is not None and low.bounds is not None:
-        lo, hi = max(lo, low.bounds[0]), max(hi, low.bounds[1])
-    if high is not None and high.bounds is not None:
-        lo, hi = min(lo, high.bounds[0]), min(hi, high.bounds[1])
-    return [known(out.dtype, (lo, hi), out.dims)]
+        low, high = (low_at, low_at), (high_at, high_at)
+    elif call.outputs[0].dtype in LIMITS and not _fits(*(b for b in (x, low, high) if b is not None)):
+        return _bounded(call, hull(b for b in (x, low, high) if b is not None))
+    if low is not None:
+        x = max(x[0], low[0]), max(x[1], low[1])
+    if high is not None:
+        x = min(x[0], high[0]), min(x[1], high[1])
+    return _bounded(call, x)
 
 
 @rule("Mod")
 def _mod(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    if out.dtype not in LIMITS:
-        return []
-    return [pointwise(out.dtype, out.dims, call.present(), remainder if call.attributes.get("fmod", 0) else modulo)]
+    rule = remainder if call.attributes.get("fmod", 0) else modulo
+    return _pointwise(call, rule) if call.outputs[0].dtype in LIMITS else []
 
 
 @rule("Pow")
 def _pow(call: Call) -> list[Fact]:
-    out = call.outputs[0]
-    return [pointwise(out.dtype, out.dims, call.present(), power)] if out.dtype in LIMITS else []
+    return _pointwise(call, power) if call.outputs[0].dtype in LIMITS else []
 
 
 @rule("BitShift")
 def _shift(call: Call) -> list[Fact]:
-    out, left = call.outputs[0], call.attributes["direction"] == b"LEFT"
+    out, left = call.outputs[0], call.attributes["direction"] == "LEFT"
     width = LIMITS[out.dtype][1].bit_length() if out.dtype in LIMITS else 0
 
     def shifted(a: Bounds, by: Bounds) -> Bounds | None:
@@ -222,7 +235,7 @@ def _shift(call: Call) -> list[Fact]:
             return int(a[0]) << few, int(a[1]) << many
         return int(a[0]) >> many, int(a[1]) >> few
 
-    return [pointwise(out.dtype, out.dims, call.present(), shifted)]
+    return _pointwise(call, shifted)
 
 
 @rule("Cast", "CastLike")
@@ -232,11 +245,11 @@ def _cast(call: Call) -> list[Fact]:
         return []
 
     def converted(bounds: Bounds) -> Bounds | None:
-        if out.dtype == TensorProto.BOOL:
+        if out.dtype == DataType.BOOL:
             return (1, 1) if bounds[0] >= 1 or bounds[1] <= -1 else (0, int(bounds != (0, 0)))
         if out.dtype in LIMITS:
             return math.trunc(bounds[0]), math.trunc(bounds[1])
-        if out.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16):
+        if out.dtype not in FLOATS:
             return None
         return round_to(out.dtype, bounds[0]), round_to(out.dtype, bounds[1])
 
@@ -245,85 +258,71 @@ def _cast(call: Call) -> list[Fact]:
 
 @rule("Shape")
 def _shape(call: Call) -> list[Fact]:
-    out, x = call.outputs[0], call.input(0)
-    if x is None or x.dims is None:
-        return _bounded(call, (0, LIMITS[TensorProto.INT64][1]))
-    start, end = call.attributes.get("start", 0), call.attributes.get("end", len(x.dims))
-    dims = x.dims[slice(start, end)]
+    out, dims = call.outputs[0], call.dims(0)
+    if dims is None:
+        return _bounded(call, (0, INT64[1]))
+    dims = dims[slice(call.attributes.get("start", 0), call.attributes.get("end", len(dims)))]
     return [known(out.dtype, hull(dims) or (0, 0), ((len(dims), len(dims)),), list(dims))]
 
 
 @rule("Size")
 def _size(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = product(x.dims) if x is not None and x.dims is not None else (0, LIMITS[TensorProto.INT64][1])
+    size = _elements(call)
     return [known(call.outputs[0].dtype, size, (), [size])]
 
 
-def _axis(fact: Fact | None, axis: int) -> Interval | None:
-    if fact is None or not fact.dims or not -len(fact.dims) <= axis < len(fact.dims):
-        return None
-    return fact.dims[axis]
+def _axis(dims: Dims | None, axis: int) -> Interval | None:
+    return dims[axis] if dims and -len(dims) <= axis < len(dims) else None
 
 
 @rule("ArgMax", "ArgMin")
 def _arg(call: Call) -> list[Fact]:
-    size = _axis(call.input(0), call.attributes.get("axis", 0))
-    return _bounded(call, (0, max(size[1] - 1, 0)) if size else (0, LIMITS[TensorProto.INT64][1]))
+    return _bounded(call, _index(_axis(call.dims(0), call.attributes.get("axis", 0))))
 
 
 @rule("TopK")
 def _topk(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = _axis(x, call.attributes.get("axis", -1))
-    where = (0, max(size[1] - 1, 0)) if size else (0, LIMITS[TensorProto.INT64][1])
-    return _bounded(call, x.bounds if x is not None else None, where)
+    return _bounded(call, call.bounds(0), _index(_axis(call.dims(0), call.attributes.get("axis", -1))))
 
 
 @rule("NonZero")
 def _nonzero(call: Call) -> list[Fact]:
-    x = call.input(0)
-    top = max((hi for _, hi in x.dims), default=1) if x is not None and x.dims is not None else LIMITS[7][1]
-    return _bounded(call, (0, max(top - 1, 0)))
+    dims = call.dims(0)
+    top = max((hi for _, hi in dims), default=1) if dims is not None else INT64[1]
+    return _bounded(call, _index((0, top)))
 
 
 @rule("NonMaxSuppression")
 def _nms(call: Call) -> list[Fact]:
-    scores = call.input(1)
-    if scores is None or scores.dims is None:
-        return []
-    return _bounded(call, (0, max(max(hi for _, hi in scores.dims) - 1, 0)))
+    scores = call.dims(1)
+    return _bounded(call, _index((0, max(hi for _, hi in scores)))) if scores is not None else []
 
 
 @rule("Unique")
 def _unique(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[TensorProto.INT64][1]
-    last = (0, max(size - 1, 0))
-    return _bounded(call, x.bounds if x is not None else None, last, last, (0, size))
+    size = _elements(call)
+    return _bounded(call, call.bounds(0), _index(size), _index(size), (0, size[1]))
 
 
 @rule("MaxPool")
 def _maxpool(call: Call) -> list[Fact]:
-    x = call.input(0)
-    size = product(x.dims)[1] if x is not None and x.dims is not None else LIMITS[TensorProto.INT64][1]
-    return _bounded(call, x.bounds if x is not None else None, (-1, max(size - 1, 0)))
+    return _bounded(call, call.bounds(0), (-1, _index(_elements(call))[1]))
 
 
 @rule("Multinomial")
 def _multinomial(call: Call) -> list[Fact]:
-    classes = _axis(call.input(0), 1)
-    return _bounded(call, (0, max(classes[1] - 1, 0)) if classes else None)
+    classes = _axis(call.dims(0), 1)
+    return _bounded(call, _index(classes) if classes else None)
 
 
 @rule("Range")
 def _range(call: Call) -> list[Fact]:
     out = call.outputs[0]
-    start, limit, delta = ((f.bounds if f is not None else None) for f in (call.input(i) for i in range(3)))
+    start, limit, delta = (call.bounds(i) for i in range(3))
     if start is None or limit is None or delta is None or out.dtype not in LIMITS:
         return []
     span = subtract(limit, start)
-    if out.dtype == TensorProto.INT64 and not (INT32[0] <= span[0] and span[1] <= INT32[1]):
+    if out.dtype == DataType.INT64 and not (INT32[0] <= span[0] and span[1] <= INT32[1]):
         # A kernel takes limit - start in the type itself: narrowed, that difference would wrap.
         return []
     up = (start[0], max(limit[1] - 1, start[0])) if delta[1] > 0 else None
@@ -336,7 +335,7 @@ def _cumsum(call: Call) -> list[Fact]:
     x, axis = call.input(0), call.input(1)
     if x is None or x.bounds is None or x.dtype not in LIMITS or axis is None or axis.constant is None:
         return []
-    size = _axis(x, axis.constant[0])
+    size = _axis(x.dims, axis.constant[0])
     if size is None:
         return []
     lo, hi = x.bounds
@@ -348,11 +347,10 @@ def _cumsum(call: Call) -> list[Fact]:
 
 @rule("MatMul")
 def _matmul(call: Call) -> list[Fact]:
-    a, b = call.input(0), call.input(1)
-    depth = _axis(a, -1)
-    if a is None or b is None or a.bounds is None or b.bounds is None or depth is None or a.dtype not in LIMITS:
+    a, b, depth = call.bounds(0), call.bounds(1), _axis(call.dims(0), -1)
+    if a is None or b is None or depth is None or call.present()[0].dtype not in LIMITS:
         return []
-    lo, hi = multiply(a.bounds, b.bounds)
+    lo, hi = multiply(a, b)
     least, most = min(0, depth[1] * int(lo)), max(0, depth[1] * int(hi))
     return _bounded(call, (least, most)) if _exact(least, most) else []
 

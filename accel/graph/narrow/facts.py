@@ -4,7 +4,7 @@ A ``Fact`` bounds every element a tensor can ever hold. Integer bounds are exact
 overflow; where a result could leave its type, the type wraps and the bound becomes the whole type. Float bounds exist
 only where NaN and infinities are excluded; they are widened by more than a rounding error at each step.
 
-This module knows types and numbers. It knows neither operators (``ranges_rules``) nor graphs (``ranges``).
+This module knows types and numbers. It knows neither operators (``rules``) nor graphs (``analysis``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto
+from onnx_ir import DataType
 
 Interval = tuple[int, int]
 """Lowest and highest value, both inclusive."""
@@ -30,26 +30,26 @@ MAX_ITEMS = 64
 """Tensors of rank 0 or 1 up to this length are followed element by element: shapes, axes, slice ends."""
 
 LIMITS: dict[int, Interval] = {
-    TensorProto.BOOL: (0, 1),
-    TensorProto.INT8: (-(2**7), 2**7 - 1),
-    TensorProto.INT16: (-(2**15), 2**15 - 1),
-    TensorProto.INT32: INT32,
-    TensorProto.INT64: INT64,
-    TensorProto.UINT8: (0, 2**8 - 1),
-    TensorProto.UINT16: (0, 2**16 - 1),
-    TensorProto.UINT32: (0, 2**32 - 1),
-    TensorProto.UINT64: (0, 2**64 - 1),
-    TensorProto.INT4: (-8, 7),
-    TensorProto.UINT4: (0, 15),
+    DataType.BOOL: (0, 1),
+    DataType.INT8: (-(2**7), 2**7 - 1),
+    DataType.INT16: (-(2**15), 2**15 - 1),
+    DataType.INT32: INT32,
+    DataType.INT64: INT64,
+    DataType.UINT8: (0, 2**8 - 1),
+    DataType.UINT16: (0, 2**16 - 1),
+    DataType.UINT32: (0, 2**32 - 1),
+    DataType.UINT64: (0, 2**64 - 1),
+    DataType.INT4: (-8, 7),
+    DataType.UINT4: (0, 15),
 }
 """Bounds of every integer type (and bool) that the analysis follows."""
 
-# (largest finite value, slack per operation): the slack exceeds two rounding errors of the type.
-_FLOATS: dict[int, tuple[float, float]] = {
-    TensorProto.FLOAT: (float(np.finfo(np.float32).max), 2.0**-21),
-    TensorProto.DOUBLE: (float(np.finfo(np.float64).max), 2.0**-50),
-    TensorProto.FLOAT16: (65504.0, 2.0**-8),
+FLOATS: dict[int, tuple[float, float]] = {
+    DataType.FLOAT: (float(np.finfo(np.float32).max), 2.0**-21),
+    DataType.DOUBLE: (float(np.finfo(np.float64).max), 2.0**-50),
+    DataType.FLOAT16: (65504.0, 2.0**-8),
 }
+"""Largest finite value of every float type that is followed, and slack per operation: more than two rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Fact:
     """What holds for one value in every run that keeps to the declared ranges.
 
     Attributes:
-        dtype: ``TensorProto`` element type; 0 where it is unknown or the value is no tensor.
+        dtype: element type; 0 where it is unknown or the value is no tensor.
         bounds: bounds of every element; None where nothing is known (floats that may be NaN, strings).
         dims: bounds of each axis, or None where even the rank is unknown.
         items: bounds element by element, for short tensors of rank 0 or 1; its length is the exact length.
@@ -103,7 +103,7 @@ def settle(dtype: int, bounds: Bounds | None) -> Bounds | None:
         if bounds is None or bounds[0] < whole[0] or bounds[1] > whole[1]:
             return whole
         return int(bounds[0]), int(bounds[1])
-    finite = _FLOATS.get(dtype)
+    finite = FLOATS.get(dtype)
     if finite is None or bounds is None:
         return None
     inside = -finite[0] <= bounds[0] and bounds[1] <= finite[0]
@@ -112,9 +112,9 @@ def settle(dtype: int, bounds: Bounds | None) -> Bounds | None:
 
 def widen(dtype: int, bounds: Bounds | None) -> Bounds | None:
     """Add the rounding error of one float operation; integer bounds stay as they are."""
-    if bounds is None or dtype not in _FLOATS:
+    if bounds is None or dtype not in FLOATS:
         return bounds
-    slack = _FLOATS[dtype][1] * max(abs(bounds[0]), abs(bounds[1])) + 2.0**-14
+    slack = FLOATS[dtype][1] * max(abs(bounds[0]), abs(bounds[1])) + 2.0**-14
     return bounds[0] - slack, bounds[1] + slack
 
 
@@ -231,8 +231,8 @@ def product(dims: Iterable[Interval]) -> Interval:
 
 def round_to(dtype: int, value: float) -> float:
     """Round as a cast from an integer to the float type does; infinity where it overflows."""
-    if dtype == TensorProto.DOUBLE:
+    if dtype == DataType.DOUBLE:
         return float(value)
-    kind = np.float32 if dtype == TensorProto.FLOAT else np.float16
+    kind = np.float32 if dtype == DataType.FLOAT else np.float16
     with np.errstate(over="ignore"):
         return float(kind(float(value)))

@@ -119,7 +119,7 @@ class NarrowReport:
     source_sha256: str
     sha256: str
     level: Literal["keep", "io", "interior"]
-    runtime: Literal["ort", "openvino", "tensorrt"]
+    runtime: str
     values: tuple[ValueReport, ...]
     inputs: tuple[InputRange, ...]
     axes: tuple[AxisRange, ...]
@@ -180,3 +180,21 @@ class NarrowReport:
                 f"expected values in [{given.lo}, {given.hi}]",
                 fix="correct the value, or narrow the model again with a wider --range",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Unproved:
+    """A value that a runtime computing int64 as int32 could change.
+
+    Attributes:
+        name: the value; inside a sub-graph ``<node>/<value>``.
+        op: the operator that makes it, or ``input`` or ``constant``.
+        lo / hi: the interval found, both inclusive.
+        reason: one sentence.
+    """
+
+    name: str
+    op: str
+    lo: int
+    hi: int
+    reason: str

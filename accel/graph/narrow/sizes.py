@@ -10,76 +10,46 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-from accel.graph.ranges_facts import ANY_SIZE, LIMITS, Dims, Fact, Interval, product
-from accel.graph.ranges_rules import Call, reduced_axes
+from accel.graph.narrow.facts import ANY_SIZE, LIMITS, Dims, Fact, Interval, product
+from accel.graph.narrow.rules import Call, reduced_axes
 
-ShapeRule = Callable[[Call], Dims | None]
+ShapeRule = Callable[..., Dims | None]
 
-ELEMENTWISE = frozenset(
-    [
-        "Abs",
-        "Add",
-        "And",
-        "BitShift",
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "BitwiseXor",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Clip",
-        "CumSum",
-        "Div",
-        "Dropout",
-        "Equal",
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "IsInf",
-        "IsNaN",
-        "LayerNormalization",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Sigmoid",
-        "Sign",
-        "Softmax",
-        "Sqrt",
-        "Sub",
-        "Sum",
-        "Tanh",
-        "Trilu",
-        "Where",
-        "Xor",
-    ]
-)
+ELEMENTWISE = frozenset([
+    "Abs", "Add", "And", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil",
+    "Clip", "CumSum", "Div", "Dropout", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual",
+    "Identity", "IsInf", "IsNaN", "LayerNormalization", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul",
+    "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Softmax", "Sqrt", "Sub", "Sum",
+    "Tanh", "Trilu", "Where", "Xor",
+])  # fmt: skip
 """Operators whose first output has the broadcast shape of their tensor inputs, or the shape of the first."""
 _FIRST_ONLY = frozenset(["Clip", "CumSum", "Dropout", "LayerNormalization", "Trilu", "CastLike"])
+
+
+_RULES: dict[str, tuple[ShapeRule, Sequence[int]]] = {}
+
+
+def _rule(*ops: str, needs: Sequence[int] = (0,)) -> Callable[[ShapeRule], ShapeRule]:
+    """Register a rule for operators: it takes the call and the sizes of the inputs that it needs, which are known."""
+
+    def register(function: ShapeRule) -> ShapeRule:
+        _RULES.update(dict.fromkeys(ops, (function, needs)))
+        return function
+
+    return register
 
 
 def sizes(call: Call, inferred: Dims | None) -> Dims | None:
     """Bound the axes of the first output (of Split and TopK: of any), cut with what shape inference found."""
     own = None
-    if call.op in ELEMENTWISE:
-        own = _elementwise(call)
+    if call.op in _FIRST_ONLY:
+        own = call.dims(0)
+    elif call.op in ELEMENTWISE:
+        own = broadcast([f.dims for f in call.present()])
     elif call.op in _RULES:
-        own = _RULES[call.op](call)
+        rule, needs = _RULES[call.op]
+        given = [call.dims(slot) for slot in needs]
+        own = rule(call, *given) if all(dims is not None for dims in given) else None
     if own is None or inferred is None:
         return own if inferred is None else inferred
     if len(own) != len(inferred):
@@ -90,17 +60,6 @@ def sizes(call: Call, inferred: Dims | None) -> Dims | None:
 def _cut(a: Interval, b: Interval) -> Interval:
     lo, hi = max(a[0], b[0]), min(a[1], b[1])
     return (lo, hi) if lo <= hi else b
-
-
-def _dims(call: Call, index: int) -> Dims | None:
-    fact = call.input(index)
-    return fact.dims if fact is not None else None
-
-
-def _elementwise(call: Call) -> Dims | None:
-    if call.op in _FIRST_ONLY:
-        return _dims(call, 0)
-    return broadcast([f.dims for f in call.present()])
 
 
 def broadcast(shapes: Sequence[Dims | None]) -> Dims | None:
@@ -129,11 +88,11 @@ def as_size(bounds: tuple[float, float]) -> Interval:
     return max(int(bounds[0]), 0), max(int(bounds[1]), 0)
 
 
+@_rule("Reshape", needs=())
 def _reshape(call: Call) -> Dims | None:
-    x, target = call.input(0), call.input(1)
+    target, source = call.input(1), call.dims(0)
     if target is None or target.items is None:
         return None
-    source = x.dims if x is not None else None
     result: list[Interval | None] = []
     for axis, (lo, hi) in enumerate(target.items):
         if lo <= 0 <= hi and not call.attributes.get("allowzero", 0):
@@ -141,10 +100,8 @@ def _reshape(call: Call) -> Dims | None:
             if lo < 0 or source is None or axis >= len(source):
                 return None
             result.append((min(int(lo), source[axis][0]), max(int(hi), source[axis][1])) if hi else source[axis])
-        elif lo < 0:
-            result.append(None)
         else:
-            result.append((int(lo), int(hi)))
+            result.append(None if lo < 0 else (int(lo), int(hi)))
     free = [i for i, dim in enumerate(result) if dim is None]
     whole = product(source) if source is not None else ANY_SIZE
     rest = product(dim for dim in result if dim is not None)
@@ -155,18 +112,23 @@ def _reshape(call: Call) -> Dims | None:
     return tuple(dim if dim is not None else ANY_SIZE for dim in result)
 
 
-def _expand(call: Call) -> Dims | None:
-    target, source = call.input(1), _dims(call, 0)
-    if target is None or target.items is None or source is None:
-        return None
-    return broadcast([source, tuple(as_size(item) for item in target.items)])
+@_rule("Expand")
+def _expand(call: Call, source: Dims) -> Dims | None:
+    target = _listed(call.input(1))
+    return broadcast([source, target]) if target is not None else None
 
 
+@_rule("ConstantOfShape", needs=())
 def _of_shape(call: Call) -> Dims | None:
-    target = call.input(0)
-    return tuple(as_size(item) for item in target.items) if target is not None and target.items is not None else None
+    return _listed(call.input(0))
 
 
+def _listed(shape: Fact | None) -> Dims | None:
+    """Bound the sizes that a tensor lists."""
+    return tuple(as_size(item) for item in shape.items) if shape is not None and shape.items is not None else None
+
+
+@_rule("Range", needs=())
 def _range(call: Call) -> Dims | None:
     start, limit, delta = (call.input(i) for i in range(3))
     if start is None or limit is None or delta is None or start.dtype not in LIMITS:
@@ -178,41 +140,41 @@ def _range(call: Call) -> Dims | None:
     return ((max(-(-least // fast), 0), max(-(-most // slow), 0)),)
 
 
-def _gather(call: Call) -> Dims | None:
-    x, index = _dims(call, 0), _dims(call, 1)
-    if not x or index is None:
-        return None
-    axis = call.attributes.get("axis", 0) % len(x)
-    return (*x[:axis], *index, *x[axis + 1 :])
+@_rule("Gather", needs=(0, 1))
+def _gather(call: Call, x: Dims, index: Dims) -> Dims | None:
+    axis = call.attributes.get("axis", 0) % max(len(x), 1)
+    return (*x[:axis], *index, *x[axis + 1 :]) if x else None
 
 
+@_rule("Concat", needs=())
 def _concat(call: Call) -> Dims | None:
-    shapes = [f.dims for f in call.present()]
-    certain = [s for s in shapes if s]
+    certain = [f.dims for f in call.present() if f.dims]
     if len({len(s) for s in certain}) != 1:
         return None
     axis = call.attributes.get("axis", 0) % len(certain[0])
-    total = (sum(s[axis][0] for s in certain), sum(s[axis][1] for s in certain))
-    if len(certain) < len(call.inputs):
-        total = (total[0], ANY_SIZE[1])
+    # An input of unknown size may be of any.
+    most = sum(s[axis][1] for s in certain) if len(certain) == len(call.inputs) else ANY_SIZE[1]
+    total = (sum(s[axis][0] for s in certain), most)
     # Along every other axis all inputs have one size, so each bounds it for all.
     same = (reduce(_cut, sizes) for sizes in zip(*certain, strict=True))
     return tuple(total if i == axis else dim for i, dim in enumerate(same))
 
 
-def _transpose(call: Call) -> Dims | None:
-    x = _dims(call, 0)
-    order = call.attributes.get("perm") or (list(reversed(range(len(x)))) if x is not None else None)
-    return tuple(x[i] for i in order) if x is not None and order is not None and len(order) == len(x) else None
+@_rule("Transpose")
+def _transpose(call: Call, x: Dims) -> Dims | None:
+    order = call.attributes.get("perm") or list(reversed(range(len(x))))
+    return tuple(x[i] for i in order) if len(order) == len(x) else None
 
 
-def _axes(call: Call, fact: Fact | None) -> Sequence[int] | None:
+def _axes(call: Call) -> Sequence[int] | None:
+    fact = call.input(1)
     return fact.constant if fact is not None else call.attributes.get("axes")
 
 
-def _unsqueeze(call: Call) -> Dims | None:
-    x, axes = _dims(call, 0), _axes(call, call.input(1))
-    if x is None or axes is None:
+@_rule("Unsqueeze")
+def _unsqueeze(call: Call, x: Dims) -> Dims | None:
+    axes = _axes(call)
+    if axes is None:
         return None
     rank = len(x) + len(axes)
     new = {a % rank for a in axes}
@@ -220,18 +182,17 @@ def _unsqueeze(call: Call) -> Dims | None:
     return tuple((1, 1) if i in new else next(rest) for i in range(rank)) if len(new) == len(axes) else None
 
 
-def _squeeze(call: Call) -> Dims | None:
-    x, axes = _dims(call, 0), _axes(call, call.input(1))
-    if x is None or axes is None or not x:
+@_rule("Squeeze")
+def _squeeze(call: Call, x: Dims) -> Dims | None:
+    axes = _axes(call)
+    if axes is None or not x:
         return None
     gone = {a % len(x) for a in axes}
     return tuple(dim for i, dim in enumerate(x) if i not in gone)
 
 
-def _slice(call: Call) -> Dims | None:
-    x = _dims(call, 0)
-    if x is None:
-        return None
+@_rule("Slice")
+def _slice(call: Call, x: Dims) -> Dims | None:
     axes: Sequence[int] | None
     if call.version < 10:
         axes = call.attributes.get("axes") or list(range(len(call.attributes["starts"])))
@@ -243,83 +204,84 @@ def _slice(call: Call) -> Dims | None:
     return tuple((0, dim[1]) if i in cut else dim for i, dim in enumerate(x))
 
 
-def _matmul(call: Call) -> Dims | None:
-    a, b = _dims(call, 0), _dims(call, 1)
-    if a is None or b is None or len(a) < 2 or len(b) < 2:
-        return None
-    batch = broadcast([a[:-2], b[:-2]])
+@_rule("MatMul", needs=(0, 1))
+def _matmul(call: Call, a: Dims, b: Dims) -> Dims | None:
+    batch = broadcast([a[:-2], b[:-2]]) if len(a) >= 2 and len(b) >= 2 else None
     return (*batch, a[-2], b[-1]) if batch is not None else None
 
 
-def _reduce(call: Call) -> Dims | None:
-    x = _dims(call, 0)
-    axes = reduced_axes(call, len(x)) if x is not None else None
-    if x is None or axes is None:
+@_rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
+def _reduce(call: Call, x: Dims) -> Dims | None:
+    axes = reduced_axes(call, len(x))
+    if axes is None:
         return None
     if call.attributes.get("keepdims", 1):
         return tuple((1, 1) if i in axes else dim for i, dim in enumerate(x))
     return tuple(dim for i, dim in enumerate(x) if i not in axes)
 
 
-def _nonzero(call: Call) -> Dims | None:
-    x = _dims(call, 0)
-    return ((max(len(x), 1), max(len(x), 1)), (0, product(x)[1])) if x is not None else None
+@_rule("NonZero")
+def _nonzero(call: Call, x: Dims) -> Dims | None:
+    return (max(len(x), 1), max(len(x), 1)), (0, product(x)[1])
 
 
-def _gemm(call: Call) -> Dims | None:
-    a, b = _dims(call, 0), _dims(call, 1)
-    if a is None or b is None or len(a) != 2 or len(b) != 2:
+@_rule("Gemm", needs=(0, 1))
+def _gemm(call: Call, a: Dims, b: Dims) -> Dims | None:
+    if len(a) != 2 or len(b) != 2:
         return None
     return a[1 if call.attributes.get("transA", 0) else 0], b[0 if call.attributes.get("transB", 0) else 1]
 
 
-def _flatten(call: Call) -> Dims | None:
-    x = _dims(call, 0)
+@_rule("Flatten")
+def _flatten(call: Call, x: Dims) -> Dims | None:
     axis = call.attributes.get("axis", 1)
-    if x is None or not -len(x) <= axis <= len(x):
+    if not -len(x) <= axis <= len(x):
         return None
     axis = axis + len(x) if axis < 0 else axis
     return product(x[:axis]), product(x[axis:])
 
 
-def _split(call: Call) -> Dims | None:
-    x = _dims(call, 0)
+@_rule("Split")
+def _split(call: Call, x: Dims) -> Dims | None:
     axis = call.attributes.get("axis", 0)
     return tuple((0, d[1]) if i == axis % len(x) else d for i, d in enumerate(x)) if x else None
 
 
-def _tile(call: Call) -> Dims | None:
-    x, repeats = _dims(call, 0), call.input(1)
-    if x is None or repeats is None or repeats.items is None or len(repeats.items) != len(x):
+@_rule("Tile")
+def _tile(call: Call, x: Dims) -> Dims | None:
+    times = _listed(call.input(1))
+    if times is None or len(times) != len(x):
         return None
-    times = [as_size(item) for item in repeats.items]
     return tuple((d[0] * t[0], d[1] * t[1]) for d, t in zip(x, times, strict=True))
 
 
-def _like_indices(call: Call) -> Dims | None:
-    return _dims(call, 1)
+@_rule("GatherElements", needs=(1,))
+@_rule("ScatterND")
+def _same(call: Call, x: Dims) -> Dims | None:
+    return x
 
 
-def _conv(call: Call) -> Dims | None:
+@_rule("Conv", needs=(0, 1))
+def _conv(call: Call, x: Dims, kernel: Dims) -> Dims | None:
     """Bound a convolution by its kernel's shape: channels are the kernel's, places follow from its size."""
-    kernel = _dims(call, 1)
-    if kernel is None or any(lo != hi for lo, hi in kernel):
+    if any(lo != hi for lo, hi in kernel):
         return None
-    return _windowed(call, kernel[0], [hi for _, hi in kernel[2:]])
+    return _windowed(call, x, kernel[0], [hi for _, hi in kernel[2:]])
 
 
-def _pool(call: Call) -> Dims | None:
-    x, kernel = _dims(call, 0), call.attributes.get("kernel_shape")
-    return _windowed(call, x[1], kernel) if x is not None and len(x) > 2 and kernel else None
+@_rule("MaxPool", "AveragePool")
+def _pool(call: Call, x: Dims) -> Dims | None:
+    kernel = call.attributes.get("kernel_shape")
+    return _windowed(call, x, x[1], kernel) if len(x) > 2 and kernel else None
 
 
-def _windowed(call: Call, channels: Interval, kernel: Sequence[int]) -> Dims | None:
+def _windowed(call: Call, x: Dims, channels: Interval, kernel: Sequence[int]) -> Dims | None:
     """Formula: (size + pads - dilation · (kernel - 1) - 1) // stride + 1, one more where sizes round up.
 
     Source: the ONNX operators Conv and MaxPool. None where padding is chosen by rule.
     """
-    x, given = _dims(call, 0), call.attributes
-    if x is None or len(x) != len(kernel) + 2 or given.get("auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET"):
+    given = call.attributes
+    if len(x) != len(kernel) + 2 or given.get("auto_pad", "NOTSET") != "NOTSET":
         return None
     spatial = len(kernel)
     pads = given.get("pads") or [0] * 2 * spatial
@@ -332,17 +294,18 @@ def _windowed(call: Call, channels: Interval, kernel: Sequence[int]) -> Dims | N
     return (x[0], channels, *places)
 
 
-def _topk(call: Call) -> Dims | None:
+@_rule("TopK")
+def _topk(call: Call, x: Dims) -> Dims | None:
     """Bound both outputs: along its axis TopK gives K items."""
-    x, k = _dims(call, 0), call.input(1)
-    if not x or k is None or not k.items:
+    k = _listed(call.input(1))
+    if not x or not k:
         return None
     axis = call.attributes.get("axis", -1) % len(x)
-    return tuple(as_size(k.items[0]) if i == axis else d for i, d in enumerate(x))
+    return tuple(k[0] if i == axis else d for i, d in enumerate(x))
 
 
-def _arg(call: Call) -> Dims | None:
-    x = _dims(call, 0)
+@_rule("ArgMax", "ArgMin")
+def _arg(call: Call, x: Dims) -> Dims | None:
     if not x:
         return None
     axis = call.attributes.get("axis", 0) % len(x)
@@ -350,41 +313,9 @@ def _arg(call: Call) -> Dims | None:
     return (*x[:axis], *kept, *x[axis + 1 :])
 
 
-def _recurrent(call: Call) -> Dims | None:
+@_rule("LSTM", "GRU", "RNN", needs=(0, 2))
+def _recurrent(call: Call, x: Dims, weights: Dims) -> Dims | None:
     """Bound the first output of LSTM and its like, (steps, directions, batch, hidden), by its recurrent weights."""
-    x, weights = _dims(call, 0), _dims(call, 2)
-    if x is None or weights is None or len(x) != 3 or len(weights) != 3 or call.attributes.get("layout"):
+    if len(x) != 3 or len(weights) != 3 or call.attributes.get("layout"):
         return None
     return x[0], weights[0], x[1], weights[2]
-
-
-def _like_first(call: Call) -> Dims | None:
-    return _dims(call, 0)
-
-
-_RULES: dict[str, ShapeRule] = {
-    "Conv": _conv,
-    **dict.fromkeys(("MaxPool", "AveragePool"), _pool),
-    "ScatterND": _like_first,
-    "TopK": _topk,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
-    "Gemm": _gemm,
-    "Flatten": _flatten,
-    "Split": _split,
-    "Tile": _tile,
-    "GatherElements": _like_indices,
-    "Reshape": _reshape,
-    "Expand": _expand,
-    "ConstantOfShape": _of_shape,
-    "Range": _range,
-    "Gather": _gather,
-    "Concat": _concat,
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Slice": _slice,
-    "MatMul": _matmul,
-    "NonZero": _nonzero,
-    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"), _reduce),
-}
