@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from accel.accuracy import parity
 from accel.bench.sender import check_arrays
-from accel.core.feeds import Feed
+from accel.core.feeds import Feed, by_feed
 from accel.core.values import Parity, TensorSpec
 
 
@@ -41,14 +39,7 @@ class Expected:
 
     def judge(self, feeds: Sequence[Feed], worst: Mapping[str, np.ndarray]) -> Parity:
         """Hold the worst responses (``Generator.worst``) against the gate: if they pass, all do."""
-        with tempfile.TemporaryDirectory(prefix="accel-check-") as scratch:
-            truth, found = Path(scratch) / "truth.npz", Path(scratch) / "found.npz"
-            with truth.open("wb") as file:
-                expected = {f"{i}/{name}": v for i, a in enumerate(self.answers) for name, v in a.items()}
-                np.savez(file, **expected)  # type: ignore[arg-type]
-            with found.open("wb") as file:
-                np.savez(file, **worst)  # type: ignore[arg-type]
-            masks = {str(i): feed[self.mask] for i, feed in enumerate(feeds)} if self.mask else {}
-            return parity.compare(
-                truth, found, outputs=self.outputs, masks=masks, mask_dims=self.mask_dims, gate=self.gate
-            )
+        truth = {str(i): answer for i, answer in enumerate(self.answers)}
+        masks = {str(i): feed[self.mask] for i, feed in enumerate(feeds)} if self.mask else {}
+        found = by_feed(worst, "worst responses")
+        return parity.compare(truth, found, outputs=self.outputs, masks=masks, mask_dims=self.mask_dims, gate=self.gate)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, Session, TargetInfo
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo, held_back
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.requirements import demand, missing, missing_gpu, versions
@@ -345,6 +345,9 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
     wrongly in bf16, its default, wherever the sequence is as long as a head is wide (seen with OpenVINO 2026.4.1; right
     with float32, with the fusion off, and at every other length). In the IR this holds for whoever serves it.
 
+    Where the user set a gate, layers return to float until it holds on feeds that were held back, by NNCF's own search:
+    it ranks what it quantised by the harm done.
+
     Raises:
         InputError: there are no calibration samples.
     """
@@ -352,6 +355,7 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
 
     feeds = calibration_feeds(request)
     more: dict[str, Any] = {}
+    advanced = None
     attention = _activation_products(model)
     if attention:
         more["ignored_scope"] = nncf.IgnoredScope(names=attention)
@@ -359,17 +363,29 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
         alphas = nncf.AdvancedSmoothQuantParameters(
             convolution=options.smooth_quant_alpha, matmul=options.smooth_quant_alpha
         )
-        more["advanced_parameters"] = nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas)
+        advanced = nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas)
     if request.source.family == "transformer":
         more["model_type"] = nncf.ModelType.TRANSFORMER
-    quantized = nncf.quantize(
-        model,
-        nncf.Dataset(feeds),
-        subset_size=len(feeds),
-        preset=nncf.QuantizationPreset.MIXED,
-        fast_bias_correction=options.fast_bias_correction,
+    settings = {
+        "subset_size": len(feeds),
+        "preset": nncf.QuantizationPreset.MIXED,
+        "fast_bias_correction": options.fast_bias_correction,
         **more,
-    )
+    }
+    if request.gates:
+        rest, held = held_back.for_gate(request, model, "int8", feeds, _runner(request))
+        quantized = nncf.quantize_with_accuracy_control(
+            model,
+            nncf.Dataset(rest),
+            nncf.Dataset(list(held.feeds.values())),
+            # More than the floor is worth nothing: the float model has no drop to keep within.
+            lambda compiled, _: min(held.score(compiled), held.floor),
+            max_drop=0.0,
+            advanced_quantization_parameters=advanced,
+            **settings,
+        )
+    else:
+        quantized = nncf.quantize(model, nncf.Dataset(feeds), advanced_parameters=advanced, **settings)
     types = Counter(op.get_type_name() for op in quantized.get_ops())
     return quantized, {
         "calibration_items": request.samples.calibration_items,
@@ -379,6 +395,20 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
         "fake_quantize_nodes": types["FakeQuantize"],
         "float_activation_products": len(attention),
     }
+
+
+def _runner(request: BuildRequest) -> held_back.Open:
+    """Return what runs models: a float one in float32, compiled ones as they are, in the plugin's default precision."""
+    ov = import_openvino()
+    names = [spec.name for spec in request.source.outputs]
+
+    def open_model(model: Any) -> Callable[[Feed], Feed]:
+        if isinstance(model, ov.Model):
+            settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": request.threads}
+            model = ov.Core().compile_model(model, "CPU", settings)
+        return lambda feed: {name: np.array(found[name]) for found in [model(dict(feed))] for name in names}
+
+    return open_model
 
 
 def _activation_products(model: Any) -> list[str]:

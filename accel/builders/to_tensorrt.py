@@ -40,7 +40,7 @@ from accel.core.values import (
     Typed,
     to_json,
 )
-from accel.graph import fp16
+from accel.graph import autocast
 
 ENTRY = "model.plan"
 WEIGHTS = "weights"
@@ -55,7 +55,7 @@ def _info(precision: Precision, about: str, *, calibration: bool = False) -> Tar
         *(("cuda",), precision, about, RUNTIME),
         calibration=calibration,
         prefers_int32=True,
-        helpers=(fp16.ENVIRONMENT,),
+        helpers=(autocast.ENVIRONMENT,),
     )
 
 

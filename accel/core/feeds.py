@@ -86,11 +86,20 @@ def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:
     Raises:
         SampleError: missing, no ``.npz``, holding Python objects, or with keys that are not ``<index>/<input>``.
     """
+    return by_feed(read_npz(path), path.name)
+
+
+def by_feed(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, dict[str, np.ndarray]]:
+    """Return arrays with keys ``<index>/<name>`` by index and name; a name may hold slashes.
+
+    Raises:
+        SampleError: a key of another form, which is found in ``where``.
+    """
     feeds: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in read_npz(path).items():
+    for key, value in arrays.items():
         index, slash, name = key.partition("/")
         if not slash or not index or not name:
-            raise SampleError(f"{path.name}: key {key!r}, expected <index>/<input>", fix='for example "0/input_ids"')
+            raise SampleError(f"{where}: key {key!r}, expected <index>/<input>", fix='for example "0/input_ids"')
         feeds.setdefault(index, {})[name] = value
     return feeds
 

@@ -256,7 +256,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What a builder gets: the variant and the files it may start from. Paths are absolute."""
+    """What a builder gets: the variant and the files it may start from. Paths are absolute.
+
+    Attributes:
+        gates: the user's ``--gate NAME=VALUE`` that bear on the variant: what a search for layers must hold.
+    """
 
     variant: Variant
     source: ModelSource
@@ -265,6 +269,7 @@ class BuildRequest:
     samples: SampleSet
     samples_folder: str
     threads: int
+    gates: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,33 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from accel.core import environments
+
+ENVIRONMENT = environments.declare(
+    environments.Environment(
+        "modelopt",
+        (
+            "nvidia-modelopt==0.47.0",
+            "onnx-graphsurgeon==0.6.1",
+            "onnxslim==0.1.98",
+            "polygraphy==0.53.6",
+            "onnxconverter-common==1.16.0",
+            "omegaconf==2.4.0",
+            "pulp==3.3.2",
+            "nvidia-ml-py==13.615.71",
+            "lief==1.0.0",
+            "cppimport==26.4.17",
+            "mako==1.4.3",
+            "markupsafe==3.0.4",
+            "pybind11==3.1.0",
+            "filelock==4.2.11",
+            "colorama==0.4.6",
+        ),
+        "its own pins ask for an older onnx and for onnxruntime-gpu, neither of which autocast needs",
+        over_main=True,
+    )
+)
+
 
 def autocast(source: Path, out: Path, to: Literal["fp16", "bf16"], keep: tuple[str, ...]) -> str:
     """Write the model at ``source`` with every node in ``to``, except those in ``keep``, weights beside it.

@@ -179,6 +179,7 @@ class Stages:
             variant=variant,
             onnx=(onnx.value.file.sha256, [f.sha256 for f in onnx.value.data]),
             samples=made.samples.sha256,
+            gates=self._gates(variant),
             contract=(made.source.inputs, made.source.outputs),
             **_builder(variant),
         )
@@ -300,6 +301,7 @@ class Stages:
             contract=(made.source.inputs, made.source.outputs),
             data=[f.sha256 for f in onnx.value.data] if onnx and info.needs == "onnx" else [],
             calibration=made.samples.sha256 if info.calibration or _measures_ranges(info) else None,
+            gates=self._gates(variant),
             **_builder(variant),
             kind=(made.source.mask, made.source.family),
             hardware=self._hardware.fingerprint,
@@ -445,7 +447,11 @@ class Stages:
             samples=described.value.samples,
             samples_folder=str(described.folder),
             threads=self._job.threads,
+            gates=self._gates(variant),
         )
+
+    def _gates(self, variant: Variant) -> dict[str, float]:
+        return parity.bearing(self._job.gates, targets.info(variant.target).precision)
 
     def _compare(
         self, worker: Worker, held: str, found: Path, described: Stage[Described], reference: Stage[Answered]

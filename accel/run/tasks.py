@@ -18,7 +18,7 @@ import numpy as np
 
 from accel.builders import TypedBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, read_feeds
+from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -34,7 +34,6 @@ from accel.core.values import (
     file_refs,
 )
 from accel.exporters.request import SourceRequest
-from accel.exporters.zoo import zoo
 from accel.run.narrowed import Narrowed
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def reference(described: Described, samples_folder: Path, out: Path) -> int:
     """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out`` and return how many they are."""
     model = _load(described.source)
     feeds = _all_feeds(described.samples, samples_folder)
-    _write_answers(out, {name: model.run(feed) for name, feed in feeds.items()})
+    write_feeds(out, {name: model.run(feed) for name, feed in feeds.items()})
     return len(feeds)
 
 
@@ -99,7 +98,7 @@ def export(described: Described, samples_folder: Path, reference: Path, out_dir:
     from accel.exporters.check import Point
 
     source = described.source
-    answers = _read_answers(reference)
+    answers = read_feeds(reference)
     feeds = read_feeds(samples_folder / described.samples.shapes.path)
     points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
     return exporters.export_onnx(source, out_dir, opset=opset, model=_load(source), points=points)
@@ -160,7 +159,7 @@ def typed_answers(
     session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
         feeds = _all_feeds(described.samples, samples_folder)
-        _write_answers(out, {name: session.run(feed) for name, feed in feeds.items()})
+        write_feeds(out, {name: session.run(feed) for name, feed in feeds.items()})
         return len(feeds)
 
 
@@ -192,7 +191,7 @@ def answers(
                 "no gate sample fits the fixed shape of this build",
                 fix="give samples of that shape with --samples, or leave --static out",
             )
-        _write_answers(out, results)
+        write_feeds(out, results)
         return Ran(len(results), session.precision())
 
 
@@ -205,34 +204,10 @@ def compare(
         reference / answers: files of the two.
         gate: metric → least value that passes.
     """
-    from accel.accuracy import parity
+    from accel.exporters import verdict
 
-    source = described.source
     feeds = _all_feeds(described.samples, samples_folder)
-    masks: dict[str, np.ndarray] = {}
-    mask_dims: tuple[int | str, ...] = ()
-    if source.mask is not None:
-        masks = {name: feed[source.mask] for name, feed in feeds.items()}
-        mask_dims = next(s.dims for s in source.inputs if s.name == source.mask)
-
-    def metric(truth_file: Path, found_file: Path) -> float:
-        metric = zoo().entry(source.reference).metric
-        assert metric is not None  # a task gate comes from an entry that has one
-        found = _read_answers(found_file)
-        kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
-        truth = _read_answers(truth_file)
-        return metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
-
-    return parity.compare(
-        reference,
-        answers,
-        outputs=source.outputs,
-        masks=masks,
-        mask_dims=tuple(str(d) for d in mask_dims),
-        gate=gate,
-        metric=metric if source.gate is not None else None,
-        detections=source.detections,
-    )
+    return verdict.compare(described.source, feeds, read_feeds(reference), read_feeds(answers), gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,21 +288,6 @@ def _load(source: ModelSource) -> SourceModel:
 
 def _all_feeds(samples: SampleSet, folder: Path) -> dict[str, dict[str, np.ndarray]]:
     return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
-
-
-def _write_answers(path: Path, results: Mapping[str, Feed]) -> None:
-    flat = {f"{feed}/{name}": value for feed, outputs in results.items() for name, value in outputs.items()}
-    with path.open("wb") as file:
-        np.savez(file, **flat)  # type: ignore[arg-type]
-
-
-def _read_answers(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(path, allow_pickle=False) as file:
-        for key in file.files:
-            feed, _, name = key.partition("/")
-            found.setdefault(feed, {})[name] = file[key]
-    return found
 
 
 def _hidden_axes(source: ModelSource) -> Set[int | str]:

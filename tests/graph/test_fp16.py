@@ -140,9 +140,8 @@ def test_ranges_are_those_of_numpy(tmp_path):
     assert found["wide"].largest == pytest.approx(100 * np.abs(values).max())
     assert found["x"].size == 48
     fetched: dict[str, list[np.ndarray]] = {}
-    for over in measured.fetch(path, {"wide": found["wide"]}, feeds(), threads=1):
-        for name, value in over():
-            fetched.setdefault(name, []).append(value)
+    for _, name, value in measured.fetch(path, {"wide": found["wide"]}, feeds(), threads=1):
+        fetched.setdefault(name, []).append(value)
     assert np.allclose(np.concatenate(fetched["wide"]), 100 * values)
 
 

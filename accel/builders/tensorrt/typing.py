@@ -6,7 +6,6 @@ strongly typed networks, and described in ``typing.json`` beside it, which a kit
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import tempfile
@@ -16,10 +15,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from accel.builders import Session
+from accel.builders import Session, held_back
 from accel.builders.calibration import calibration_feeds
 from accel.builders.tensorrt.options import TensorRtOptions
-from accel.builders.tensorrt.score import HeldBack
 from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import BuildRequest, ModelSource, Typed, to_json
@@ -137,24 +135,19 @@ def _quantized(
     request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path
 ) -> dict[str, Any]:
     """Put Q/DQ pairs around matrix products and convolutions; the rest is typed ``options.base``."""
-    from accel.graph import quantize, sensitivity
+    from accel.graph import quantize
 
     to = cast(Literal["int8", "fp8"], precision)
     feeds = calibration_feeds(request)
     keep: tuple[str, ...] = options.keep
     facts: dict[str, Any] = {}
     if options.search and not keep:
-        held = HeldBack(request, source, precision, feeds)
-        with contextlib.closing(held):
-            found = sensitivity.search(
-                source,
-                held.rest,
-                held.score,
-                held.floor,
-                to=to,
-                method=options.calibration,
-                threads=request.threads,
+        rest, held = held_back.for_gate(request, source, to, feeds, held_back.onnx_runner(request))
+        with tempfile.TemporaryDirectory(prefix="accel-search-") as scratch:
+            ready = quantize.prepare(
+                source, Path(scratch), to=to, feeds=rest, method=options.calibration, threads=request.threads
             )
+            found = ready.search(held.score, held.floor)
         keep = found.chosen.kept
         facts["search"] = to_json(found)
     report = quantize.for_tensorrt(

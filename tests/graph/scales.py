@@ -63,10 +63,9 @@ def check_scales(path: Path, feeds: Sequence[Feed], *, threads: int = 0) -> tupl
         ranges = measured.measure_ranges(plain, list(activations), feeds, threads=threads)
         seen = dict.fromkeys(activations, 0)
         cut = dict.fromkeys(activations, 0)
-        for over in measured.fetch(plain, ranges, feeds, threads=threads):
-            for tensor, value in over():
-                seen[tensor] += value.size
-                cut[tensor] += int((np.abs(value) > activations[tensor][1] * CUT_BY).sum())
+        for _, tensor, value in measured.fetch(plain, ranges, feeds, threads=threads):
+            seen[tensor] += value.size
+            cut[tensor] += int((np.abs(value) > activations[tensor][1] * CUT_BY).sum())
         for tensor, (node_name, reach) in activations.items():
             found += list(_activation(node_name, tensor, ranges[tensor].largest, reach, cut[tensor] / seen[tensor]))
     return tuple(found)
