@@ -5,9 +5,8 @@ The public Python API is what ``__all__`` names; each is imported when first use
     from pathlib import Path
     import accel
 
-    source = accel.recognise("model.onnx", samples="real.npz")
-    targets = accel.parse_targets("ort,openvino-int8", devices=("cpu",))
-    run = accel.convert(accel.Job(source, targets, Path("runs/model"), command="", triton_release=accel.NEWEST))
+    job = accel.Job(source="model.onnx", targets="ort,openvino-int8", samples="real.npz", out=Path("runs/model"))
+    run = accel.convert(job)
 """
 
 from __future__ import annotations

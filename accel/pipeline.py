@@ -41,15 +41,15 @@ from accel.core.values import (
     Typed,
     Variant,
 )
-from accel.exporters.request import SourceRequest
 from accel.run import kits, run_json
 from accel.run.decide import Objective, decide
-from accel.run.job import Job
+from accel.run.job import TWIN, Job
 from accel.run.measuring import measure_in_process, measure_served
 from accel.run.narrowed import applied
 from accel.run.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
-from accel.run.stages import FILES, TWIN, Answered, Described, Proof, Stage, Stages
+from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
+from accel.run.tasks import Described
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +97,33 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """
     with _at_work(job, progress) as work:
         stages = work.stages
-        with work.timed("load source"):
-            described = stages.describe()
-        made: Described = described.value
-        if made.source.notice:
-            work.progress.notice(made.source.notice)
-        parity.check_names(job.gates, made.source.gate)
-        results = [Result(v) for v in plan(job, made.source)]
-        for result in results:
-            result.outcome = _hindrance(result.variant, made)
-        wanted = [r for r in results if r.outcome is None]
-        onnx = narrowed = None
-        if wanted:
-            with work.timed("reference"):
-                reference = stages.reference(described)
-            if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
-                with work.timed("export"):
-                    onnx = stages.export(described, reference)
-            if onnx is not None and job.ints != "keep":
-                with work.timed("narrow integers"):
-                    narrowed = stages.narrow(described, onnx)
-                described, onnx = _contract(described, narrowed)
-            if onnx is not None:
-                for result in wanted:
-                    result.outcome = _idle(result.variant, onnx.value)
-                wanted = [r for r in wanted if r.outcome is None]
+        reference = onnx = narrowed = None
+        with stages.worker("source") as worker:
+            with work.timed("load source"):
+                described = stages.describe(worker)
+            made = described.value
+            if made.source.notice:
+                work.progress.notice(made.source.notice)
+            parity.check_names(job.gates, made.source.gate)
+            results = [Result(v) for v in plan(job, made.source)]
+            for result in results:
+                result.outcome = _hindrance(result.variant, made)
+            wanted = [r for r in results if r.outcome is None]
+            if wanted:
+                with work.timed("reference"):
+                    reference = stages.reference(described, worker)
+                if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
+                    with work.timed("export"):
+                        onnx = stages.export(described, reference, worker)
+                if onnx is not None and job.ints != "keep":
+                    with work.timed("narrow integers"):
+                        narrowed = stages.narrow(described, onnx, worker)
+                    described, onnx = _contract(described, narrowed)
+        if onnx is not None:
+            for result in wanted:
+                result.outcome = _idle(result.variant, onnx.value)
+            wanted = [r for r in wanted if r.outcome is None]
+        if reference is not None:
             with work.timed("build and prove"):
                 _build_all(wanted, described, onnx, reference, work)
         return _conclude(work, results, described, onnx, narrowed)
@@ -132,7 +134,7 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
 
     Args:
         kit: as ``kits.read`` read it from ``folder``, an absolute path.
-        job: from ``kit_job``.
+        job: as ``kits.job`` makes it.
 
     Raises:
         UnavailableError: this machine cannot build it either.
@@ -157,30 +159,6 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
         with work.timed("build and prove"):
             _build_all([result], described, onnx, reference, work)
         return _conclude(work, [result], described, onnx, None)
-
-
-def kit_job(
-    kit: kits.Kit, folder: Path, *, run_dir: Path | None, threads: int, timeout_s: float | None, command: str
-) -> Job:
-    """Make the job that finishes a kit, from what the kit's own job asked for."""
-    settings = kit.settings
-    return Job(
-        source=SourceRequest(kit.source.reference, kit.source.kind, kit.source.reference, model_name=kit.source.name),
-        targets=(kit.variant.target,),
-        run_dir=run_dir or Path("runs") / f"{kit.source.name}-{kit.variant.target.name}",
-        command=command,
-        objectives=settings.objectives,
-        constraints=settings.constraints,
-        gates=settings.gates,
-        triton={kit.variant.target.name: kits.overrides(kit, folder)},
-        threads=threads,
-        timeout_s=timeout_s or settings.timeout_s,
-        triton_release=settings.triton_release,
-        model_version=settings.model_version,
-        rounds=settings.rounds,
-        round_s=settings.round_s,
-        opset=kit.onnx.opset,
-    )
 
 
 def _conclude(
@@ -236,7 +214,7 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
     A group stands for what the source can become: it brings in no target that starts from another framework.
     """
     variants = []
-    for target in job.targets:
+    for target in job.wanted:
         if target.name in job.grouped and targets.info(target).needs not in (source.framework, "onnx", "nothing"):
             continue
         options = dict(job.options.get(target.name, {}))
@@ -321,18 +299,17 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
                 progress.variant(id, "building")
                 tell = functools.partial(_tell, progress, id, "building")
                 result.built = stages.build(result.variant, described, result.typed or onnx, tell=tell)
-                if targets.info(result.variant.target).server_only:
+                with stages.worker(id) as worker:
+                    if not targets.info(result.variant.target).server_only:
+                        stage = "prove"
+                        progress.variant(id, "proving")
+                        result.proof = stages.prove(result.built, described, reference, worker)
                     stage = "emit"
-                    result.emitted = stages.emit(result.built, None, described, reference)
-                    result.outcome = _left_to_server(result, stages, job)
-            if result.outcome is None and result.built is not None:
-                stage = "prove"
-                progress.variant(id, "proving")
-                result.proof = stages.prove(result.built, described, reference)
-                stage = "emit"
-                result.emitted = stages.emit(result.built, result.proof, described, reference)
-                if result.variant.static is None and _cannot_batch(result.emitted):
-                    result.twin = stages.emit(result.built, result.proof, described, reference, twin=True)
+                    result.emitted = stages.emit(result.built, result.proof, described, reference, worker)
+                    if result.proof is None:
+                        result.outcome = _left_to_server(result, stages, job)
+                    elif result.variant.static is None and _cannot_batch(result.emitted):
+                        result.twin = stages.emit(result.built, result.proof, described, reference, worker, twin=True)
         except UnavailableError as error:
             result.outcome = Skipped(error.message, error.fix)
         except StageError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.bench.stability import ratio_interval
+from accel.bench.timed import open_timed, time_round
 from accel.builders import targets
 from accel.builders.ort_providers import ENGINES, provider_for
 from accel.builders.requirements import versions
@@ -163,9 +164,11 @@ def by_hand(folder: Path, id: str, device: str) -> dict[str, Any]:
         script = _COMMON + _TORCH
         given["package"] = made.variant.target.name.startswith("aoti")
     words = [str(python), "-c", script, json.dumps(given)]
-    with tempfile.TemporaryDirectory() as scratch, Worker(Path(scratch) / "log", threads=threads, python=python) as own:
-        params = {"artifact": artifact, "folder": str(built / "files"), "threads": threads, "mode": "latency"}
-        own.call("bench_open", {**params, "feeds": str(feeds), "points": ["b1"]}, timeout_s=600)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Worker(Path(scratch) / "log", threads=threads, timeout_s=600, python=python) as own,
+    ):
+        own.call(open_timed, made, built / "files", threads, "latency", feeds, ("b1",))
         hand = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert hand.stdin is not None
         assert hand.stdout is not None
@@ -174,8 +177,7 @@ def by_hand(folder: Path, id: str, device: str) -> dict[str, Any]:
                 raise SystemExit(f"{id} could not be driven by hand: its error is above")
             ours, theirs = [], []
             for number in range(ROUNDS + 1):
-                call = {"point": "b1", "seconds": 0, "least": CALLS}
-                times = own.call("bench_latency", call, timeout_s=600)["times_ns"]
+                times = own.call(time_round, "latency", "b1", 0, CALLS).times_ns
                 hand.stdin.write(f"{CALLS}\n")
                 hand.stdin.flush()
                 other = json.loads(hand.stdout.readline())

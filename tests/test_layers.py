@@ -68,7 +68,7 @@ def test_help_imports_nothing_heavy():
 
 
 def test_the_parent_imports_no_framework():
-    code = "import accel.pipeline, accel.run.options, accel.run.doctor as doctor\ndoctor.targets_here(); doctor.zoo()"
+    code = "import accel.pipeline, accel.run.job, accel.run.doctor as doctor\ndoctor.targets_here(); doctor.zoo()"
     assert not loaded_after(code) & (HEAVY - {"scipy"})
 
 

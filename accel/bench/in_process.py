@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from accel.bench import stability
+from accel.bench import stability, timed
 from accel.bench.card import CardWatch
 from accel.core.processes import Worker
-from accel.core.values import Artifact, CallSplit, Measurement, from_json, to_json
+from accel.core.values import Artifact, CallSplit, Measurement
 
 SPLIT_CALLS = 7
 """Calls of a point that are taken apart on a GPU."""
@@ -76,45 +76,41 @@ class ProcessRunner:
     calls_ns: dict[str, list[np.ndarray]] = field(default_factory=dict)
     item_ms: dict[str, list[float]] = field(default_factory=dict)
     peak_rss_mib: float = 0.0
-    splits: dict[str, Any] = field(default_factory=dict)
-    opened: dict[str, Any] = field(default_factory=dict)
+    splits: dict[str, CallSplit | None] = field(default_factory=dict)
+    opened: timed.Opened | None = None
     _worker: Worker | None = None
 
     def __post_init__(self) -> None:
         self.watch = self.watch if self.artifact.variant.target.device == "cuda" else None
 
     def open(self) -> None:
-        self._worker = Worker(self.log, threads=self.threads, python=self.python)
-        params = {
-            "artifact": to_json(self.artifact),
-            "folder": str(self.folder),
-            "threads": self.threads,
-            "mode": self.plan.scenario,
-            "feeds": str(self.feeds),
-            "points": [p.key for p in self.timed_shapes],
-        }
+        self._worker = worker = Worker(self.log, threads=self.threads, timeout_s=self.timeout_s, python=self.python)
+        points = tuple(p.key for p in self.timed_shapes)
         with self.watch.loading(self.name) if self.watch else nullcontext():
-            opened = self._call("bench_open", **params)
+            opened = worker.call(
+                timed.open_timed, self.artifact, self.folder, self.threads, self.plan.scenario, self.feeds, points
+            )
             self.opened = self.opened or opened
             for point in self.timed_shapes:
-                warm = self._call("bench_warm", point=point.key, limit_s=self.plan.warm_s)
-                if warm["last_ms"] > LONG_CALL_MS:
+                if worker.call(timed.warm, point.key, self.plan.warm_s) > LONG_CALL_MS:
                     break
         if self.artifact.variant.target.device == "cuda" and not self.splits:
             for point in self.timed_shapes:
-                self.splits[point.key] = self._call("bench_split", point=point.key, calls=SPLIT_CALLS)
+                self.splits[point.key] = worker.call(timed.split, point.key, SPLIT_CALLS)
 
     def turn(self) -> None:
-        plan = self.plan
+        plan, worker = self.plan, self._worker
+        assert worker is not None
         for point in self.timed_shapes:
-            params = {"point": point.key, "seconds": plan.round_s, "least": plan.least, "limit_ms": plan.limit_ms}
             with self.watch.timing(self.name, point.key) if self.watch else nullcontext():
-                answer = self._call(f"bench_{plan.scenario}", **params)
-            times = np.array(answer["times_ns"], dtype=np.int64)
-            call_ns = float(np.median(times)) if plan.scenario == "latency" else answer["elapsed_ns"] / len(times)
+                answer = worker.call(
+                    timed.time_round, plan.scenario, point.key, plan.round_s, plan.least, plan.limit_ms
+                )
+            times = np.array(answer.times_ns, dtype=np.int64)
+            call_ns = float(np.median(times)) if plan.scenario == "latency" else answer.elapsed_ns / len(times)
             self.calls_ns.setdefault(point.key, []).append(times)
             self.item_ms.setdefault(point.key, []).append(call_ns / 1e6 / point.batch)
-            self.peak_rss_mib = max(self.peak_rss_mib, answer["peak_rss_mib"])
+            self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
 
     def close(self) -> None:
         if self._worker is not None:
@@ -136,13 +132,14 @@ class ProcessRunner:
         figures = stability.latency_figures(np.concatenate(rounds_ms), rounds_ms)
         slow, fast = stability.interval([np.array([v]) for v in item_ms], lambda v: float(np.mean(v)))
         items = figures["samples"] * point.batch
+        assert self.opened is not None
         return Measurement(
             **figures,
             scenario=self.plan.scenario,
             via="inprocess",
             backend=self.artifact.variant.target.name,
             batch=point.batch,
-            concurrency=self.opened["slots"] if self.plan.scenario == "throughput" else 1,
+            concurrency=self.opened.slots if self.plan.scenario == "throughput" else 1,
             threads=self.threads,
             shapes=point.shapes,
             throughput_per_s=1e3 / float(np.mean(item_ms)),
@@ -150,15 +147,11 @@ class ProcessRunner:
             stable=stability.stable(item_ms),
             raw=raw,
             peak_rss_mib=self.peak_rss_mib,
-            load_ms=self.opened["load_ms"],
-            first_ms=self.opened["first_ms"],
+            load_ms=self.opened.load_ms,
+            first_ms=self.opened.first_ms,
             effective_precision=self.precision,
             rounds_ms=tuple(item_ms),
             session=session,
-            split=from_json(CallSplit, split) if (split := self.splits.get(point.key)) else None,
+            split=self.splits.get(point.key),
             gpu=self.watch.use(self.name, point.key, items) if self.watch else None,
         )
-
-    def _call(self, task: str, **params: Any) -> Any:
-        assert self._worker is not None
-        return self._worker.call(task, params, timeout_s=self.timeout_s)

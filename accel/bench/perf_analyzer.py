@@ -28,8 +28,9 @@ import numpy as np
 
 from accel.bench import feeds as forms
 from accel.bench import stability
+from accel.bench.calls import Served
 from accel.bench.endpoint import Endpoint
-from accel.bench.load import Generator, Load, Served, fit_feeds
+from accel.bench.load import Generator, Load, fit_feeds
 from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Labels, Method, items
 from accel.core import environments
 from accel.core.errors import InputError, StageError, UnavailableError

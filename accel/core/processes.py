@@ -1,6 +1,7 @@
 """One build or one measurement in a process of its own: the parent's half (``accel.run.child`` is the child's).
 
-The parent holds a ``Worker`` and calls tasks by name; parameters and results are JSON, arrays travel as ``.npz`` files.
+A task is a function at the top of a module that both can import. The parent calls it through its ``Worker`` with typed
+values, which travel as JSON by the types that the function declares, and so does its result; arrays are ``.npz`` files.
 The child's stdout and stderr go to a log; a crash, an abort signal, a hang past the time limit or a kill becomes
 ``WorkerDied`` with the end of that log, never the end of the run.
 
@@ -11,6 +12,7 @@ nothing else of the parent's environment leaks in.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import selectors
@@ -21,18 +23,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from accel.core import environments, errors
 from accel.core.errors import StageError, WorkerDied
+from accel.core.values import from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
 LOOK_S = 1.0
 """How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _running: set[Worker] = set()
 _spans: list[tuple[float, float]] = []
 _stopped = threading.Event()
@@ -133,32 +139,52 @@ child()
 
 
 class Worker:
-    """A child process that runs tasks one after another.
+    """A child process that runs tasks one after another; ``start`` or the first task starts it.
 
     Args:
         python: interpreter to use; this one when None.
         log: file that takes everything the child prints; appended to.
         threads: CPU threads that the runtimes in the child may use.
-        cwd: working directory of the child.
+        timeout_s: limit of each task.
+        tell: takes what a task says about its progress (``accel.core.progress.tell``).
 
     Use it as a context manager; leaving it ends the child.
     """
 
-    def __init__(self, log: Path, *, threads: int, python: Path | None = None, env: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        log: Path,
+        *,
+        threads: int,
+        timeout_s: float,
+        python: Path | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.log = log
+        self._threads, self._timeout_s, self._python, self._tell = threads, timeout_s, python, tell
+        self._group: ProcessGroup | None = None
+
+    def start(self) -> None:
+        """Start the process if it was not started yet.
+
+        Raises:
+            WorkerDied: the user stopped the run.
+        """
+        if self._group is not None:
+            return
         if _stopped.is_set():
             raise WorkerDied("stopped by the user")
-        self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
         self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
-        with log.open("ab") as sink:
+        with self.log.open("ab") as sink:
             self._group = ProcessGroup(
-                [str(python or sys.executable), "-P", "-c", _BOOT, *packages],
+                [str(self._python or sys.executable), "-P", "-c", _BOOT, *packages],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                env=_environment(threads, self._scratch) | dict(env or {}),
+                env=_environment(self._threads, self._scratch),
             )
         self._pipes = self._group.process.stdin, self._group.process.stdout
         _running.add(self)
@@ -172,39 +198,37 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(
-        self, task: str, params: Mapping[str, Any], *, timeout_s: float, tell: Callable[[str], None] | None = None
-    ) -> Any:
-        """Run one task and return its JSON result.
-
-        Args:
-            tell: takes what the task says about its progress (``accel.core.progress.tell``).
+    def call(self, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run one task in the child and return its result.
 
         Raises:
             AccelError: the class the task raised, with its message and remedy.
-            WorkerDied: the process crashed, was killed, or ran past ``timeout_s``.
+            WorkerDied: the process crashed, was killed, or ran past its limit.
         """
-        line = json.dumps({"task": task, "params": params}).encode() + b"\n"
+        params = to_json(inspect.signature(task).bind(*args, **kwargs).arguments)
+        line = json.dumps({"task": f"{task.__module__}:{task.__name__}", "params": params}).encode() + b"\n"
+        self.start()
         try:
             self._pipes[0].write(line)
             self._pipes[0].flush()
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
-            raise self._died(task) from None
+            raise self._died(task.__name__) from None
         try:
-            answer = self._answer(task, timeout_s, tell)
+            answer = self._answer(task.__name__)
         except ValueError:  # what came was no JSON
-            raise self._died(task) from None
+            raise self._died(task.__name__) from None
         _spans.append(tuple(answer["span"]))
         if "result" in answer:
-            return answer["result"]
-        kind = getattr(errors, answer["error"], StageError)
-        error = kind(answer["message"], fix=answer["fix"])
+            return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
+        error: errors.AccelError = getattr(errors, answer["error"], StageError)(answer["message"], fix=answer["fix"])
         if isinstance(error, StageError):
             error.log = str(self.log)
         raise error
 
     def close(self) -> int:
-        """End the child and all it started; return the child's exit code, or minus the signal."""
+        """End the child and all it started; return the child's exit code, or minus the signal, or 0 without a child."""
+        if self._group is None:
+            return 0
         _running.discard(self)
         code = self._group.end()
         for pipe in self._pipes:
@@ -215,10 +239,12 @@ class Worker:
 
     def kill(self) -> None:
         """End the child and all it started, from any thread; the thread that holds this worker still closes it."""
-        self._group.kill()
+        if self._group is not None:
+            self._group.kill()
 
-    def _answer(self, task: str, timeout_s: float, tell: Callable[[str], None] | None) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
+    def _answer(self, task: str) -> dict[str, Any]:
+        assert self._group is not None
+        deadline = time.monotonic() + self._timeout_s
         received = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipes[1], selectors.EVENT_READ)
@@ -229,8 +255,8 @@ class Worker:
                     if "doing" not in message:
                         return message
                     received = rest
-                    if tell is not None:
-                        tell(message["doing"])
+                    if self._tell is not None:
+                        self._tell(message["doing"])
                     continue
                 left = deadline - time.monotonic()
                 if selector.select(max(0.0, min(left, LOOK_S))):
@@ -243,12 +269,13 @@ class Worker:
                 elif left <= 0:
                     self.close()
                     raise WorkerDied(
-                        f"{task} ran past its limit of {timeout_s:.0f} s and was stopped{self._tail()}",
+                        f"{task} ran past its limit of {self._timeout_s:.0f} s and was stopped{self._tail()}",
                         fix="raise it with --timeout SECONDS",
                         log=str(self.log),
                     )
 
     def _died(self, task: str) -> WorkerDied:
+        assert self._group is not None
         self._group.wait(LOOK_S)  # its own exit code, before what it left running is ended
         cause = how_it_ended(self.close())
         return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
@@ -256,22 +283,6 @@ class Worker:
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
-
-
-def run_task(
-    task: str,
-    params: Mapping[str, Any],
-    *,
-    log: Path,
-    threads: int,
-    timeout_s: float,
-    python: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> Any:
-    """Run one task in a fresh process and return its JSON result; errors as ``Worker.call``."""
-    with Worker(log, threads=threads, python=python, env=env) as worker:
-        return worker.call(task, params, timeout_s=timeout_s, tell=tell)
 
 
 def _environment(threads: int, scratch: str) -> dict[str, str]:

@@ -668,6 +668,8 @@ def to_json(value: Any) -> Any:
         raise ValueError(f"{value} cannot stand in a JSON file")
     if value is None or isinstance(value, str | int | float | bool):
         return value
+    if isinstance(value, Path):
+        return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -677,7 +679,7 @@ def from_json(cls: type[T], data: Any) -> T:
     Raises:
         ValueError: a field is missing or has the wrong type; the message names it.
     """
-    return typing.cast(T, _decode(cls, data, cls.__name__, foreign=False))
+    return typing.cast(T, _decode(cls, data, getattr(cls, "__name__", str(cls)), foreign=False))
 
 
 def from_foreign_json(cls: type[T], data: Any) -> T:
@@ -756,6 +758,8 @@ def _decode(hint: Any, data: Any, where: str, *, foreign: bool) -> Any:
         if data is not None:
             raise ValueError(f"{where}: expected null, found {data!r}")
         return None
+    if hint is Path and isinstance(data, str):
+        return Path(data)
     fits = isinstance(data, hint) or (hint is float and isinstance(data, int))
     if not fits or (isinstance(data, bool) and hint is not bool):
         raise ValueError(f"{where}: expected {hint.__name__}, found {data!r}")

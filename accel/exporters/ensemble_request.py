@@ -33,15 +33,19 @@ class Asked:
     folder: str | None = None
 
 
-def asked(value: bool | Mapping[str, Any] | None) -> Asked | None:
+def asked(value: bool | Mapping[str, Any] | Asked | None) -> Asked | None:
     """Read ``ensemble:`` of a job file, or the flag; None where no ensemble is wanted.
 
     Raises:
         UsageError: an unknown key, or a step of the user's whose tensors are not declared as they must be.
         InputError: a file is missing, cannot be read, or does not define the function.
     """
-    if not isinstance(value, Mapping):
+    if isinstance(value, bool | None):
         return Asked() if value else None
+    if isinstance(value, Asked):
+        return value
+    if not isinstance(value, Mapping):
+        raise UsageError(f"ensemble is {value!r}: expected true, false or a mapping of pre, post and folder")
     keys = ("pre", "post", "folder")
     if unknown := [k for k in value if k not in keys]:
         raise UsageError(f"ensemble has no key {unknown[0]!r}{nearest(str(unknown[0]), keys)}", fix=f"it has {keys}")

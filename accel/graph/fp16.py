@@ -23,12 +23,13 @@ import numpy as np
 import onnx_ir as ir
 
 from accel.accuracy import parity
-from accel.core import environments, processes
+from accel.core import environments
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
+from accel.core.processes import Worker
 from accel.core.values import TensorSpec
 from accel.graph import evaluate, measured, passes, qdq
-from accel.graph.autocast import ENVIRONMENT
+from accel.graph.autocast import ENVIRONMENT, autocast
 from accel.graph.measured import Range
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -163,14 +164,9 @@ def convert(
         ranges = measured.measure_ranges(plain, values, samples, threads=threads) | weights
         kept = _kept(model, ranges, to=to, limit=limit)
         typed = folder / "typed.onnx"
-        done = processes.run_task(
-            "autocast",
-            {"source": str(plain), "out": str(typed), "to": to, "keep": [k.node for k in kept]},
-            log=folder / "autocast.log",
-            threads=threads or 1,
-            timeout_s=CAST_S,
-            python=environments.python(ENVIRONMENT),
-        )
+        log, python = folder / "autocast.log", environments.python(ENVIRONMENT)
+        with Worker(log, threads=threads or 1, timeout_s=CAST_S, python=python) as worker:
+            modelopt = worker.call(autocast, plain, typed, to, tuple(k.node for k in kept))
         written = _read_back(typed, model, to=to, kept={k.node for k in kept})
         passes.save(passes.load(typed), out, data=f"{out.name}.data")
     kept_tensors = {k.tensor for k in kept}
@@ -189,7 +185,7 @@ def convert(
         half_products=written.half_products,
         half_share=written.half_products / written.products if written.products else 0.0,
         opset=written.opset,
-        versions={"nvidia-modelopt": done["version"]},
+        versions={"nvidia-modelopt": modelopt},
         convert_s=time.monotonic() - start,
     )
 

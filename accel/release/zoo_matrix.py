@@ -23,8 +23,7 @@ from accel.core.files import write_text
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, to_json
 from accel.report.formats import figures, seconds
-from accel.run import options
-from accel.run.job import Job
+from accel.run.job import Job, assemble
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,7 +110,7 @@ def _job(name: str, asked: Asked) -> tuple[str, Job]:
     if not asked.full:
         given |= {"rounds": ROUNDS, "round_s": ROUND_S}
     words = [given["source"], *(f"--{k.replace('_', '-')}={v}" for k, v in given.items() if k != "source")]
-    return name, options.assemble(given, None, command=shlex.join(["accel", "convert", *words]))
+    return name, assemble(given, None, command=shlex.join(["accel", "convert", *words]))
 
 
 def summary(run: RunDocument, name: str) -> Row:
@@ -157,13 +156,13 @@ def _broken(name: str, job: Job, error: AccelError) -> Row:
     return {
         "schema": SCHEMA,
         "model": name,
-        "source": job.source.reference,
+        "source": job.request.reference,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "command": job.command,
         "hardware": {"id": machine.id},
         "timings_s": {},
         "error": str(error),
-        "variants": [{"id": str(t), "target": t.name, **cell} for t in job.targets],
+        "variants": [{"id": str(t), "target": t.name, **cell} for t in job.wanted],
         "decisions": [],
     }
 

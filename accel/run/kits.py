@@ -40,7 +40,8 @@ from accel.core.values import (
     sha256_json,
     to_json,
 )
-from accel.run.decide import Constraints, Objective
+from accel.exporters.request import SourceRequest
+from accel.run.job import Job
 
 MANIFEST = "kit.json"
 SCRIPT = "build.sh"
@@ -48,25 +49,6 @@ ONNX = "onnx"
 SAMPLES = "samples"
 REFERENCE = "reference.npz"
 GIVEN = "given"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the job asked for that still matters on the other machine.
-
-    Attributes:
-        overrides: what the user changed in the emitted config; files are named relative to the kit.
-    """
-
-    gates: Mapping[str, float]
-    objectives: tuple[Objective, ...]
-    constraints: Constraints
-    rounds: int
-    round_s: float
-    timeout_s: float
-    triton_release: str
-    model_version: int
-    overrides: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +73,8 @@ class Kit:
     Attributes:
         proof: how the typed file compared with the reference on the CPU that made the kit.
         feeds: how many feeds the reference holds.
+        settings: the options that the job carries here, its ``constraints``, and ``overrides``: what the user changed
+            in the emitted config, with files named relative to the kit.
         reason: why the variant was not built there.
         command: the command of that run.
         seal: sha256 of all the rest.
@@ -103,7 +87,7 @@ class Kit:
     typing: Mapping[str, Any]
     proof: Parity
     feeds: int
-    settings: Settings
+    settings: Mapping[str, Any]
     toolchain: Toolchain
     reason: str
     command: str
@@ -173,11 +157,36 @@ def read(folder: Path) -> Kit:
 
 def overrides(kit: Kit, folder: Path) -> str:
     """Return the overrides with the kit's own files by absolute path."""
-    if not kit.settings.overrides:
+    if not kit.settings["overrides"]:
         return ""
     from accel.triton.overrides import moved
 
-    return moved(kit.settings.overrides, lambda path: (folder / path).resolve())
+    return moved(kit.settings["overrides"], lambda path: (folder / path).resolve())
+
+
+def job(kit: Kit, folder: Path, *, out: Path | None, threads: int | None, timeout_s: float | None, command: str) -> Job:
+    """Make the job that finishes a kit, from what the kit's own job asked for.
+
+    Args:
+        folder: where the kit lies.
+        out: run directory; ``runs/<model>-<target>`` when None.
+        threads / timeout_s: in place of this machine's, and the kit's.
+    """
+    asked: dict[str, Any] = {name: v for name, v in kit.settings.items() if name in Job.model_fields}
+    asked |= {"threads": threads} if threads else {}
+    asked |= {"timeout_s": timeout_s} if timeout_s else {}
+    reference, target = kit.source.reference, kit.variant.target
+    return Job(
+        **asked,
+        **kit.settings["constraints"],
+        source=SourceRequest(reference, kit.source.kind, reference, model_name=kit.source.name),
+        targets=(target,),
+        out=out or Path("runs") / f"{kit.source.name}-{target.name}",
+        triton={target.name: overrides(kit, folder)},
+        ints="keep",  # what clients see was decided when the kit was made
+        opset=kit.onnx.opset,
+        command=command,
+    )
 
 
 def image_of(toolchain: str) -> str:
@@ -233,7 +242,7 @@ def _stamp(file: Path) -> int | None:
 
 def _with_given(kit: Kit, folder: Path) -> Kit:
     """Bring the files that the overrides name into the kit."""
-    if not kit.settings.overrides:
+    if not kit.settings["overrides"]:
         return kit
     from accel.triton.overrides import moved
 
@@ -246,12 +255,12 @@ def _with_given(kit: Kit, folder: Path) -> Kit:
             shutil.copyfile(path, folder / taken[path])
         return taken[path]
 
-    return replace(kit, settings=replace(kit.settings, overrides=moved(kit.settings.overrides, take)))
+    return replace(kit, settings={**kit.settings, "overrides": moved(kit.settings["overrides"], take)})
 
 
 def _script(kit: Kit) -> str:
     packages = ", ".join(f"{name} {v}" for name, v in sorted(kit.toolchain.packages.items()))
-    release = kit.settings.triton_release
+    release = kit.settings["triton_release"]
     return f"""#!/bin/sh
 # Finishes {kit.variant.id} of {kit.source.name}: builds, compares with the reference, packages, measures.
 # Made for Triton {release} ({packages or "its TensorRT is not known"}); a plan fits one TensorRT version and one GPU.

@@ -12,25 +12,25 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from accel.bench.card import watch_card
 from accel.bench.in_process import Plan, ProcessRunner, TimedShape
 from accel.bench.rounds import measure
 from accel.bench.stability import p99_calls
 from accel.core.document import Served
-from accel.core.feeds import read_feeds
+from accel.core.feeds import read_feeds, write_feeds
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware, available_memory_bytes
-from accel.core.processes import run_task
-from accel.core.values import Failed, Measurement, ModelSource, Variant, to_json
+from accel.core.values import Failed, Measurement, ModelSource, Variant
+from accel.exporters.samples import fit_shape
 from accel.run import serving, store
 from accel.run.decide import Objective, finalists
 from accel.run.job import Job
 from accel.run.results import Result, baseline, candidate, standing
 from accel.run.serving import ServerRunner
-from accel.run.stages import FILES, REPOSITORY, Described, Stage, Stages
+from accel.run.stages import FILES, REPOSITORY, Stage, Stages
 from accel.run.store import Store
+from accel.run.tasks import Described
 
 THROUGHPUT = Plan("throughput", rounds=3, round_s=0.3, warm_s=0.2, least=1)
 FEEDS = 8
@@ -70,7 +70,7 @@ class MeasuringSession:
 
 def measure_in_process(
     results: Sequence[Result],
-    described: Stage,
+    described: Stage[Described],
     scenario: Objective,
     *,
     job: Job,
@@ -86,7 +86,7 @@ def measure_in_process(
     built = {r.variant.id: r for r in results if r.outcome is None and r.built is not None and r.proof is not None}
     if not built:
         return
-    made: Described = described.value
+    made = described.value
     plan = _plan(scenario, job)
     points = {id: _points(r.variant, made.source, scenario) for id, r in built.items()}
     settings = store.key(
@@ -109,8 +109,7 @@ def measure_in_process(
         number = 1 + max((s.number for s in sessions.values()), default=0)
         key = store.key(settings=settings, number=number, entries=[(id, keys[id]) for id in chosen])
         with kept.writing("measure", key) as folder:
-            shapes = {p.key: to_json(p.shapes) for id in chosen for p in points[id]}
-            feeds = _feeds(shapes, described, folder, job, log="measure")
+            feeds = _feeds({p.key: p.shapes for id in chosen for p in points[id]}, described, folder)
             watch = watch_card(built[id].variant.target.device for id in chosen)
             runners = [
                 ProcessRunner(
@@ -156,7 +155,13 @@ def measure_in_process(
 
 
 def measure_served(
-    results: Sequence[Result], described: Stage, *, job: Job, kept: Store, hardware: Hardware, progress: Progress
+    results: Sequence[Result],
+    described: Stage[Described],
+    *,
+    job: Job,
+    kept: Store,
+    hardware: Hardware,
+    progress: Progress,
 ) -> Served | None:
     """Measure every repository of every variant that passed, each behind a server of its own.
 
@@ -170,7 +175,7 @@ def measure_served(
     owners = {name: r for r in passed for name in r.repositories}
     if not owners:
         return None
-    made: Described = described.value
+    made = described.value
     emitted = {name: r.repositories[name] for name, r in owners.items()}
     key = store.key(
         repositories=[(name, stage.key) for name, stage in emitted.items()],
@@ -182,8 +187,8 @@ def measure_served(
     )
     if (session := kept.get("served", key, MeasuringSession)) is None:
         with kept.writing("served", key) as folder:
-            shapes = {"opt": {name: list(shape.opt) for name, shape in made.source.profile.items()}}
-            stored = read_feeds(_feeds(shapes, described, folder, job, log="served", items=FEEDS))
+            shapes = {"opt": {name: shape.opt for name, shape in made.source.profile.items()}}
+            stored = read_feeds(_feeds(shapes, described, folder, items=FEEDS))
             runners = [
                 ServerRunner(
                     name,
@@ -311,19 +316,28 @@ def _finalists(
 
 
 def _feeds(
-    points: Mapping[str, Any], described: Stage, folder: Path, job: Job, *, log: str, items: int | None = None
+    points: Mapping[str, Mapping[str, tuple[int, ...]]],
+    described: Stage[Described],
+    folder: Path,
+    *,
+    items: int | None = None,
 ) -> Path:
-    """Write the inputs that are sent at each point's shapes; ``items`` as for the task ``bench_feeds``."""
-    made: Described = described.value
+    """Write the inputs that variants are timed on: real samples brought to each point's shapes.
+
+    Args:
+        points: key of the point → shapes by input.
+        items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
+
+    Returns:
+        An ``.npz`` with keys ``<point>/<input>``.
+    """
+    source = described.value.source
+    stored = read_feeds(described.folder / described.value.samples.gate.path)
+    shaped = {}
+    for point, shapes in points.items():
+        for number, name in enumerate(sorted(stored)[: items or 1]):
+            key = point if items is None else f"{point}-{number}"
+            shaped[key] = fit_shape(stored[name], source.inputs, shapes, mask=source.mask)
     feeds = folder / "feeds.npz"
-    params = {
-        "source": to_json(made.source),
-        "samples": to_json(made.samples),
-        "samples_folder": str(described.folder),
-        "points": points,
-        "out": str(feeds),
-        "items": items,
-    }
-    log_file = job.run_dir / "logs" / f"{log}.log"
-    run_task("bench_feeds", params, log=log_file, threads=job.threads, timeout_s=job.timeout_s)
+    write_feeds(feeds, shaped)
     return feeds

@@ -12,8 +12,9 @@ from accel.core.document import Served
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
-from accel.run.job import Job
-from accel.run.stages import TWIN, Described, Emitted, Proof, Stage
+from accel.run.job import TWIN, Job
+from accel.run.stages import Proof, Stage
+from accel.run.tasks import Described, Emitted
 
 Outcome = Skipped | Deferred | Failed
 

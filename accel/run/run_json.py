@@ -31,8 +31,10 @@ from accel.core.document import (
 from accel.core.files import remove, replace_folder, write_text
 from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, extended, to_json
 from accel.run import store
+from accel.run.job import TWIN
 from accel.run.results import Result, Run, alone, standing
-from accel.run.stages import FILES, LOG, REPOSITORY, TWIN, Emitted, Proof
+from accel.run.stages import FILES, LOG, REPOSITORY, Proof
+from accel.run.tasks import Emitted
 
 
 def show(run: Run) -> None:

@@ -20,9 +20,9 @@ import pytest
 
 from accel.bench import feeds as forms
 from accel.bench import perf_analyzer, served, usage
-from accel.bench.calls import COUNTERS
+from accel.bench.calls import COUNTERS, Served
 from accel.bench.expected import Expected
-from accel.bench.load import Load, Served, Window
+from accel.bench.load import Load, Window
 from accel.bench.ranges import concurrencies
 from accel.bench.served import Labels, Mark, Method, agree, summarise
 from accel.builders import targets

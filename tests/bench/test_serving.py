@@ -7,7 +7,6 @@ from pathlib import Path
 import null_repository
 import pytest
 
-from accel.core.values import Target
 from accel.exporters.request import SourceRequest
 from accel.run import measuring, serving
 from accel.run.job import Job
@@ -51,8 +50,8 @@ def test_a_repository_that_answers_with_errors_fails_alone(repositories, tmp_pat
         if doing == "served, round 2 of 2":
             flag.touch()
 
-    source = SourceRequest("factory", "/null.py:build", "nothing")
-    job = Job(source, (Target("null", "cpu"),), tmp_path / "run", "accel convert null", via="embedded")
+    source = SourceRequest("factory", "factory", "/null.py:build")
+    job = Job(source=source, targets="null", out=tmp_path / "run", via="embedded")
     (tmp_path / "out").mkdir()
     feeds = [null_repository.feed(null_repository.SHAPES["opt"])]
     how = {"backend": "python", "precision": "none", "has_python_variant": False, "job": job, "feeds": feeds}

@@ -14,6 +14,7 @@ from accel.core import environments, processes
 from accel.core.errors import InputError, SampleError, UnavailableError, UsageError
 from accel.core.values import from_json, to_json
 from accel.graph import fp16, measured, typed
+from accel.graph.autocast import autocast
 
 BATCH = {"x": (FLOAT, ["batch", 16])}
 
@@ -34,14 +35,9 @@ def planted(tmp_path_factory):
 def test_an_overflow_that_the_cpu_hides_is_caught(planted, tmp_path):
     source, out, report = planted
     naive = tmp_path / "naive.onnx"
-    processes.run_task(
-        "autocast",
-        {"source": str(source), "out": str(naive), "to": "fp16", "keep": []},
-        log=tmp_path / "log",
-        threads=1,
-        timeout_s=300,
-        python=environments.python("modelopt"),
-    )
+    python = environments.python("modelopt")
+    with processes.Worker(tmp_path / "log", threads=1, timeout_s=300, python=python) as worker:
+        worker.call(autocast, source, naive, "fp16", ())
     feed = feeds()[0]
     truth = dict(zip(("clean", "loud", "heavy", "squares"), answers(source, feed), strict=True))
     hidden = answers(naive, feed)[1]
