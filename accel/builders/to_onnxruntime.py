@@ -19,7 +19,7 @@ import numpy as np
 from accel.accuracy import parity
 from accel.accuracy.sqnr import EXACT_DB
 from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
-from accel.builders.calibration import calibration_feeds
+from accel.builders.calibration import calibration_feeds, range_feeds
 from accel.builders.declared import reconcile
 from accel.builders.ort_providers import (
     CUDA,
@@ -294,12 +294,9 @@ def _placed(request: BuildRequest, provider: Provider, out_dir: Path) -> dict[st
 
 def _plain(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
     """Copy the exported model and its weights; its name for them stays, since the file refers to it."""
-    assert request.onnx is not None
-    shutil.copyfile(plain, out_dir / ENTRY)
-    for data in request.onnx.data:
-        target = out_dir / data.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plain.parent / data.path, target)
+    from accel.graph import passes
+
+    passes.rewrite(plain, out_dir / ENTRY)
     return {"graph": "plain"}
 
 
@@ -328,7 +325,7 @@ def _to_half(request: BuildRequest, options: OrtOptions, plain: Path, out: Path)
     """Write the graph typed in FP16, except what leaves its range on real samples."""
     from accel.graph import fp16
 
-    feeds = _range_feeds(request)
+    feeds = range_feeds(request)
     report = fp16.convert(plain, out, to="fp16", feeds=feeds, margin=options.margin, threads=request.threads)
     return {"half": to_json(report)}
 
@@ -340,16 +337,6 @@ def _typed(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Pat
     precision = OrtBuilder.targets[request.variant.target.name].precision
     given = TensorRtOptions(margin=options.margin, calibration=options.method, keep=options.keep)
     return {"graph": "plain", "typing": to_json(type_onnx(request, precision, given, out_dir).facts)}
-
-
-def _range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
-    """Return the samples on which ranges are measured: the calibration set, or the gate's own where there is none."""
-    from accel.core.feeds import read_feeds
-
-    if request.samples.calibration is not None:
-        return calibration_feeds(request)
-    stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
-    return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]
 
 
 def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import typer
 
 from accel.cli.output import Json, print_json, show
 from accel.core.errors import UsageError, nearest
-from accel.core.files import write_text
 
 Strings = list[str] | None
 LEVELS = ("keep", "io", "interior")
@@ -59,6 +58,8 @@ def narrow(
     )
     document = to_json(found)
     if report is not None:
+        from accel.core.files import write_text
+
         write_text(report, json.dumps(document, indent=1) + "\n")
     if as_json:
         print_json(document)

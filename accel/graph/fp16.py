@@ -31,12 +31,12 @@ from accel.core.values import TensorSpec
 from accel.graph import evaluate, measured, passes, qdq
 from accel.graph.autocast import ENVIRONMENT, autocast
 from accel.graph.measured import Range
+from accel.graph.products import PRODUCTS
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Half = Literal["fp16", "bf16"]
 LIMITS: Mapping[str, float] = {"fp16": 65504.0, "bf16": float.fromhex("0x1.fep127")}
 """Largest finite value. Source: IEEE 754 binary16; bfloat16 is binary32 cut to 8 bits of significand."""
-PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
 SQUARING = frozenset({
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization",
     "RMSNormalization", "LpNormalization", "ReduceL2", "ReduceSumSquare",

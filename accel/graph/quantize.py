@@ -22,6 +22,7 @@ from accel.core.errors import StageError, UsageError, nearest
 from accel.core.feeds import Feed
 from accel.graph import calibration, fp16, measured, passes, qdq, sensitivity
 from accel.graph.calibration import METHODS, Method, QuantRange
+from accel.graph.products import PRODUCTS
 from accel.graph.qdq import SCHEMES, Product, Quantised
 
 Base = Literal["fp32", "fp16", "bf16"]
@@ -184,7 +185,8 @@ def prepare(
         )
     path = folder / "plain.onnx"
     passes.save(model, path, data=f"{path.name}.data")
-    outputs = {str(n.name): str(n.outputs[0].name) for n in model.graph}
+    wanted = {p.node for p in found}
+    outputs = {str(n.name): str(n.outputs[0].name) for n in model.graph if n.name in wanted}
     activations = list(dict.fromkeys(p.activation for p in found))
     names = list(dict.fromkeys([*activations, *(outputs[p.node] for p in found)]))
     measures = measured.measure_ranges(path, names, feeds, threads=threads)
@@ -203,8 +205,8 @@ def prepare(
     model = passes.load(path)
     if base != "fp32" or to == "fp8":
         _raise_opset(model, HALF_OPSET, source.name)
-    now = [p for p in qdq.products(model) if p.node in {f.node for f in found}]
-    if lost := sorted({p.node for p in found} - {p.node for p in now}):
+    now = [p for p in qdq.products(model) if p.node in outputs]
+    if lost := sorted(set(outputs) - {p.node for p in now}):
         raise StageError(f"product {lost[0]!r} lost its constant weight on the way to {base}")
     qdq.add_constants(model, now, recipes, measured.file_types(path), scheme)
     ready = folder / "base.onnx"
@@ -215,7 +217,7 @@ def prepare(
         work={p.node: measures[outputs[p.node]].size * p.inner for p in found},
         ranges=ranges,
         half=half,
-        others=sum(n.op_type in fp16.PRODUCTS and n.name not in {p.node for p in found} for n in model.graph),
+        others=sum(n.op_type in PRODUCTS and n.name not in outputs for n in model.graph),
         opset=model.graph.opset_imports[""],
     )
 
