@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accel.accuracy import parity
-from accel.builders import TypedBuilder, targets
+from accel.builders import ConvertingBuilder, targets
 from accel.core import hardware, processes
 from accel.core.errors import AccelError, StageError, UnavailableError
 from accel.core.files import lock
@@ -43,10 +43,10 @@ from accel.core.values import (
 )
 from accel.run import kits, run_json
 from accel.run.decide import Objective, decide
-from accel.run.job import TWIN, Job
+from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.measuring import measure_in_process, measure_served
 from accel.run.narrowed import applied
-from accel.run.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
+from accel.run.results import Outcome, Result, Run, baseline, candidate, rerun_command, served_candidates, status_of
 from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
@@ -107,7 +107,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             parity.check_names(job.gates, made.source.gate)
             results = [Result(v) for v in plan(job, made.source)]
             for result in results:
-                result.outcome = _hindrance(result.variant, made)
+                result.outcome = _skip_reason(result.variant, made)
             wanted = [r for r in results if r.outcome is None]
             if wanted:
                 with work.timed("reference"):
@@ -121,7 +121,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                     described, onnx = _contract(described, narrowed)
         if onnx is not None:
             for result in wanted:
-                result.outcome = _idle(result.variant, onnx.value)
+                result.outcome = _not_applicable(result.variant, onnx.value)
             wanted = [r for r in wanted if r.outcome is None]
         if reference is not None:
             with work.timed("build and prove"):
@@ -129,7 +129,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         return _conclude(work, results, described, onnx, narrowed)
 
 
-def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
+def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """Finish a deferred variant from its kit on this machine and return what was written to ``run.json``.
 
     Args:
@@ -248,16 +248,16 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
         baseline=baseline(run.results, run.described.source, device),
         via=via,
     )
-    if decision.chosen is None or not decision.chosen.endswith(TWIN):
+    if decision.chosen is None or not decision.chosen.endswith(PYTHON_VARIANT):
         return decision
-    chosen = decision.chosen.removesuffix(TWIN)  # a decision names the variant, and which of its repositories
+    chosen = decision.chosen.removesuffix(PYTHON_VARIANT)  # a decision names the variant, and which of its repositories
     rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
     ties = tuple(id for id in decision.ties if id != chosen)
     return dataclasses.replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
 
 
-def _hindrance(variant: Variant, described: Described) -> Outcome | None:
+def _skip_reason(variant: Variant, described: Described) -> Outcome | None:
     """Say why a variant cannot even be tried here."""
     info = targets.info(variant.target)
     builder = targets.discover()[variant.target.name]
@@ -273,7 +273,7 @@ def _hindrance(variant: Variant, described: Described) -> Outcome | None:
     return None
 
 
-def _idle(variant: Variant, onnx: OnnxModel) -> Outcome | None:
+def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     """Say that a target would find nothing to work on in the exported model."""
     wanted = targets.info(variant.target).operators
     if not wanted or any(name in onnx.ops for name in wanted):
@@ -287,18 +287,20 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
 
     def one(result: Result) -> None:
         id = result.variant.id
-        stage, again = "build", alone(result.variant, job)
+        stage, again = "build", rerun_command(result.variant, job)
         try:
             if onnx is not None and result.typed is None and _is_typed(result.variant):
                 stage = "type"
                 progress.variant(id, "typing")
-                tell = functools.partial(_tell, progress, id, "typing")
-                _type(result, stages, described, onnx, reference, tell)
-            if result.outcome is None and standing(result)[0] == "ok":
+                report_progress = functools.partial(_report, progress, id, "typing")
+                _type(result, stages, described, onnx, reference, report_progress)
+            if result.outcome is None and status_of(result)[0] == "ok":
                 stage = "build"
                 progress.variant(id, "building")
-                tell = functools.partial(_tell, progress, id, "building")
-                result.built = stages.build(result.variant, described, result.typed or onnx, tell=tell)
+                report_progress = functools.partial(_report, progress, id, "building")
+                result.built = stages.build(
+                    result.variant, described, result.typed or onnx, report_progress=report_progress
+                )
                 with stages.worker(id) as worker:
                     if not targets.info(result.variant.target).server_only:
                         stage = "prove"
@@ -309,7 +311,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
                     if result.proof is None:
                         result.outcome = _left_to_server(result, stages, job)
                     elif result.variant.static is None and _cannot_batch(result.emitted):
-                        result.twin = stages.emit(result.built, result.proof, described, reference, worker, twin=True)
+                        result.python_variant = stages.emit(
+                            result.built, result.proof, described, reference, worker, twin=True
+                        )
         except UnavailableError as error:
             result.outcome = Skipped(error.message, error.fix)
         except StageError as error:
@@ -321,7 +325,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(traceback.format_exc())
             result.outcome = Failed(stage, f"{type(error).__name__}: {error}", str(log), again)
-        status, reason, _ = standing(result)
+        status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
     with ThreadPoolExecutor(max_workers=_parallel(onnx)) as pool:
@@ -338,15 +342,20 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
 
 def _is_typed(variant: Variant) -> bool:
     """Say whether the variant's precision is made in the ONNX file, before the build and on any machine."""
-    return isinstance(targets.discover()[variant.target.name], TypedBuilder)
+    return isinstance(targets.discover()[variant.target.name], ConvertingBuilder)
 
 
 def _type(
-    result: Result, stages: Stages, described: Stage, onnx: Stage, reference: Stage, tell: Callable[[str], None]
+    result: Result,
+    stages: Stages,
+    described: Stage,
+    onnx: Stage,
+    reference: Stage,
+    report_progress: Callable[[str], None],
 ) -> None:
     """Type the ONNX file and prove it on the CPU; where the rest cannot be done here, leave a kit."""
     variant = result.variant
-    result.typing = stages.prepare(variant, described, onnx, tell=tell)
+    result.typing = stages.prepare(variant, described, onnx, report_progress=report_progress)
     typed: Typed = result.typing.value
     result.typed = Stage(typed.onnx, result.typing.folder / FILES, result.typing.key, result.typing.cached)
     result.typed_proof = stages.prove_typed(variant, result.typing, described, reference)
@@ -374,7 +383,7 @@ def _left_to_server(result: Result, stages: Stages, job: Job) -> Outcome:
     )
 
 
-def _tell(progress: Progress, id: str, stage: str, doing: str) -> None:
+def _report(progress: Progress, id: str, stage: str, doing: str) -> None:
     progress.variant(id, f"{stage}: {doing}")
 
 

@@ -197,7 +197,7 @@ def neighbours(asked: argparse.Namespace, logs: Path) -> dict[str, Any]:
             found = {
                 "triton": running.endpoint.release,
                 "variant": root.name,
-                "twin": manifest.models[0] in running.twins,
+                "twin": manifest.models[0] in running.python_models,
             }
             found |= _alone_and_together(running.endpoint, manifest, source, batches, logs)
         print(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accel.core.gpu import Card, Watched, open_card
+from accel.core.gpu import Card, GpuTrace, open_card
 from accel.core.values import GpuUse
 
 BUSY = 0.05
@@ -40,11 +40,11 @@ class CardWatch:
         self._others = card.processes()
         self._loaded: set[str] = set()
         self._held: dict[str, _Held] = {}
-        self._rounds: dict[tuple[str, str], list[Watched]] = {}
+        self._rounds: dict[tuple[str, str], list[GpuTrace]] = {}
 
     @contextmanager
     def loading(self, id: str) -> Iterator[None]:
-        """Look on while a variant's process loads it and warms up."""
+        """GpuSample on while a variant's process loads it and warms up."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
@@ -60,7 +60,7 @@ class CardWatch:
 
     @contextmanager
     def timing(self, id: str, point: str) -> Iterator[None]:
-        """Look on while one round of a point runs; nothing else of the session runs meanwhile."""
+        """GpuSample on while one round of a point runs; nothing else of the session runs meanwhile."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
@@ -84,9 +84,9 @@ class CardWatch:
             items: batch items that were answered in all its rounds.
         """
         rounds = self._rounds.get((id, point), [])
-        seen = Watched([look for watched in rounds for look in watched.looks])
+        seen = GpuTrace([look for watched in rounds for look in watched.looks])
         joules = [watched.energy_j for watched in rounds if watched.energy_j is not None]
-        reasons = tuple(dict.fromkeys(reason for look in seen.looks for reason in look.held_down))
+        reasons = tuple(dict.fromkeys(reason for look in seen.looks for reason in look.throttle_reasons))
         held = self._held.get(id, _Held())
         warnings = [f"{self._others} other processes held the GPU"] if self._others else []
         if self._busy > BUSY and not self._others:

@@ -16,7 +16,7 @@ from accel.core.processes import Worker
 from accel.core.values import Artifact, CallSplit, Measurement
 
 SPLIT_CALLS = 7
-"""Calls of a point that are taken apart on a GPU."""
+"""Calls of a point that are timed part by part on a GPU."""
 
 LONG_CALL_MS = 500.0
 """From such a call on, larger batches are not warmed up: what a first call adds, in milliseconds, is lost in theirs."""

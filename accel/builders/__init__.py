@@ -169,7 +169,7 @@ class Builder(ABC):
         raise NotImplementedError
 
 
-class TypedBuilder(Builder):
+class ConvertingBuilder(Builder):
     """A builder whose precision is made in the ONNX file, before the build and on any machine.
 
     Where such a target cannot be built, the typed file is proved all the same, and a kit finishes it elsewhere.

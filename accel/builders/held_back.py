@@ -63,7 +63,7 @@ class HeldBack:
         elif value is None:  # equal everywhere, or a constant signal met an error
             value = EXACT_DB if found.passed else -math.inf
         self._count += 1
-        progress.tell(f"choice {self._count}: {self._metric} {value:.4g}")
+        progress.report_progress(f"choice {self._count}: {self._metric} {value:.4g}")
         return value
 
     def _answers(self, model: Any) -> parity.Answers:

@@ -161,7 +161,7 @@ def load_libraries(provider: Provider, runtime: Any) -> None:
                 ctypes.CDLL(str(folder / library), mode=ctypes.RTLD_GLOBAL)
 
 
-def fallen(nodes: Sequence[Mapping[str, Any]], provider: str) -> list[str]:
+def fallback_nodes(nodes: Sequence[Mapping[str, Any]], provider: str) -> list[str]:
     """Name the nodes of a profile that ran elsewhere, each with its operator and provider; shape arithmetic left out.
 
     The GPU providers leave the arithmetic on shapes to the CPU on purpose: its result steers the launch of kernels.

@@ -29,7 +29,7 @@ from accel.builders.ort_providers import (
     TENSORRT,
     TENSORRT_LIBRARIES,
     Provider,
-    fallen,
+    fallback_nodes,
     provider_for,
     tensorrt_folder,
     tensorrt_options,
@@ -280,7 +280,7 @@ def _placed(request: BuildRequest, provider: Provider, out_dir: Path) -> dict[st
         (out_dir / ENGINES).mkdir()
     feed = {s.name: np.zeros(request.variant.profile[s.name].opt, s.dtype) for s in request.source.inputs}
     nodes = profiled(out_dir / ENTRY, provider, feed)
-    elsewhere = fallen(nodes, provider.name)
+    elsewhere = fallback_nodes(nodes, provider.name)
     if elsewhere and provider.strict:
         raise fallback(provider.name, elsewhere)
     shapes = sum(n.get("provider") not in (None, "", provider.name) for n in nodes) - len(elsewhere)
@@ -379,7 +379,7 @@ def _agreement(one: Path, other: Path, request: BuildRequest) -> Parity:
     stored = read_feeds(Path(request.samples_folder) / request.samples.shapes.path)
     feeds = {point: fit_inputs(stored[point], source.inputs) for point in ("odd", "opt")}
     provider = provider_for(request.variant, threads=request.threads, mode="latency")
-    if provider.name == CUDA and (elsewhere := fallen(profiled(other, provider, feeds["opt"]), CUDA)):
+    if provider.name == CUDA and (elsewhere := fallback_nodes(profiled(other, provider, feeds["opt"]), CUDA)):
         raise fallback(CUDA, elsewhere)
     names = [spec.name for spec in source.outputs]
     answers = []

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.builders import Backend, Mode, TargetInfo, TypedBuilder
+from accel.builders import Backend, ConvertingBuilder, Mode, TargetInfo
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, old_driver, versions
 from accel.builders.tensorrt import fit
@@ -59,7 +59,7 @@ def _info(precision: Precision, about: str, *, calibration: bool = False) -> Tar
     )
 
 
-class TensorRtBuilder(TypedBuilder):
+class TensorRtBuilder(ConvertingBuilder):
     """Offers ``trt`` and its precisions on ``cuda``."""
 
     targets: Mapping[str, TargetInfo] = {
@@ -217,7 +217,7 @@ def build(
         options=options,
         tf32=precision == "tf32",
         timings=timing_file(gpu["gpu"], trt.__version__) if options.timing_cache else None,
-        tell=progress.tell,
+        report_progress=progress.report_progress,
     )
     if options.weights == "stripped":
         shutil.copytree(onnx.parent, out_dir / WEIGHTS, ignore=shutil.ignore_patterns("value.json"))

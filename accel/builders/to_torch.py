@@ -2,7 +2,8 @@
 
 The eager artifact is a ``torch.export`` program, so that a server needs torch and nothing of the user's code; it runs
 the same operators as the live module. In the bf16 and fp16 variants the whole program computes in that type and casts
-at its door: clients give and get float32. A package is native code for the CPU or GPU it was compiled on; TF32 is off.
+at its inputs and outputs: clients give and get float32. A package is native code for the CPU or GPU it was compiled
+on; TF32 is off.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def run_server(
     grpc_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
     triton_release: Annotated[str | None, typer.Option(help="Release of the docker image")] = None,
-    backend: Annotated[str | None, typer.Option(help="python: serve the Python-backend twin")] = None,
+    backend: Annotated[str | None, typer.Option(help="python: serve the Python-backend variant")] = None,
     cache_mib: Annotated[int, typer.Option(min=0, help="Size of the response cache")] = 0,
     log: Annotated[Path | None, typer.Option(help="File for what the server prints")] = None,
     as_json: Json = False,
@@ -87,7 +87,7 @@ def run_server(
         grpc_port=grpc_port,
         metrics_port=metrics_port,
     ) as running:
-        native = manifest.read(repository).backend if running.twins else ""
+        native = manifest.read(repository).backend if running.python_models else ""
         _print_server(running, native, as_json)
         server.wait(running)
     shutil.rmtree(fresh.parent, ignore_errors=True)
@@ -160,7 +160,7 @@ def bench(
         else:
             show(rows, False, "measurements", tuple(rows[0]), width=None if sys.stdout.isatty() else 120)
 
-    (load_test.classic if table else load_test.bench)(asked, report, note)
+    (load_test.batching_sweep if table else load_test.bench)(asked, report, note)
 
 
 def _print_server(running: Any, native: str, as_json: bool) -> None:
@@ -168,14 +168,14 @@ def _print_server(running: Any, native: str, as_json: bool) -> None:
     from accel.core.values import to_json
     from accel.triton.reading import read_configs
 
-    endpoint, twins, models = running.endpoint, sorted(running.twins), sorted(read_configs(running.root))
+    endpoint, twins, models = running.endpoint, sorted(running.python_models), sorted(read_configs(running.root))
     if as_json:
         typer.echo(json.dumps({**to_json(endpoint), "models": models, "twins": twins, "log": str(running.log)}))
         return
     typer.echo(f"gRPC     {endpoint.grpc}\nHTTP     {endpoint.http}\nmetrics  http://{endpoint.metrics}/metrics")
     typer.echo(f"models   {', '.join(models)}")
     for model in twins:
-        typer.echo(f"{model}: served by the Python-backend twin of {native}")
+        typer.echo(f"{model}: served by the Python-backend variant of {native}")
     for notice in running.notices:
         typer.echo(f"notice: {notice}", err=True)
     typer.echo(f"Triton {endpoint.release} ({endpoint.via}); log: {running.log}; Ctrl-C stops it", err=True)
@@ -184,7 +184,7 @@ def _print_server(running: Any, native: str, as_json: bool) -> None:
 def _print_served(found: Any) -> None:
     """Print the answers of a served repository, each beside what the gate found in process."""
     how = f"Triton {found.endpoint.release} ({found.endpoint.via})"
-    typer.echo("; ".join([how, *(f"{t} by the Python-backend twin of {found.native}" for t in found.twins)]))
+    typer.echo("; ".join([how, *(f"{t} by the Python-backend variant of {found.native}" for t in found.twins)]))
     columns = ("point", "output", "served dB", "in process dB", "least dB", "ok")
     figures = [(a.served_db, a.inprocess_db, a.least_db) for a in found.answers]
     rows = [

@@ -121,7 +121,7 @@ def fix(name: str) -> str:
 
 
 def get(name: str) -> Environment:
-    """Look an environment up.
+    """GpuSample an environment up.
 
     Raises:
         UsageError: no such environment; the nearest name is suggested.

@@ -49,7 +49,7 @@ def lock(run_dir: Path, command: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the operating system says about a folder into an error that says how to mend it."""
+    """Turn what the operating system says about a folder into an error that says how to fix it."""
     try:
         yield
     except OSError as error:
@@ -146,7 +146,7 @@ def read_value(path: Path, cls: type[T], *, missing: str, fix: str) -> T:
     """Read a value of accel's that lies alone in a JSON file and carries its ``schema``.
 
     Args:
-        missing / fix: what mends it where the file is not there, and where it is broken.
+        missing / fix: what fixes it where the file is not there, and where it is broken.
 
     Raises:
         InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.

@@ -146,7 +146,7 @@ class Worker:
         log: file that takes everything the child prints; appended to.
         threads: CPU threads that the runtimes in the child may use.
         timeout_s: limit of each task.
-        tell: takes what a task says about its progress (``accel.core.progress.tell``).
+        report_progress: takes what a task says about its progress (``accel.core.progress.report_progress``).
 
     Use it as a context manager; leaving it ends the child.
     """
@@ -158,10 +158,15 @@ class Worker:
         threads: int,
         timeout_s: float,
         python: Path | None = None,
-        tell: Callable[[str], None] | None = None,
+        report_progress: Callable[[str], None] | None = None,
     ) -> None:
         self.log = log
-        self._threads, self._timeout_s, self._python, self._tell = threads, timeout_s, python, tell
+        self._threads, self._timeout_s, self._python, self._report_progress = (
+            threads,
+            timeout_s,
+            python,
+            report_progress,
+        )
         self._group: ProcessGroup | None = None
 
     def start(self) -> None:
@@ -255,8 +260,8 @@ class Worker:
                     if "doing" not in message:
                         return message
                     received = rest
-                    if self._tell is not None:
-                        self._tell(message["doing"])
+                    if self._report_progress is not None:
+                        self._report_progress(message["doing"])
                     continue
                 left = deadline - time.monotonic()
                 if selector.select(max(0.0, min(left, LOOK_S))):

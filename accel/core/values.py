@@ -223,7 +223,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target name taken apart: ``openvino-int8@cpu``."""
+    """The parts of a target name: ``openvino-int8@cpu``."""
 
     name: str
     device: str

@@ -107,7 +107,7 @@ def _same_contract(what: str, wanted: tuple[TensorSpec, ...], found: tuple[Tenso
                 raise StageError(
                     f"the ONNX model lost the dynamic axis {dim!r}: {what} {want.name!r} came out as {got.dims}, "
                     f"expected {want.dims}",
-                    fix="the model's code fixes that size (a Python int, a shape in a branch); mend it, or fix the "
+                    fix="the model's code fixes that size (a Python int, a shape in a branch); change it, or fix the "
                     "axis with equal --min-shape and --max-shape",
                 )
             named = what == "input" and isinstance(dim, str)

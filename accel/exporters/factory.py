@@ -18,7 +18,7 @@ import numpy as np
 from accel.core.errors import AccelError, InputError, SampleError, UsageError
 from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
-from accel.exporters.factory_result import Made
+from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SourceRequest
 from accel.exporters.tensorflow_files import input_names
 
@@ -61,7 +61,7 @@ def call(reference: str, what: str, before: Callable[[], None] | None = None) ->
         raise InputError(f"{what} {path.name}:{function} raised {type(error).__name__}: {error}") from error
 
 
-def make(reference: str) -> Made:
+def make(reference: str) -> FactoryResult:
     """Call a factory with the generators of its framework seeded, so that unseeded weights are the same each time.
 
     Raises:
@@ -72,7 +72,7 @@ def make(reference: str) -> Made:
     module, samples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if _is_tensorflow(module):
         names = input_names(module)
-        return Made("tensorflow", module, () if samples is None else read_samples(samples, names))
+        return FactoryResult("tensorflow", module, () if samples is None else read_samples(samples, names))
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
         raise InputError(
@@ -83,7 +83,7 @@ def make(reference: str) -> Made:
     if any(t.dtype in (torch.float16, torch.bfloat16) for t in module.state_dict().values()):
         module = module.float()
     names = [p.name for p in parameters(module)]
-    return Made("torch", module, () if samples is None else read_samples(samples, names))
+    return FactoryResult("torch", module, () if samples is None else read_samples(samples, names))
 
 
 def _seed() -> None:
@@ -153,7 +153,7 @@ def _array(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
-def inputs(made: Made, request: SourceRequest) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
+def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
     """Work out the module's inputs from forward's signature, the samples and the user's shapes.
 
     Raises:

@@ -30,7 +30,7 @@ from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 if TYPE_CHECKING:
     import onnx
 
-    from accel.exporters.factory_result import Made
+    from accel.exporters.factory_result import FactoryResult
 
 SEQUENCE = Extent(1, 128, 512)
 """Sizes of the second axis of integers about which nobody said anything: most likely a sequence."""
@@ -38,7 +38,7 @@ OPSET_MAX = 18
 """The newest opset that tf2onnx 1.17 writes. Source: tf2onnx/constants.py, OPSET_TO_IR_VERSION."""
 
 
-def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
+def describe(request: SourceRequest, made: FactoryResult | None = None) -> ModelSource:
     """Describe a TensorFlow source: inputs from its signature, outputs from running it.
 
     Args:

@@ -28,11 +28,11 @@ from accel.exporters.request import SourceRequest
 if TYPE_CHECKING:
     import torch
 
-    from accel.exporters.factory_result import Made
+    from accel.exporters.factory_result import FactoryResult
     from accel.exporters.source_model import SourceModel
 
 
-def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
+def describe(request: SourceRequest, made: FactoryResult | None = None) -> ModelSource:
     """Describe a factory or an exported program: inputs from its signature, outputs from running it.
 
     Args:
@@ -194,7 +194,7 @@ def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
     except AccelError:
         raise
     except Exception as error:
-        # torch.onnx wraps the reason in advice; the innermost error is what the user can mend.
+        # torch.onnx wraps the reason in advice; the innermost error is what the user can fix.
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__

@@ -41,9 +41,9 @@ def describe(request: SourceRequest) -> ModelSource:
         folder = download(entry.hub, entry.revision)
     notice = None
     if folder is None:
-        mend = f"--weights pretrained downloads {entry.hub}" if entry.hub else "no package carries them here"
+        advice = f"--weights pretrained downloads {entry.hub}" if entry.hub else "no package carries them here"
         notice = f"{entry.name} runs with {RANDOM} weights: speed is real, accuracy is unproved"
-        notice += f" ({mend})" if request.weights == "auto" else ""
+        notice += f" ({advice})" if request.weights == "auto" else ""
     elif entry.drawn:
         notice = f"the pretrained weights of {entry.name} lack {entry.drawn}, drawn with seed 0: accuracy is unproved"
     inputs, profile, fixed = resolve(*_layout(entry, request.graph), request)

@@ -18,8 +18,8 @@ from accel.core.errors import InputError, UsageError, nearest
 from accel.core.processing import (
     TOKENS,
     Before,
+    CustomStep,
     Labels,
-    Own,
     Picture,
     Pipeline,
     Pool,
@@ -49,11 +49,11 @@ def find(source: ModelSource, wanted: Asked) -> Pipeline:
         raise UsageError("the ensemble has neither a step before the model nor one after it", fix="leave it out")
     folder, declared = _folder(source, wanted), wanted.folder is None
     pre: Before | None
-    if isinstance(wanted.pre, Own | None):
+    if isinstance(wanted.pre, CustomStep | None):
         pre = wanted.pre
     else:
         pre = _changed(_before(source, folder, declared=declared), wanted.pre, "pre")
-    if isinstance(wanted.post, Own | None):
+    if isinstance(wanted.post, CustomStep | None):
         return Pipeline(pre, wanted.post)
     post = _changed(_after(source, folder, declared=declared), wanted.post, "post")
     _check_output(source, post)

@@ -215,7 +215,7 @@ def content_key(request: SourceRequest) -> str | None:
     """Hash everything that decides what the model computes, without importing a framework.
 
     That is the zoo entry's code and weights, or the source's own files; the request's shapes and samples are not part
-    of it. None where only loading can tell: a factory, or weights that must be downloaded first.
+    of it. None where only loading can report_progress: a factory, or weights that must be downloaded first.
 
     Raises:
         InputError: a file cannot be read.

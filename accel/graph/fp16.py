@@ -6,7 +6,7 @@ in FP32 on real samples, and a node that reads or writes one beyond the format's
 The casting is autocast's (``autocast``), the result is read back, and ``emulate`` writes a file in which even a CPU
 rounds, and overflows, as the types say.
 
-Clients see what they saw: inputs and outputs stay FP32, with casts at the door.
+Clients see what they saw: inputs and outputs stay FP32, with casts at inputs and outputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hold a typed ONNX file against the published rules of a strongly typed TensorRT network, versions 10 and 11.
 
 TensorRT's own parser needs a GPU; this needs none and proves less: a file without findings keeps every rule below, and
-may still be refused for one that is not written down. Each finding names the node, the rule's source and the mend.
+may still be refused for one that is not written down. Each finding names the node, the rule's source and the fix.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Finding:
         severity: ``error``: TensorRT refuses the file, or computes something else; ``warning``: it takes the file, and
             something is lost.
         node: name of the node or value, empty for the file.
-        message: what was found and expected; ``fix`` how to mend it; ``source`` where the rule is published.
+        message: what was found and expected; ``fix`` how to fix it; ``source`` where the rule is published.
     """
 
     rule: Rule
@@ -193,13 +193,13 @@ def _operators(model: ir.Model) -> Iterator[Finding]:
             )
         elif not standard and (node.domain, node.op_type) not in local:
             fused = node.domain == "com.microsoft"
-            mend = "give TensorRT the unfused file" if fused else "register a plugin of that name"
+            advice = "give TensorRT the unfused file" if fused else "register a plugin of that name"
             yield Finding(
                 "operator",
                 "error",
                 _name(node),
                 f"TensorRT's parser does not know {_label(node)} of domain {node.domain!r}",
-                mend,
+                advice,
                 OPERATORS,
             )
         else:
@@ -388,8 +388,8 @@ def _placement(model: ir.Model) -> Iterator[Finding]:
 
 
 def _misplaced(name: str, what: str) -> Finding:
-    mend = "write Q/DQ pairs with accel.graph.quantize.for_tensorrt"
-    return Finding("placement", "error", name, what, mend, QUANTISATION)
+    advice = "write Q/DQ pairs with accel.graph.quantize.for_tensorrt"
+    return Finding("placement", "error", name, what, advice, QUANTISATION)
 
 
 def _dequantised(value: ir.Value | None) -> bool:

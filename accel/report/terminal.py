@@ -124,7 +124,7 @@ def _settled(stable: bool, value: float | None) -> str:
 
 
 def _remarks(run: RunView, say: Callable[[str], str]) -> Iterator[Text]:
-    """Say of every variant that did not pass why, and how to mend it."""
+    """Say of every variant that did not pass why, and how to fix it."""
     from rich.text import Text
 
     for v in run.variants:

@@ -29,7 +29,7 @@ def examine() -> list[Row]:
         _row(
             "INT8 in hardware (VNNI, AMX)",
             any(flag in machine.cpu.flags for flag in ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")),
-            fix="INT8 may be no faster here; nothing mends that",
+            fix="INT8 may be no faster here; nothing fixes that",
         ),
         _row("memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
         _row("free disk", f"{free / 2**30:.1f} GiB", ok=free > 5 << 30, fix="free 5 GiB, or write elsewhere with -o"),
@@ -54,7 +54,7 @@ def examine() -> list[Row]:
 
 
 def targets_here() -> list[Row]:
-    """Return one row per target and device: whether it can be built here, or why not and what mends that."""
+    """Return one row per target and device: whether it can be built here, or why not and what fixes that."""
     rows = []
     for name, builder in targets.discover().items():
         for device in builder.targets[name].devices:

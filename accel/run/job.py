@@ -41,7 +41,7 @@ from accel.exporters.request import SourceRequest, Weights
 from accel.run.decide import Constraints, Objective
 from accel.triton import releases
 
-TWIN = ".python"
+PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
 
 SOURCE_FIX = "accel convert SOURCE --targets cpu; `accel zoo` lists known models"
@@ -280,7 +280,7 @@ class Job(BaseModel):
         for name in dict.fromkeys(target.name for target in self.wanted):
             own = overrides.merged(self.triton.get("", ""), self.triton.get(name, ""))
             found[name] = overrides.merged(own, last)
-            found[name + TWIN] = overrides.merged(own, self.triton.get(name + TWIN, ""), last)
+            found[name + PYTHON_VARIANT] = overrides.merged(own, self.triton.get(name + PYTHON_VARIANT, ""), last)
         return found
 
     @property
@@ -354,7 +354,7 @@ def read(path: Path) -> dict[str, Any]:
     if asked.get("triton") and isinstance(asked["triton"], dict):
         from accel.triton import overrides
 
-        known = [name + twin for name in targets.discover() for twin in ("", TWIN)]
+        known = [name + twin for name in targets.discover() for twin in ("", PYTHON_VARIANT)]
         asked["triton"] = overrides.from_job(asked["triton"], path, known)
     return asked
 

@@ -67,7 +67,7 @@ class Toolchain:
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class DeferredBuild:
     """What ``kit.json`` says.
 
     Attributes:
@@ -98,13 +98,13 @@ class Kit:
 
 
 def write(
-    kit: Kit,
+    kit: DeferredBuild,
     folder: Path,
     *,
     onnx: Path,
     samples: Path,
     reference: Path,
-) -> Kit:
+) -> DeferredBuild:
     """Write a kit into an empty folder and return it with its files and seal.
 
     Args:
@@ -131,7 +131,7 @@ def write(
     return kit
 
 
-def read(folder: Path) -> Kit:
+def read(folder: Path) -> DeferredBuild:
     """Read a kit and hold every file against its hash.
 
     Raises:
@@ -139,7 +139,7 @@ def read(folder: Path) -> Kit:
     """
     path = folder / MANIFEST
     missing = "give the folder variants/<id>/kit of a run with a deferred variant"
-    kit = read_value(path, Kit, missing=missing, fix="copy the kit again")
+    kit = read_value(path, DeferredBuild, missing=missing, fix="copy the kit again")
     data = json.loads(path.read_text())
     if sha256_json({**data, "seal": ""}) != kit.seal:
         raise InputError(f"{path} was changed since the kit was made", fix="copy the kit again")
@@ -155,7 +155,7 @@ def read(folder: Path) -> Kit:
     return kit
 
 
-def overrides(kit: Kit, folder: Path) -> str:
+def overrides(kit: DeferredBuild, folder: Path) -> str:
     """Return the overrides with the kit's own files by absolute path."""
     if not kit.settings["overrides"]:
         return ""
@@ -164,7 +164,9 @@ def overrides(kit: Kit, folder: Path) -> str:
     return moved(kit.settings["overrides"], lambda path: (folder / path).resolve())
 
 
-def job(kit: Kit, folder: Path, *, out: Path | None, threads: int | None, timeout_s: float | None, command: str) -> Job:
+def job(
+    kit: DeferredBuild, folder: Path, *, out: Path | None, threads: int | None, timeout_s: float | None, command: str
+) -> Job:
     """Make the job that finishes a kit, from what the kit's own job asked for.
 
     Args:
@@ -240,7 +242,7 @@ def _stamp(file: Path) -> int | None:
     return file.stat().st_mtime_ns if file.exists() else None
 
 
-def _with_given(kit: Kit, folder: Path) -> Kit:
+def _with_given(kit: DeferredBuild, folder: Path) -> DeferredBuild:
     """Bring the files that the overrides name into the kit."""
     if not kit.settings["overrides"]:
         return kit
@@ -258,7 +260,7 @@ def _with_given(kit: Kit, folder: Path) -> Kit:
     return replace(kit, settings={**kit.settings, "overrides": moved(kit.settings["overrides"], take)})
 
 
-def _script(kit: Kit) -> str:
+def _script(kit: DeferredBuild) -> str:
     packages = ", ".join(f"{name} {v}" for name, v in sorted(kit.toolchain.packages.items()))
     release = kit.settings["triton_release"]
     return f"""#!/bin/sh

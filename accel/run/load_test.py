@@ -107,7 +107,7 @@ def bench(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable
             _measure(asked, running, subject, asked.loads, logs, points, notice)
 
 
-def classic(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
+def batching_sweep(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
     """Measure a repository without and with dynamic batching, with one and two instances, at concurrency 10.
 
     The repository stays as it is: servers run on temporary copies of it with the config changed.
@@ -283,7 +283,7 @@ def _document(
             "load": asked.tool,
             "via": running.endpoint.via,
             "release": running.endpoint.release,
-            "twin": bool(running.twins),
+            "twin": bool(running.python_models),
             "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
             "measurements": points,
         }

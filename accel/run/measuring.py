@@ -26,7 +26,7 @@ from accel.exporters.samples import fit_shape
 from accel.run import serving, store
 from accel.run.decide import Objective, finalists
 from accel.run.job import Job
-from accel.run.results import Result, baseline, candidate, standing
+from accel.run.results import Result, baseline, candidate, status_of
 from accel.run.serving import ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Stage, Stages
 from accel.run.store import Store
@@ -171,7 +171,7 @@ def measure_served(
     Raises:
         UnavailableError: there is no server to be had.
     """
-    passed = [r for r in results if standing(r)[0] == "ok" and r.proof is not None]
+    passed = [r for r in results if status_of(r)[0] == "ok" and r.proof is not None]
     owners = {name: r for r in passed for name in r.repositories}
     if not owners:
         return None
@@ -195,7 +195,8 @@ def measure_served(
                     stage.folder / REPOSITORY,
                     backend=stage.value.repository.backend,
                     precision=proof.value.precision,
-                    has_python_variant=owners[name].twin is not None and stage.value.repository.backend != "python",
+                    has_python_variant=owners[name].python_variant is not None
+                    and stage.value.repository.backend != "python",
                     job=job,
                     feeds=[stored[feed] for feed in sorted(stored)],
                 )

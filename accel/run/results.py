@@ -12,7 +12,7 @@ from accel.core.document import Served
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
-from accel.run.job import TWIN, Job
+from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.stages import Proof, Stage
 from accel.run.tasks import Described, Emitted
 
@@ -40,7 +40,7 @@ class Result:
     built: Stage | None = None
     proof: Stage | None = None
     emitted: Stage | None = None
-    twin: Stage | None = None
+    python_variant: Stage | None = None
     points: tuple[Measurement, ...] = ()
     freshly_measured: bool = False
     unserved: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Result:
     def repositories(self) -> dict[str, Stage]:
         """The emitted repositories by their names: the variant's own, and its twin."""
         id = self.variant.id
-        named = {id: self.emitted, id + TWIN: self.twin}
+        named = {id: self.emitted, id + PYTHON_VARIANT: self.python_variant}
         return {n: stage for n, stage in named.items() if stage is not None and stage.value.repository is not None}
 
 
@@ -70,7 +70,7 @@ class Run:
 
 def candidate(result: Result) -> Candidate:
     """Reduce a result to what the choice looks at, as it was measured in process."""
-    status, reason, _ = standing(result)
+    status, reason, _ = status_of(result)
     proof: Proof | None = result.proof.value if result.proof else None
     emitted: Emitted | None = result.emitted.value if result.emitted else None
     unserved = emitted is not None and emitted.repository is None
@@ -101,7 +101,7 @@ def served_candidates(result: Result) -> list[Candidate]:
     return found or [dataclasses.replace(candidate(result), measurements=())]
 
 
-def alone(variant: Variant, job: Job) -> str:
+def rerun_command(variant: Variant, job: Job) -> str:
     """Return the job's command with this variant's target alone, writing beside the run."""
     words = shlex.split(job.command)
     if words[1:2] == ["build"]:  # a kit holds one variant
@@ -113,7 +113,7 @@ def alone(variant: Variant, job: Job) -> str:
     return shlex.join([*words, "--targets", str(variant.target), "-o", f"{job.run_dir}-{variant.target.name}"])
 
 
-def standing(result: Result) -> tuple[Status, str | None, str | None]:
+def status_of(result: Result) -> tuple[Status, str | None, str | None]:
     """Return a result's status, reason and fix, as run.json has them."""
     if isinstance(result.outcome, Failed):
         where = f" (log: {result.outcome.log})" if result.outcome.log else ""

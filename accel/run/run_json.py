@@ -31,8 +31,8 @@ from accel.core.document import (
 from accel.core.files import remove, replace_folder, write_text
 from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, extended, to_json
 from accel.run import store
-from accel.run.job import TWIN
-from accel.run.results import Result, Run, alone, standing
+from accel.run.job import PYTHON_VARIANT
+from accel.run.results import Result, Run, rerun_command, status_of
 from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
 
@@ -85,7 +85,7 @@ def _show_variant(folder: Path, result: Result, run: Run) -> None:
         about = f"# Builds, proves and measures {id} again, from nothing but the source."
         files: dict[str, Path | str] = {f.path: result.built.folder / FILES / f.path for f in result.built.value.files}
         files[LOG] = result.built.folder / LOG
-        files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {alone(result.variant, run.job)}\n"
+        files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {rerun_command(result.variant, run.job)}\n"
         replace_folder(folder / "variants" / id, files)
     elif result.kit is not None:
         kit = {f"kit/{name}": path for name, path in _all(result.kit.folder / FILES).items()}
@@ -186,7 +186,7 @@ def _baseline(framework: str) -> Baseline:
 
 
 def _variant(result: Result) -> VariantRecord:
-    status, reason, fix = standing(result)
+    status, reason, fix = status_of(result)
     artifact: Artifact | None = result.built.value if result.built else None
     proof: Proof | None = result.proof.value if result.proof else None
     emitted: Emitted | None = result.emitted.value if result.emitted else None
@@ -206,7 +206,7 @@ def _variant(result: Result) -> VariantRecord:
         typing=_typing(result),
         parity=_verdict(proof) if proof else None,
         repository=folder if repository else None,
-        twin=f"{folder}{TWIN}" if result.twin else None,
+        twin=f"{folder}{PYTHON_VARIANT}" if result.python_variant else None,
         unserved=dict(result.unserved),
         unverified_for_release=repository.unverified if repository else (),
         cached=bool(result.built and result.built.cached and not result.freshly_measured),

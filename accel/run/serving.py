@@ -91,7 +91,7 @@ class ServerRunner:
         self._load_ms = self._load_ms or (time.monotonic() - begin) * 1e3
         promised = manifest.read(server.root)
         model = promised.models[0]
-        if model in server.twins:
+        if model in server.python_models:
             self._labels = dataclasses.replace(self._labels, backend="python")
         errors = [f for f in answers.check(server.endpoint, server.root) if f.severity == "error"]
         if errors:

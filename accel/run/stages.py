@@ -26,7 +26,7 @@ from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped
 from accel.exporters import sources
 from accel.exporters.processing_files import find
 from accel.run import kits, store, tasks
-from accel.run.job import TWIN, Job
+from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import Narrowed
 from accel.run.store import Store
 from accel.run.tasks import Described, Emitted
@@ -94,16 +94,18 @@ class Stages:
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
 
-    def worker(self, name: str, *, python: Path | None = None, tell: Callable[[str], None] | None = None) -> Worker:
+    def worker(
+        self, name: str, *, python: Path | None = None, report_progress: Callable[[str], None] | None = None
+    ) -> Worker:
         """Return a process for tasks, also of several stages, started by the first one that has to run.
 
         Args:
             name: of its log.
             python: interpreter; accel's own when None.
-            tell: takes short phrases on how far a long task is.
+            report_progress: takes short phrases on how far a long task is.
         """
         log, job = self.logs / f"{name}.log", self._job
-        return Worker(log, threads=job.threads, timeout_s=job.timeout_s, python=python, tell=tell)
+        return Worker(log, threads=job.threads, timeout_s=job.timeout_s, python=python, report_progress=report_progress)
 
     def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
@@ -171,9 +173,9 @@ class Stages:
         described: Stage[Described],
         onnx: Stage[OnnxModel],
         *,
-        tell: Callable[[str], None] | None = None,
+        report_progress: Callable[[str], None] | None = None,
     ) -> Stage[Typed]:
-        """Type the exported ONNX file for a variant whose precision is made there; ``tell`` as for ``build``."""
+        """Type the exported ONNX file for a variant whose precision is made there; arguments as of ``build``."""
         made = described.value
         key = store.key(
             variant=variant,
@@ -187,7 +189,7 @@ class Stages:
         def make(folder: Path) -> Typed:
             files = folder / FILES
             files.mkdir()
-            with self.worker(variant.id, tell=tell) as worker:
+            with self.worker(variant.id, report_progress=report_progress) as worker:
                 return worker.call(tasks.prepare, self._request(variant, described, onnx), files)
 
         return self._stage(f"typed-{variant.id}", key, Typed, make)
@@ -233,14 +235,14 @@ class Stages:
         reference: Stage[Answered],
         *,
         reason: str,
-    ) -> Stage[kits.Kit]:
+    ) -> Stage[kits.DeferredBuild]:
         """Put together what finishes a variant on a machine that can build it."""
         made = described.value
         job = self._job
         overrides = job.overrides.get(variant.target.name, "")
         row = releases.release(job.triton_release)
         builder = targets.discover()[variant.target.name]
-        kit = kits.Kit(
+        kit = kits.DeferredBuild(
             variant=variant,
             source=made.source,
             samples=made.samples,
@@ -266,7 +268,7 @@ class Stages:
             code=store.code_hash("run/kits.py"),
         )
 
-        def make(folder: Path) -> kits.Kit:
+        def make(folder: Path) -> kits.DeferredBuild:
             files = folder / FILES
             files.mkdir()
             return kits.write(
@@ -277,7 +279,7 @@ class Stages:
                 reference=reference.folder / reference.value.file,
             )
 
-        return self._stage(f"kit-{variant.id}", key, kits.Kit, make)
+        return self._stage(f"kit-{variant.id}", key, kits.DeferredBuild, make)
 
     def build(
         self,
@@ -285,12 +287,12 @@ class Stages:
         described: Stage[Described],
         onnx: Stage[OnnxModel] | None,
         *,
-        tell: Callable[[str], None] | None = None,
+        report_progress: Callable[[str], None] | None = None,
     ) -> Stage[Artifact]:
         """Build one variant, from the typed ONNX file where it has one.
 
         Args:
-            tell: takes short phrases on how far a long build is.
+            report_progress: takes short phrases on how far a long build is.
         """
         made = described.value
         info = targets.info(variant.target)
@@ -312,7 +314,7 @@ class Stages:
             files.mkdir()
             log = self.logs / f"{variant.id}.log"
             log.unlink(missing_ok=True)
-            with self.worker(variant.id, python=self.python(variant), tell=tell) as worker:
+            with self.worker(variant.id, python=self.python(variant), report_progress=report_progress) as worker:
                 artifact = worker.call(tasks.build, self._request(variant, described, onnx), files, parent)
             shutil.copyfile(log, folder / LOG)
             for file in files.rglob("*"):
@@ -397,7 +399,7 @@ class Stages:
         builder = targets.discover()[artifact.variant.target.name]
         answer = builder.triton(artifact, self._job.triton_release)
         pipeline = find(made.source, self._job.ensemble) if self._job.ensemble is not None else None
-        overrides = self._job.overrides.get(artifact.variant.target.name + (TWIN if twin else ""), "")
+        overrides = self._job.overrides.get(artifact.variant.target.name + (PYTHON_VARIANT if twin else ""), "")
         key = store.key(
             build=built.key,
             proof=proof.key if proof else None,
@@ -436,7 +438,7 @@ class Stages:
             )
             return worker.call(tasks.emit, request)
 
-        return self._stage(f"emit-{artifact.variant.id}{TWIN if twin else ''}", key, Emitted, make)
+        return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if twin else ''}", key, Emitted, make)
 
     def _request(self, variant: Variant, described: Stage[Described], onnx: Stage[OnnxModel] | None) -> BuildRequest:
         return BuildRequest(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from accel.builders import TypedBuilder, targets
+from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
 from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.processing import Pipeline
@@ -127,7 +127,7 @@ def prepare(request: BuildRequest, out_dir: Path) -> Typed:
     """Type the ONNX file of one variant."""
     variant = request.variant
     builder = targets.discover()[variant.target.name]
-    assert isinstance(builder, TypedBuilder)
+    assert isinstance(builder, ConvertingBuilder)
     return builder.prepare(request, builder.options(**variant.options), out_dir)
 
 
@@ -155,7 +155,7 @@ def typed_answers(
         out: file for the answers.
     """
     builder = targets.discover()[target]
-    assert isinstance(builder, TypedBuilder)
+    assert isinstance(builder, ConvertingBuilder)
     session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
         feeds = _all_feeds(described.samples, samples_folder)

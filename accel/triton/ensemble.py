@@ -27,7 +27,7 @@ from typing import Any
 
 from accel.core.errors import InputError
 from accel.core.files import writing
-from accel.core.processing import File, Own, Pipeline, Tokenize
+from accel.core.processing import CustomStep, File, Pipeline, Tokenize
 from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch
 from accel.triton import manifest as manifests
@@ -67,7 +67,7 @@ def add(root: Path, pipeline: Pipeline) -> tuple[str, ...]:
         fresh = Path(scratch)
         for model in steps:
             _write_step(fresh, model, manifest)
-        if isinstance(pipeline.post, Own) and post is not None:
+        if isinstance(pipeline.post, CustomStep) and post is not None:
             _try(fresh / post.name / str(manifest.version), post, root, manifest)
         _write_config(fresh / ensemble.name, render(ensemble))
         version = fresh / ensemble.name / str(manifest.version)
@@ -139,7 +139,7 @@ def _placed(pipeline: Pipeline, models: Mapping[str, StepModel], version: int) -
 
 def _moved(pipeline: Pipeline, place: Callable[[File], File]) -> Pipeline:
     def step(one: Any) -> Any:
-        if isinstance(one, Own):
+        if isinstance(one, CustomStep):
             return dataclasses.replace(one, file=place(one.file), files=tuple(place(f) for f in one.files))
         if isinstance(one, Tokenize) and one.file is not None:
             return dataclasses.replace(one, file=place(one.file))
@@ -174,7 +174,7 @@ def _try(folder: Path, model: StepModel, root: Path, manifest: Manifest) -> None
         raise InputError(
             f"ensemble.post {model.options['function']} does not work on the model's own outputs: "
             f"{type(error).__name__}: {error}",
-            fix="mend the function, or what ensemble.post declares",
+            fix="correct the function, or what ensemble.post declares",
         ) from error
     finally:
         sys.dont_write_bytecode = written

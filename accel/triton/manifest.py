@@ -77,7 +77,7 @@ class Finding:
         file: path relative to the repository's root.
         field: field of the config or manifest; empty where the file itself is meant.
         why: what was expected and what was found.
-        fix: what mends it.
+        fix: what fixes it.
     """
 
     severity: Literal["error", "warning"]

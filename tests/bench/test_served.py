@@ -543,7 +543,7 @@ def test_the_classic_table(null_root, tmp_path):
         str(null_root), (), via="embedded", method=Method(seconds=0.15), out=tmp_path / "table.json"
     )
     shown = []
-    load_test.classic(asked, shown.append, lambda text: None)
+    load_test.batching_sweep(asked, shown.append, lambda text: None)
     points = shown[0]["measurements"]
     assert [(p["dynamic_batching"], p["instances"]) for p in points] == [(False, 1), (False, 2), (True, 1), (True, 2)]
     plain, more, batching, _ = points

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from accel.builders import TypedBuilder, targets
+from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import AccelError, SampleError, StageError, UnavailableError
 from accel.core.values import Skipped, Target, TritonModel
 from accel.run import tasks
@@ -67,7 +67,7 @@ def test_unavailable_targets_refuse_to_build(bench, target, tmp_path):
     assert error.value.fix == skipped.fix
 
 
-TYPED = [t for t in ALL if isinstance(targets.discover()[t.name], TypedBuilder)]
+TYPED = [t for t in ALL if isinstance(targets.discover()[t.name], ConvertingBuilder)]
 
 
 @pytest.mark.parametrize("target", TYPED, ids=str)

@@ -58,8 +58,8 @@ def ask(driver: Path | None, **environment: str) -> dict:
 def test_a_quiet_card_tells_everything(driver):
     said = ask(driver)
     assert said["card"] == "Stub GPU 1"
-    look = gpu.Look(**{**said["look"], "held_down": tuple(said["look"]["held_down"])})
-    assert look == gpu.Look(100.0, 250.0, 41.0, 1980.0, 2619.0, 0.0, ())
+    look = gpu.GpuSample(**{**said["look"], "throttle_reasons": tuple(said["look"]["throttle_reasons"])})
+    assert look == gpu.GpuSample(100.0, 250.0, 41.0, 1980.0, 2619.0, 0.0, ())
     use = from_json(GpuUse, said["use"])
     assert use.power_w == pytest.approx(250.0)
     assert use.energy_j is not None

@@ -59,7 +59,7 @@ MIXING = 2 * np.eye(WIDTH, dtype=np.float32)
 
 
 def compute(weights: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """Look the ids up and average the unmasked positions."""
+    """GpuSample the ids up and average the unmasked positions."""
     hidden = weights[ids] @ MIXING * mask[..., None].astype(np.float32)
     return {
         "hidden": hidden,

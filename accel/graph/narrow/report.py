@@ -2,7 +2,7 @@
 
 Values only, with a JSON form (``accel.core.values.to_json`` / ``from_json``): this is what ``accel narrow --report``
 writes,
-``accel convert`` stores and the manifest carries. ``NarrowReport.check`` is the guard at the door.
+``accel convert`` stores and the manifest carries. ``NarrowReport.check`` is the check at the inputs.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Served:
     Attributes:
         endpoint: where it was served.
         native: backend that the repository is for.
-        twins: models that were answered by the Python-backend twin of it.
+        twins: models that were answered by the Python-backend variant of it.
     """
 
     endpoint: Endpoint
@@ -102,7 +102,7 @@ def verify_served(root: Path, *, via: str | None = None) -> Served:
         except StageError as error:
             raise (error if running.alive() else running.failure()) from error
     shutil.rmtree(log.parent, ignore_errors=True)
-    return Served(running.endpoint, native, tuple(sorted(running.twins)), found.answers, found.findings)
+    return Served(running.endpoint, native, tuple(sorted(running.python_models)), found.answers, found.findings)
 
 
 def examine(endpoint: Endpoint, root: Path) -> Examined:

@@ -1,7 +1,7 @@
 """A real Triton server on a repository: started, waited for, watched and stopped; or one that runs already.
 
     embedded   the tritonserver that nvidia-pytriton carries, in accel's environment ``triton``; it has only the Python
-               backend, so any other repository is served by its Python-backend twin
+               backend, so any other repository is served by its Python-backend variant
     local      ``$TRITONSERVER`` or ``tritonserver`` on PATH
     docker     the image of the chosen release
     a URL      a server that somebody else started
@@ -25,11 +25,11 @@ from pathlib import Path
 from accel.bench.endpoint import Endpoint
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests
-from accel.triton import twin
+from accel.triton import python_variant
 from accel.triton.lint import plans
 from accel.triton.reading import read_configs
 from accel.triton.servers import hosts
-from accel.triton.servers.asking import http_name, metadata, ready, twins_at
+from accel.triton.servers.asking import http_name, metadata, python_models_at, ready
 from accel.triton.servers.hosts import Host
 from accel.triton.servers.processes import (
     LOCALHOST,
@@ -53,7 +53,7 @@ class Server:
     Attributes:
         log: file with everything the server printed.
         root: the repository that is served: the one asked for, or what was made of it.
-        twins: models answered by the Python-backend twin of their native backend.
+        twins: models answered by the Python-backend variant of their native backend.
         notices: what a user should know, one sentence each.
 
     Nothing of a server behind a URL lies here: its ``log`` and ``root`` are ``/dev/null``.
@@ -72,7 +72,7 @@ class Server:
         self.endpoint = endpoint
         self.log = log
         self.root = root
-        self.twins = twins
+        self.python_models = twins
         self.notices = notices
         self._running = running
 
@@ -116,7 +116,7 @@ def start(
 ) -> Server:
     """Start a server on a repository and return when it is ready and all models are loaded.
 
-    A model whose backend the server lacks is served by its Python-backend twin (``Server.twins``), which is made in a
+    A model whose backend the server lacks is served by its Python-backend variant, which is made in a
     temporary folder. A repository that is for the Python backend of another release than the server's is emitted again
     for that one.
 
@@ -222,7 +222,11 @@ def connect(url: str, root: Path | None = None) -> Server:
         release=hosts.release_of(found.version),
         via="url",
     )
-    twins = twins_at(endpoint.grpc, root) if root is not None and (root / manifests.FILENAME).exists() else frozenset()
+    twins = (
+        python_models_at(endpoint.grpc, root)
+        if root is not None and (root / manifests.FILENAME).exists()
+        else frozenset()
+    )
     return Server(endpoint, twins=twins)
 
 
@@ -303,14 +307,14 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
     if not (root / manifests.FILENAME).exists():
         if missing or python_backend:
             why = f", and the {host.via} server has no backend {missing[0]!r}" if missing else ""
-            raise InputError(f"{root} is not of accel's making, so it has no Python-backend twin{why}")
+            raise InputError(f"{root} is not of accel's making, so it has no Python-backend variant{why}")
         return root, frozenset()
     manifest = manifests.read(root)
     native = manifest.backend != "python"
     foreign = host.release not in (None, manifest.release)
     if not (missing or (python_backend and native) or (foreign and not native)):
         return root, frozenset()
-    made = twin.write_twin(root, scratch / "repository", release=host.release or manifest.release)
+    made = python_variant.write_python_variant(root, scratch / "repository", release=host.release or manifest.release)
     return scratch / "repository", frozenset(made.models[:1] if native else ())
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Made = tuple[nn.Module, dict[str, Tensor]]
+FactoryResult = tuple[nn.Module, dict[str, Tensor]]
 
 
 def _graph(nodes: int = 12, edges: int = 40) -> dict[str, Tensor]:
@@ -27,7 +27,7 @@ class GCN(nn.Module):
         return a @ self.two((a @ self.one(x)).relu())
 
 
-def gcn() -> Made:
+def gcn() -> FactoryResult:
     links = (torch.rand(1, 12, 12) > 0.7).float()
     return GCN(), {"x": torch.randn(1, 12, 8), "adjacency": torch.maximum(links, links.transpose(1, 2))}
 
@@ -43,7 +43,7 @@ class GAT(nn.Module):
         return scores.masked_fill(adjacency == 0, -1e9).softmax(-1) @ h
 
 
-def gat() -> Made:
+def gat() -> FactoryResult:
     links = (torch.rand(1, 12, 12) > 0.6).float() + torch.eye(12)
     return GAT(), {"x": torch.randn(1, 12, 8), "adjacency": links.clamp(max=1)}
 
@@ -62,7 +62,7 @@ class SAGE(nn.Module):
         return self.own(x) + self.others(total / count.clamp(min=1)[:, None])
 
 
-def graphsage() -> Made:
+def graphsage() -> FactoryResult:
     return SAGE(), _graph()
 
 
@@ -80,7 +80,7 @@ class GIN(nn.Module):
         return self.net((1 + self.epsilon) * x + total).sum(0)
 
 
-def gin() -> Made:
+def gin() -> FactoryResult:
     return GIN(), _graph()
 
 
@@ -97,7 +97,7 @@ class MPNN(nn.Module):
         return x
 
 
-def mpnn() -> Made:
+def mpnn() -> FactoryResult:
     return MPNN(), {**_graph(), "edge_features": torch.randn(40, 4)}
 
 
@@ -145,7 +145,7 @@ class DeepSets(nn.Module):
         return self.all((self.each(items) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
 
 
-def deep_sets() -> Made:
+def deep_sets() -> FactoryResult:
     return DeepSets(), {"items": torch.randn(2, 10, 4), "mask": (torch.rand(2, 10) > 0.3).float()}
 
 
@@ -185,5 +185,5 @@ class SchNet(nn.Module):
         return self.out(x).sum((1, 2))
 
 
-def schnet() -> Made:
+def schnet() -> FactoryResult:
     return SchNet(), {"numbers": torch.randint(0, 10, (2, 6)), "places": torch.randn(2, 6, 3)}

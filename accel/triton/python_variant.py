@@ -1,4 +1,4 @@
-"""The Python-backend twin of a repository: the same artifact and client contract, answered by the Python backend.
+"""The Python-backend variant of a repository: the same artifact and client contract, answered by the Python backend.
 
 For a server that lacks the native backend, and for batching where the native backend cannot batch. The twin keeps what
 the native config says about serving (versions, instances, batching and its priorities, response cache, warm-up, labels,
@@ -32,7 +32,7 @@ from accel.triton.releases import release as find_release
 from accel.triton.repository import ARTIFACT_FOLDER, emit
 
 
-def write_twin(root: Path, out: Path, *, release: str) -> Repository:
+def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
     """Emit the repository at ``root`` once more, for the Python backend of ``release``.
 
     A backend that cannot batch (openvino, torch_aoti) has ``max_batch_size`` 0; its twin batches up to the profile's
