@@ -133,8 +133,8 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
         shapes = ", ".join(f"{n} {v.dtype}{list(v.shape)}" for n, v in feed.items())
         raise StageError(
             f"the ONNX model failed on {shapes}: {str(error).splitlines()[0]}",
-            fix="a fixed size inside the graph is the usual cause: change the export, or fix the axis with --min-shape and "
-            "--max-shape",
+            fix="a fixed size inside the graph is the usual cause: change the export, or fix the axis with --min-shape "
+            "and --max-shape",
         ) from error
 
 
