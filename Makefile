@@ -2,17 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes that run the tests, each with a gigabyte or two at its largest.
+WORKERS ?= 2
 
-.PHONY: demo test test-gpu zoo-check check format install tensorflow environments clean
+.PHONY: demo test test-gpu zoo-check check format install tensorflow plugin environments clean
 
 demo: install
 	$(BIN)/accel env install ort-openvino
 	$(BIN)/accel env install modelopt
 	HF_HUB_OFFLINE=$${HF_HUB_OFFLINE:-1} $(BIN)/accel convert bert --targets cpu,trt-fp16
 
-test: environments tensorflow
+test: environments tensorflow plugin
 	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 # Every model of the zoo, reduced, for every CPU target; --full takes the models as they are.
 zoo-check: environments tensorflow
@@ -50,6 +52,13 @@ tensorflow: $(VENV)/tensorflow
 
 $(VENV)/tensorflow: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tensorflow]'
+	touch $@
+
+# The runtime of examples/plugin; its test installs the plug-in itself.
+plugin: $(VENV)/plugin
+
+$(VENV)/plugin: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt MNN
 	touch $@
 
 environments: install

@@ -5,9 +5,8 @@ The public Python API is what ``__all__`` names; each is imported when first use
     from pathlib import Path
     import accel
 
-    source = accel.recognise("model.onnx", samples="real.npz")
-    targets = accel.parse_targets("ort,openvino-int8", devices=("cpu",))
-    run = accel.convert(accel.Job(source, targets, Path("runs/model"), command="", triton_release=accel.NEWEST))
+    job = accel.Job(source="model.onnx", targets="ort,openvino-int8", samples="real.npz", out=Path("runs/model"))
+    run = accel.convert(job)
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accel.builders.narrow import narrow_file
     from accel.builders.targets import parse as parse_targets
     from accel.core.errors import AccelError
     from accel.core.progress import Progress
     from accel.exporters.sources import recognise
-    from accel.graph.int32 import narrow_file
     from accel.pipeline import convert
     from accel.report import write_comparison
     from accel.run.decide import Constraints
@@ -49,7 +48,7 @@ _HOMES = {
     "Job": ("accel.run.job", "Job"),
     "Progress": ("accel.core.progress", "Progress"),
     "convert": ("accel.pipeline", "convert"),
-    "narrow_file": ("accel.graph.int32", "narrow_file"),
+    "narrow_file": ("accel.builders.narrow", "narrow_file"),
     "parse_targets": ("accel.builders.targets", "parse"),
     "recognise": ("accel.exporters.sources", "recognise"),
     "verify": ("accel.triton.verify", "verify"),

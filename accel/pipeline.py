@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accel.accuracy import parity
-from accel.builders import TypedBuilder, targets
+from accel.builders import ConvertingBuilder, targets
 from accel.core import hardware, processes, sandbox
 from accel.core.errors import AccelError, StageError, UnavailableError
 from accel.core.files import lock
@@ -33,7 +33,6 @@ from accel.core.values import (
     Decision,
     Deferred,
     Failed,
-    Measurement,
     ModelSource,
     OnnxModel,
     Repository,
@@ -42,16 +41,15 @@ from accel.core.values import (
     Typed,
     Variant,
 )
-from accel.exporters.request import SourceRequest
-from accel.run import kits, measuring, run_json
-from accel.run.decide import Objective, decide, finalists
-from accel.run.job import Job
-from accel.run.measuring import Measured, measure_all
+from accel.run import kits, run_json
+from accel.run.decide import Objective, decide
+from accel.run.job import PYTHON_VARIANT, Job
+from accel.run.measuring import measure_in_process, measure_served
 from accel.run.narrowed import applied
-from accel.run.results import Outcome, Result, Run, alone, baseline, candidate, served_candidates, standing
-from accel.run.serving import Entrant, Session, serve_all
-from accel.run.stages import FILES, TWIN, Answered, Described, Proof, Stage, Stages
+from accel.run.results import Outcome, Result, Run, baseline, candidate, rerun_command, served_candidates, status_of
+from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
+from accel.run.tasks import Described
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,42 +97,44 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """
     with _at_work(job, progress) as work:
         stages = work.stages
-        with work.timed("load source"):
-            described = stages.describe()
-        made: Described = described.value
-        if made.source.notice:
-            work.progress.notice(made.source.notice)
-        parity.check_names(job.gates, made.source.gate)
-        results = [Result(v) for v in plan(job, made.source)]
-        for result in results:
-            result.outcome = _hindrance(result.variant, made)
-        wanted = [r for r in results if r.outcome is None]
-        onnx = narrowed = None
-        if wanted:
-            with work.timed("reference"):
-                reference = stages.reference(described)
-            if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
-                with work.timed("export"):
-                    onnx = stages.export(described, reference)
-            if onnx is not None and job.ints != "keep":
-                with work.timed("narrow integers"):
-                    narrowed = stages.narrow(described, onnx)
-                described, onnx = _contract(described, narrowed)
-            if onnx is not None:
-                for result in wanted:
-                    result.outcome = _idle(result.variant, onnx.value)
-                wanted = [r for r in wanted if r.outcome is None]
+        reference = onnx = narrowed = None
+        with stages.worker("source") as worker:
+            with work.timed("load source"):
+                described = stages.describe(worker)
+            made = described.value
+            if made.source.notice:
+                work.progress.notice(made.source.notice)
+            parity.check_names(job.gates, made.source.gate)
+            results = [Result(v) for v in plan(job, made.source)]
+            for result in results:
+                result.outcome = _skip_reason(result.variant, made)
+            wanted = [r for r in results if r.outcome is None]
+            if wanted:
+                with work.timed("reference"):
+                    reference = stages.reference(described, worker)
+                if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
+                    with work.timed("export"):
+                        onnx = stages.export(described, reference, worker)
+                if onnx is not None and job.ints != "keep":
+                    with work.timed("narrow integers"):
+                        narrowed = stages.narrow(described, onnx, worker)
+                    described, onnx = _contract(described, narrowed)
+        if onnx is not None:
+            for result in wanted:
+                result.outcome = _not_applicable(result.variant, onnx.value)
+            wanted = [r for r in wanted if r.outcome is None]
+        if reference is not None:
             with work.timed("build and prove"):
                 _build_all(wanted, described, onnx, reference, work)
         return _conclude(work, results, described, onnx, narrowed)
 
 
-def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
+def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """Finish a deferred variant from its kit on this machine and return what was written to ``run.json``.
 
     Args:
         kit: as ``kits.read`` read it from ``folder``, an absolute path.
-        job: from ``kit_job``.
+        job: as ``kits.job`` makes it.
 
     Raises:
         UnavailableError: this machine cannot build it either.
@@ -161,38 +161,6 @@ def finish(kit: kits.Kit, folder: Path, job: Job, progress: Progress | None = No
         return _conclude(work, [result], described, onnx, None)
 
 
-def kit_job(
-    kit: kits.Kit,
-    folder: Path,
-    *,
-    run_dir: Path | None,
-    threads: int,
-    timeout_s: float | None,
-    command: str,
-    sandbox: bool = False,
-) -> Job:
-    """Make the job that finishes a kit, from what the kit's own job asked for."""
-    settings = kit.settings
-    return Job(
-        source=SourceRequest(kit.source.reference, kit.source.kind, kit.source.reference, model_name=kit.source.name),
-        targets=(kit.variant.target,),
-        run_dir=run_dir or Path("runs") / f"{kit.source.name}-{kit.variant.target.name}",
-        command=command,
-        objectives=settings.objectives,
-        constraints=settings.constraints,
-        gates=settings.gates,
-        triton={kit.variant.target.name: kits.overrides(kit, folder)},
-        threads=threads,
-        timeout_s=timeout_s or settings.timeout_s,
-        triton_release=settings.triton_release,
-        model_version=settings.model_version,
-        rounds=settings.rounds,
-        round_s=settings.round_s,
-        opset=kit.onnx.opset,
-        sandbox=sandbox,
-    )
-
-
 def _conclude(
     work: _Work, results: list[Result], described: Stage, onnx: Stage | None, narrowed: Stage | None
 ) -> dict[str, Any]:
@@ -202,10 +170,26 @@ def _conclude(
     if job.bench != "triton":
         with work.timed("measure"):
             for objective in job.objectives:
-                _measure(results, described, objective, work)
+                measure_in_process(
+                    results,
+                    described,
+                    objective,
+                    job=job,
+                    stages=work.stages,
+                    kept=work.kept,
+                    hardware=work.machine,
+                    progress=work.progress.variant,
+                )
     if job.bench != "inprocess":
         with work.timed("serve"):
-            run.served = _serve(results, described, work)
+            run.served = measure_served(
+                results,
+                described,
+                job=job,
+                kept=work.kept,
+                hardware=work.machine,
+                progress=work.progress.variant,
+            )
     run.decisions = decide_all(run)
     with work.timed("write"):
         run_json.show(run)
@@ -230,7 +214,7 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
     A group stands for what the source can become: it brings in no target that starts from another framework.
     """
     variants = []
-    for target in job.targets:
+    for target in job.wanted:
         if target.name in job.grouped and targets.info(target).needs not in (source.framework, "onnx", "nothing"):
             continue
         options = dict(job.options.get(target.name, {}))
@@ -264,33 +248,32 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
         baseline=baseline(run.results, run.described.source, device),
         via=via,
     )
-    if decision.chosen is None or not decision.chosen.endswith(TWIN):
+    if decision.chosen is None or not decision.chosen.endswith(PYTHON_VARIANT):
         return decision
-    chosen = decision.chosen.removesuffix(TWIN)  # a decision names the variant, and which of its repositories
-    rest = tuple((id, why) for id, why in decision.rejected if id != chosen)
+    chosen = decision.chosen.removesuffix(PYTHON_VARIANT)  # a decision names the variant, and which of its repositories
+    rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
     ties = tuple(id for id in decision.ties if id != chosen)
     return dataclasses.replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
 
 
-def _hindrance(variant: Variant, described: Described) -> Outcome | None:
+def _skip_reason(variant: Variant, described: Described) -> Outcome | None:
     """Say why a variant cannot even be tried here."""
     info = targets.info(variant.target)
     builder = targets.discover()[variant.target.name]
     if (skipped := builder.available(variant.target)) is not None and not _is_typed(variant):
         return skipped
     framework = described.source.framework
-    if info.needs == "torch" and framework != "torch":
-        return Skipped(f"the source is {framework}: there is no PyTorch module to build from")
-    if info.needs == "tensorflow" and framework != "tensorflow":
-        return Skipped(f"the source is {framework}: there is no TensorFlow model to build from")
+    if info.needs_source and info.needs != framework:
+        wanted = targets.runtime(targets.baseline(info.needs)).name
+        return Skipped(f"the source is {framework}: there is no {wanted} model to build from")
     if info.calibration and described.samples.calibration is None:
         fix = "give real inputs with --samples FILE, or accept random ones with --random-samples"
         return Skipped("INT8 needs calibration samples, and there are none", fix)
     return None
 
 
-def _idle(variant: Variant, onnx: OnnxModel) -> Outcome | None:
+def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     """Say that a target would find nothing to work on in the exported model."""
     wanted = targets.info(variant.target).operators
     if not wanted or any(name in onnx.ops for name in wanted):
@@ -304,30 +287,33 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
 
     def one(result: Result) -> None:
         id = result.variant.id
-        stage, again = "build", alone(result.variant, job)
+        stage, again = "build", rerun_command(result.variant, job)
         try:
             if onnx is not None and result.typed is None and _is_typed(result.variant):
                 stage = "type"
                 progress.variant(id, "typing")
-                tell = functools.partial(_tell, progress, id, "typing")
-                _type(result, stages, described, onnx, reference, tell)
-            if result.outcome is None and standing(result)[0] == "ok":
+                report_progress = functools.partial(_report, progress, id, "typing")
+                _type(result, stages, described, onnx, reference, report_progress)
+            if result.outcome is None and status_of(result)[0] == "ok":
                 stage = "build"
                 progress.variant(id, "building")
-                tell = functools.partial(_tell, progress, id, "building")
-                result.built = stages.build(result.variant, described, result.typed or onnx, tell=tell)
-                if targets.info(result.variant.target).server_only:
+                report_progress = functools.partial(_report, progress, id, "building")
+                result.built = stages.build(
+                    result.variant, described, result.typed or onnx, report_progress=report_progress
+                )
+                with stages.worker(id) as worker:
+                    if not targets.info(result.variant.target).server_only:
+                        stage = "prove"
+                        progress.variant(id, "proving")
+                        result.proof = stages.prove(result.built, described, reference, worker)
                     stage = "emit"
-                    result.emitted = stages.emit(result.built, None, described, reference)
-                    result.outcome = _left_to_server(result, stages, job)
-            if result.outcome is None and result.built is not None:
-                stage = "prove"
-                progress.variant(id, "proving")
-                result.proof = stages.prove(result.built, described, reference)
-                stage = "emit"
-                result.emitted = stages.emit(result.built, result.proof, described, reference)
-                if result.variant.static is None and _cannot_batch(result.emitted):
-                    result.twin = stages.emit(result.built, result.proof, described, reference, twin=True)
+                    result.emitted = stages.emit(result.built, result.proof, described, reference, worker)
+                    if result.proof is None:
+                        result.outcome = _left_to_server(result, stages, job)
+                    elif result.variant.static is None and _cannot_batch(result.emitted):
+                        result.python_variant = stages.emit(
+                            result.built, result.proof, described, reference, worker, twin=True
+                        )
         except UnavailableError as error:
             result.outcome = Skipped(error.message, error.fix)
         except StageError as error:
@@ -339,7 +325,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(traceback.format_exc())
             result.outcome = Failed(stage, f"{type(error).__name__}: {error}", str(log), again)
-        status, reason, _ = standing(result)
+        status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
     with ThreadPoolExecutor(max_workers=_parallel(onnx)) as pool:
@@ -356,15 +342,20 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
 
 def _is_typed(variant: Variant) -> bool:
     """Say whether the variant's precision is made in the ONNX file, before the build and on any machine."""
-    return isinstance(targets.discover()[variant.target.name], TypedBuilder)
+    return isinstance(targets.discover()[variant.target.name], ConvertingBuilder)
 
 
 def _type(
-    result: Result, stages: Stages, described: Stage, onnx: Stage, reference: Stage, tell: Callable[[str], None]
+    result: Result,
+    stages: Stages,
+    described: Stage,
+    onnx: Stage,
+    reference: Stage,
+    report_progress: Callable[[str], None],
 ) -> None:
     """Type the ONNX file and prove it on the CPU; where the rest cannot be done here, leave a kit."""
     variant = result.variant
-    result.typing = stages.prepare(variant, described, onnx, tell=tell)
+    result.typing = stages.prepare(variant, described, onnx, report_progress=report_progress)
     typed: Typed = result.typing.value
     result.typed = Stage(typed.onnx, result.typing.folder / FILES, result.typing.key, result.typing.cached)
     result.typed_proof = stages.prove_typed(variant, result.typing, described, reference)
@@ -392,14 +383,14 @@ def _left_to_server(result: Result, stages: Stages, job: Job) -> Outcome:
     )
 
 
-def _tell(progress: Progress, id: str, stage: str, doing: str) -> None:
+def _report(progress: Progress, id: str, stage: str, doing: str) -> None:
     progress.variant(id, f"{stage}: {doing}")
 
 
 def _last(result: Result) -> bool:
     """Sort what compiles or calibrates for long on one core to the front: the others fill the second core meanwhile."""
     info = targets.info(result.variant.target)
-    return not (info.calibration or info.needs in ("torch", "tensorflow"))
+    return not (info.calibration or info.needs_source)
 
 
 def _parallel(onnx: Stage | None) -> int:
@@ -421,69 +412,3 @@ def _figures(result: Result) -> str:
         return ""
     found = ", ".join(f"{n} {v:.3g}" if v is not None else f"{n} exact" for n, v in proof.parity.found.items())
     return f"{proof.precision}, {found}, {artifact.bytes / 2**20:.0f} MiB"
-
-
-def _measure(results: Sequence[Result], described: Stage, scenario: Objective, work: _Work) -> None:
-    """Time everything that was built, also what failed its gate: a reader sees what the error would have bought."""
-    entrants = [
-        measuring.Entrant(r.variant, r.built, r.proof.value.precision)
-        for r in results
-        if r.outcome is None and r.built is not None and r.proof is not None
-    ]
-    if not entrants:
-        return
-    source: ModelSource = described.value.source
-
-    def best(known: Mapping[str, tuple[Measurement, ...]]) -> list[str]:
-        found = []
-        for device in dict.fromkeys(r.variant.target.device for r in results):
-            pool = [r for r in results if r.variant.target.device == device]
-            seen = [dataclasses.replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
-            found += finalists(seen, objective=scenario, baseline=baseline(pool, source, device))
-        return found
-
-    measured: Measured = measure_all(
-        entrants,
-        described,
-        scenario=scenario,
-        job=work.job,
-        stages=work.stages,
-        kept=work.kept,
-        hardware=work.machine,
-        finalists=best,
-        progress=lambda id, doing: work.progress.variant(id, f"{scenario}, {doing}"),
-    )
-    for result in results:
-        id = result.variant.id
-        result.points = (*result.points, *measured.points.get(id, ()))
-        result.freshly_measured |= id in measured.fresh
-        if id in measured.failed:
-            result.outcome = measured.failed[id]
-
-
-def _serve(results: Sequence[Result], described: Stage, work: _Work) -> Session | None:
-    """Measure every repository of every variant that passed, behind a real server; None where there is none."""
-    entrants, owners = [], {}
-    for result in results:
-        if standing(result)[0] == "ok" and result.proof is not None:
-            for name, emitted in result.repositories.items():
-                repository: Repository = emitted.value.repository
-                rival = result.twin is not None and repository.backend != "python"
-                entrants.append(Entrant(name, emitted, repository.backend, result.proof.value.precision, rival))
-                owners[name] = result
-    if not entrants:
-        return None
-    session = serve_all(
-        entrants,
-        described,
-        job=work.job,
-        kept=work.kept,
-        hardware=work.machine,
-        progress=work.progress.variant,
-    )
-    for entry in session.entries:
-        owner = owners[entry.name]
-        owner.points = (*owner.points, *entry.points)
-        if entry.failed is not None:
-            owner.unserved[entry.name] = entry.failed.cause
-    return session

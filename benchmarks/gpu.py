@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from accel.bench.stability import ratio_interval
+from accel.bench.timed import open_timed, time_round
 from accel.builders import targets
 from accel.builders.ort_providers import ENGINES, provider_for
-from accel.core import environments, hardware
+from accel.builders.requirements import versions
+from accel.core import document, environments, hardware
+from accel.core.document import RunDocument
 from accel.core.gpu import open_card
 from accel.core.processes import Worker
-from accel.core.values import Artifact, from_json
-from accel.run import store
+from accel.core.values import Artifact, from_json, to_json
 
 BARS = {"speedup": 3.0, "by_hand": 1.10, "added_us": 30.0}
 """Over eager FP32 torch for one of FAST; accel's time over the time by hand; what accel adds to a call."""
@@ -107,8 +109,8 @@ serve(call)
 """
 
 
-def convert(model: str, folder: Path, device: str) -> dict[str, Any]:
-    """Convert a zoo model from nothing over every target of the device and the CPU baseline."""
+def convert(model: str, folder: Path, device: str) -> tuple[RunDocument, float]:
+    """Convert a zoo model from nothing over every target of the device and the CPU baseline; also says how long, s."""
     shutil.rmtree(folder, ignore_errors=True)
     wanted = "gpu,torch@cpu" if device == "cuda" else ",".join(f"{name}@cpu" for name in DRIVEN["cpu"])
     words = ["convert", model, "--targets", wanted, "--triton-release", "26.05", "-o", str(folder), "--quiet"]
@@ -116,28 +118,27 @@ def convert(model: str, folder: Path, device: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-m", "accel", *words], check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"accel {' '.join(words)} ended with {done.returncode}")
-    document: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return document | {"wall_s": time.monotonic() - start}
+    return document.read(folder), time.monotonic() - start
 
 
-def summary(document: dict[str, Any], device: str) -> dict[str, Any]:
+def summary(run: RunDocument, device: str) -> dict[str, Any]:
     """Reduce a run to what a reader compares: every variant, at its latency point and its best throughput."""
     variants = {}
-    for variant in document["variants"]:
-        points = {s: [m for m in variant["measurements"] if m["scenario"] == s] for s in ("latency", "throughput")}
-        best = max(points["throughput"], key=lambda m: m["throughput_per_s"], default=None)
+    for variant in run.variants:
+        points = {s: [m for m in variant.measurements if m.scenario == s] for s in ("latency", "throughput")}
+        best = max(points["throughput"], key=lambda m: m.throughput_per_s, default=None)
         keys = ("batch", "p50_ms", "p99_ms", "p50_ci_ms", "throughput_per_s", "stable", "split", "gpu", "shapes")
-        variants[variant["id"]] = {
-            "status": variant["status"],
-            "reason": variant["reason"],
-            "runs_in": (variant["artifact"] or {}).get("effective_precision"),
-            "found": (variant["parity"] or {}).get("found"),
-            "build_s": (variant["artifact"] or {}).get("build_s"),
-            "latency": {k: points["latency"][-1].get(k) for k in keys} if points["latency"] else None,
-            "throughput": {k: best.get(k) for k in keys} if best else None,
+        variants[variant.id] = {
+            "status": variant.status,
+            "reason": variant.reason,
+            "runs_in": variant.artifact.effective_precision if variant.artifact else None,
+            "found": variant.parity.found if variant.parity else None,
+            "build_s": variant.artifact.build_s if variant.artifact else None,
+            "latency": to_json({k: getattr(points["latency"][-1], k) for k in keys}) if points["latency"] else None,
+            "throughput": to_json({k: getattr(best, k) for k in keys}) if best else None,
         }
-    decisions = [d for d in document["decisions"] if d["device"] == device]
-    return {"variants": variants, "decisions": decisions, "wall_s": document["wall_s"]}
+    decisions = to_json([d for d in run.decisions if d.device == device])
+    return {"variants": variants, "decisions": decisions}
 
 
 def by_hand(folder: Path, id: str, device: str) -> dict[str, Any]:
@@ -163,9 +164,11 @@ def by_hand(folder: Path, id: str, device: str) -> dict[str, Any]:
         script = _COMMON + _TORCH
         given["package"] = made.variant.target.name.startswith("aoti")
     words = [str(python), "-c", script, json.dumps(given)]
-    with tempfile.TemporaryDirectory() as scratch, Worker(Path(scratch) / "log", threads=threads, python=python) as own:
-        params = {"artifact": artifact, "folder": str(built / "files"), "threads": threads, "mode": "latency"}
-        own.call("bench_open", {**params, "feeds": str(feeds), "points": ["b1"]}, timeout_s=600)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Worker(Path(scratch) / "log", threads=threads, timeout_s=600, python=python) as own,
+    ):
+        own.call(open_timed, made, built / "files", threads, "latency", feeds, ("b1",))
         hand = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert hand.stdin is not None
         assert hand.stdout is not None
@@ -174,8 +177,7 @@ def by_hand(folder: Path, id: str, device: str) -> dict[str, Any]:
                 raise SystemExit(f"{id} could not be driven by hand: its error is above")
             ours, theirs = [], []
             for number in range(ROUNDS + 1):
-                call = {"point": "b1", "seconds": 0, "least": CALLS}
-                times = own.call("bench_latency", call, timeout_s=600)["times_ns"]
+                times = own.call(time_round, "latency", "b1", 0, CALLS).times_ns
                 hand.stdin.write(f"{CALLS}\n")
                 hand.stdin.flush()
                 other = json.loads(hand.stdout.readline())
@@ -223,16 +225,16 @@ def bars(found: dict[str, Any]) -> list[tuple[str, str, bool | None]]:
     return rows
 
 
-def machine(document: dict[str, Any]) -> dict[str, Any]:
+def machine(run: RunDocument) -> dict[str, Any]:
     """Return what the figures belong to."""
     card = open_card()
     packages = ("torch", "triton", "nvidia-ml-py", "onnx", "numpy")
     return {
-        "hardware": document["hardware"],
+        "hardware": to_json(run.hardware),
         "card": card.name if card else None,
-        "accel": document["accel"],
-        "created": document["created"],
-        "versions": store.package_versions(*packages),
+        "accel": run.accel,
+        "created": run.created,
+        "versions": versions(packages),
         "environments": {name: environments.requirements(name) for name in ("ort-gpu", "modelopt")},
     }
 
@@ -248,9 +250,9 @@ def main() -> None:
         print(trouble, file=sys.stderr)
         raise SystemExit(3)
     folder = given.runs / f"{given.model}-{given.device}-benchmark"
-    document = convert(given.model, folder, given.device)
-    found = {**machine(document), "model": given.model, "device": given.device, **summary(document, given.device)}
-    found["by_hand"] = {}
+    run, wall_s = convert(given.model, folder, given.device)
+    found = {**machine(run), "model": given.model, "device": given.device, **summary(run, given.device)}
+    found |= {"wall_s": wall_s, "by_hand": {}}
     for name in DRIVEN[given.device]:
         id = f"{name}@{given.device}"
         if found["variants"][id]["latency"] is not None:

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from accel.bench.stability import ratio_interval
-from accel.core import hardware
+from accel.bench.timed import open_timed, time_round
+from accel.core import document, hardware
 from accel.core.processes import Worker
 from accel.core.values import Artifact, from_json
 
@@ -81,48 +82,48 @@ def run(words: list[str]) -> dict[str, float]:
 
 def summary(folder: Path) -> dict[str, Any]:
     """Reduce a run.json to what the bars are about."""
-    document = json.loads((folder / "run.json").read_text())
-    states = [v["status"] for v in document["variants"] if v["device"] == "cpu"]
-    decisions = {d["objective"]: d for d in document["decisions"] if d["device"] == "cpu"}
+    found = document.read(folder)
+    states = [v.status for v in found.variants if v.device == "cpu"]
+    decisions = {d.objective: d for d in found.decisions if d.device == "cpu"}
     return {
-        "accuracy": document["model"]["accuracy"],
-        "built_proved_measured": sum(bool(v["measurements"]) for v in document["variants"]),
+        "accuracy": found.model.accuracy,
+        "built_proved_measured": sum(bool(v.measurements) for v in found.variants),
         "ok": states.count("ok"),
         "gate_failed": states.count("gate_failed"),
         "failed": states.count("failed"),
         "decisions": {
-            name: {k: d[k] for k in ("chosen", "speedup", "speedup_ci", "reason", "ties")}
+            name: {k: getattr(d, k) for k in ("chosen", "speedup", "speedup_ci", "reason", "ties")}
             for name, d in decisions.items()
         },
-        "timings_s": document["timings_s"],
+        "timings_s": dict(found.timings_s),
     }
 
 
 def against_by_hand(folder: Path) -> dict[str, Any]:
     """Time the chosen OpenVINO variant through accel's session and by hand, in turn; the ratio is accel / by hand."""
-    document = json.loads((folder / "run.json").read_text())
-    chosen = next(d["chosen"] for d in document["decisions"] if d["objective"] == "latency" and d["device"] == "cpu")
+    decisions = document.read(folder).decisions
+    chosen = next(d.chosen for d in decisions if (d.objective, d.device) == ("latency", "cpu")) or "none"
     if not chosen.startswith("openvino"):
         raise SystemExit(f"the chosen variant is {chosen}: compared by hand is OpenVINO only")
     built = next((folder / ".store").glob(f"build-{chosen}-*"))
     artifact = json.loads((built / "value.json").read_text())["value"]
-    entry = from_json(Artifact, artifact).built.entry
+    made = from_json(Artifact, artifact)
     feeds = max((folder / ".store").glob("measure-*/feeds.npz"), key=lambda p: p.stat().st_mtime)
     threads = hardware.cpu_threads()
-    words = [sys.executable, "-c", BY_HAND, str(built / "files" / entry), str(feeds), str(threads)]
-    with tempfile.TemporaryDirectory() as scratch, Worker(Path(scratch) / "log", threads=threads) as worker:
+    words = [sys.executable, "-c", BY_HAND, str(built / "files" / made.built.entry), str(feeds), str(threads)]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Worker(Path(scratch) / "log", threads=threads, timeout_s=300) as worker,
+    ):
         point = "b1"
-        params = {"artifact": artifact, "folder": str(built / "files"), "threads": threads, "mode": "latency"}
-        worker.call("bench_open", {**params, "feeds": str(feeds), "points": [point]}, timeout_s=300)
+        worker.call(open_timed, made, built / "files", threads, "latency", feeds, (point,))
         hand = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert hand.stdin is not None
         assert hand.stdout is not None
         hand.stdout.readline()
         ours, theirs = [], []
         for number in range(ROUNDS + 1):
-            times = worker.call("bench_latency", {"point": point, "seconds": 0, "least": CALLS}, timeout_s=300)[
-                "times_ns"
-            ]
+            times = worker.call(time_round, "latency", point, 0, CALLS).times_ns
             hand.stdin.write(f"{CALLS}\n")
             hand.stdin.flush()
             other = json.loads(hand.stdout.readline())

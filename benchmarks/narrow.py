@@ -24,7 +24,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from accel.graph.int32 import narrow_file, prove_int32_interior
+from accel.graph.narrow import narrow_file, prove_int32_interior
 
 I64 = TensorProto.INT64
 INT64_MAX = 2**63 - 1
@@ -75,7 +75,7 @@ def weights(gib: int, path: Path) -> Path:
 
 def one(path: Path, level: str) -> dict[str, float | int]:
     """Narrow one file here and return the time, and how far the peak memory rose above what imports took."""
-    from accel.graph import int32_plan, int32_rewrite  # noqa: F401 - imports are not what is measured
+    from accel.graph.narrow import plan, rewrite  # noqa: F401 - imports are not what is measured
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start, cpu = time.perf_counter_ns(), time.process_time_ns()

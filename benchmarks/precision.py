@@ -29,9 +29,10 @@ import psutil
 import model_zoo
 from accel import exporters
 from accel.core import hardware
+from accel.core.feeds import read_feeds
 from accel.core.values import ModelSource, to_json
 from accel.exporters import samples, sources
-from accel.graph import fp16, measured, prepared, quantize, sensitivity
+from accel.graph import evaluate, fp16, quantize, sensitivity
 
 THREADS = len(os.sched_getaffinity(0))
 KINDS = ("fp16", "bf16", "int8", "fp8")
@@ -54,7 +55,7 @@ def export(name: str, folder: Path) -> tuple[ModelSource, Path]:
 
 def one(kind: str, path: Path) -> dict[str, object]:
     """Type one file here, and say what that took."""
-    feeds = list(samples.read_feeds(path.with_name("calibration.npz")).values())
+    feeds = list(read_feeds(path.with_name("calibration.npz")).values())
     peak = _Peak()
     start, out = time.perf_counter_ns(), path.with_name(f"{kind}.onnx")
     if kind in ("fp16", "bf16"):
@@ -116,10 +117,10 @@ def scorer(source: ModelSource, path: Path, *, count: int) -> Callable[[Path], f
     """Return the zoo's task metric of a file against ``path``, over the first ``count`` feeds of the gate."""
     metric = model_zoo.entry(source.name).metric
     assert metric is not None
-    feeds = list(samples.read_feeds(path.with_name("gate.npz")).values())[:count]
+    feeds = list(read_feeds(path.with_name("gate.npz")).values())[:count]
 
     def answers(file: Path) -> list[dict[str, np.ndarray]]:
-        session = measured.open_exact(file, THREADS)
+        session = evaluate.open_exact(file, THREADS)
         names = [o.name for o in session.get_outputs()]
         return [dict(zip(names, session.run(names, dict(feed)), strict=True)) for feed in feeds]
 
@@ -127,7 +128,7 @@ def scorer(source: ModelSource, path: Path, *, count: int) -> Callable[[Path], f
     return lambda file: metric(truth, answers(file), feeds)
 
 
-def exhaustive(ready: prepared.Prepared, score: Callable[[Path], float]) -> dict[str, object]:
+def exhaustive(ready: quantize.Prepared, score: Callable[[Path], float]) -> dict[str, object]:
     """Quantise one group of products at a time, always the one that costs least per work, while any holds the floor.
 
     At every step every remaining group is tried: that is what makes it exhaustive.
@@ -140,7 +141,7 @@ def exhaustive(ready: prepared.Prepared, score: Callable[[Path], float]) -> dict
     while left:
         tried = []
         for group in left:
-            file = ready.write(sorted(kept - group), "greedy.onnx")
+            file = ready.write(kept - group, ready.path.with_name("greedy.onnx"))
             value = score(file)
             evaluations += 1
             gain = ready.share(kept - group) - ready.share(kept)
@@ -158,16 +159,16 @@ def exhaustive(ready: prepared.Prepared, score: Callable[[Path], float]) -> dict
 def search(folder: Path, *, small: bool) -> dict[str, object]:
     """Search MiniLM's layers both ways, with the same calibration and the same score."""
     source, path = export("minilm", folder / "minilm")
-    calibration = list(samples.read_feeds(path.with_name("calibration.npz")).values())[: 2 if small else None]
+    calibration = list(read_feeds(path.with_name("calibration.npz")).values())[: 2 if small else None]
     score = scorer(source, path, count=2 if small else 16)
-    found = sensitivity.search(path, calibration, score, FLOOR, threads=THREADS)
-    print(sensitivity.table(found))
-    print(f"{found.evaluations} evaluations in {found.search_s:.0f} s")
-    result: dict[str, object] = {"accel": to_json(found), "floor": FLOOR}
-    if small:
-        return result
     with tempfile.TemporaryDirectory() as name:
-        ready = prepared.prepare(path, Path(name), to="int8", feeds=calibration, threads=THREADS)
+        ready = quantize.prepare(path, Path(name), to="int8", feeds=calibration, threads=THREADS)
+        found = ready.search(score, FLOOR)
+        print(sensitivity.table(found))
+        print(f"{found.evaluations} evaluations in {found.search_s:.0f} s")
+        result: dict[str, object] = {"accel": to_json(found), "floor": FLOOR}
+        if small:
+            return result
         best = exhaustive(ready, score)
     share = found.chosen.share / float(str(best["share"])) if best["share"] else None
     print(f"exhaustive greedy: share {best['share']}, {best['evaluations']} evaluations; accel reaches {share} of it")

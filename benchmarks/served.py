@@ -32,6 +32,7 @@ from accel.bench.expected import Expected
 from accel.bench.load import Generator, Load, Window, fit_feeds
 from accel.bench.served import Method
 from accel.bench.stability import ratio_interval
+from accel.bench.timed import open_timed, time_round
 from accel.bench.usage import use
 from accel.core import hardware
 from accel.core.feeds import Feed, fit_inputs, read_feeds, write_feeds
@@ -152,24 +153,15 @@ def overhead(asked: argparse.Namespace, logs: Path) -> dict[str, Any]:
             raise SystemExit(
                 f"{asked.variant} is served by its native backend: the same session is the Python backend's"
             )
-        opened = {
-            "artifact": to_json(manifest.artifact),
-            "folder": str(files),
-            "threads": THREADS,
-            "mode": "latency",
-            "feeds": str(logs / "feeds.npz"),
-            "points": ["b1"],
-        }
-        call = {"point": "b1", "seconds": 0, "least": asked.calls, "limit_ms": None}
         with (
-            Worker(logs / "inprocess.log", threads=THREADS) as worker,
+            Worker(logs / "inprocess.log", threads=THREADS, timeout_s=600) as worker,
             Generator(running.endpoint.grpc, log=logs / "load.log") as generator,
         ):
-            worker.call("bench_open", opened, timeout_s=300)
+            worker.call(open_timed, manifest.artifact, files, THREADS, "latency", logs / "feeds.npz", ("b1",))
             generator.open(manifest.models[0], fit_feeds([opt], manifest.inputs))
             inside, outside = [], []
             for number in range(asked.rounds + 1):
-                times = worker.call("bench_latency", call, timeout_s=600)["times_ns"]
+                times = worker.call(time_round, "latency", "b1", 0, asked.calls).times_ns
                 generator.start(Load(concurrency=1))
                 window = generator.window(0.0, least=asked.calls)
                 generator.stop()
@@ -205,7 +197,7 @@ def neighbours(asked: argparse.Namespace, logs: Path) -> dict[str, Any]:
             found = {
                 "triton": running.endpoint.release,
                 "variant": root.name,
-                "twin": manifest.models[0] in running.twins,
+                "twin": manifest.models[0] in running.python_models,
             }
             found |= _alone_and_together(running.endpoint, manifest, source, batches, logs)
         print(
@@ -253,11 +245,7 @@ def _alone_and_together(
     def distance(
         truth: Mapping[str, Feed], answers: Mapping[str, Feed], kept: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        write_feeds(logs / "truth.npz", truth)
-        write_feeds(logs / "answers.npz", answers)
-        compared = parity.compare(
-            logs / "truth.npz", logs / "answers.npz", outputs=manifest.outputs, masks=kept, mask_dims=dims, gate={}
-        )
+        compared = parity.compare(truth, answers, outputs=manifest.outputs, masks=kept, mask_dims=dims, gate={})
         return {row.name: row.sqnr_db for row in compared.outputs}
 
     return {

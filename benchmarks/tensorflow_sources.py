@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from accel.bench.interleave import interleave
+from accel.bench.rounds import interleave
 from accel.bench.stability import ratio_interval
-from accel.core import hardware
+from accel.core import document, hardware
 from accel.core.values import TensorSpec
 from accel.exporters.layout import array_first
 from model_zoo import _pictures
@@ -77,17 +77,17 @@ def converted(folder: Path, way: str, pictures: np.ndarray) -> dict[str, Any]:
     wall_s = time.monotonic() - start
     if code:
         raise SystemExit(f"accel {' '.join(words)} ended with {code}")
-    document = json.loads((folder / way / "run.json").read_text())
+    run = document.read(folder / way)
     rows = {
-        v["id"]: {
-            "status": v["status"],
-            "max_abs": max((o["max_abs"] for o in v["parity"]["outputs"]), default=None) if v["parity"] else None,
-            "sqnr_db": v["parity"]["found"].get("sqnr_db") if v["parity"] else None,
-            "p50_ms": [m["p50_ms"] for m in v["measurements"]],
+        v.id: {
+            "status": v.status,
+            "max_abs": max((o.max_abs for o in v.parity.outputs), default=None) if v.parity else None,
+            "sqnr_db": v.parity.found.get("sqnr_db") if v.parity else None,
+            "p50_ms": [m.p50_ms for m in v.measurements],
         }
-        for v in document["variants"]
+        for v in run.variants
     }
-    return {"wall_s": wall_s, "versions": document["hardware"]["versions"], "variants": rows}
+    return {"wall_s": wall_s, "versions": dict(run.hardware.versions), "variants": rows}
 
 
 Call = Callable[[], Any]

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from accel.core import document
+from accel.core.document import RunDocument
 from accel.release import zoo_matrix
 from accel.report import markdown
 from accel.report.formats import figures, metric, seconds, times
@@ -27,25 +29,24 @@ from accel.report.formats import figures, metric, seconds, times
 Row = dict[str, Any]
 
 
-def cold_s(folder: Path, run: Row) -> float | None:
+def cold_s(folder: Path, run: RunDocument) -> float | None:
     """Return how long the run took from the command to the decision; None where parts of it were there already.
 
     A run that was repeated is in ``history/``: it is the first one on the same machine, where nothing was there yet.
     """
-    past = [json.loads(path.read_text()) for path in sorted((folder / "history").glob("*.json"))]
-    for document in (*past, run):
-        fresh = not any(v["cached"] for v in document["variants"])
-        if fresh and document["hardware"]["id"] == run["hardware"]["id"]:
-            return float(document["timings_s"]["total"])
+    past = [document.read(path) for path in sorted((folder / "history").glob("*.json"))]
+    for one in (*past, run):
+        if not any(v.cached for v in one.variants) and one.hardware.id == run.hardware.id:
+            return one.timings_s["total"]
     return None
 
 
 def collect(folder: Path) -> Row:
     """Reduce a model's run directory to its row, or take that of a model which never came to a run."""
-    if not (folder / "run.json").is_file():
+    if not (folder / document.FILENAME).is_file():
         row: Row = json.loads(folder.with_name(f"{folder.name}.json").read_text())
         return row
-    run = json.loads((folder / "run.json").read_text())
+    run = document.read(folder)
     return {**zoo_matrix.summary(run, folder.name), "cold_s": cold_s(folder, run)}
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import accel.run  # noqa: F401  hands the zoo to the rooms below, as every command does
 
+APART = ("test_zoo_matrix.py",)
+"""Files whose tests share nothing and take minutes each."""
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -20,6 +23,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several workers let one run all tests of a file, which share its fixtures; those of ``APART`` go anywhere.
+
+    Files are given out by their number of tests, so the few long ones come last, when both workers take one each.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if file.endswith(APART) else file
+
+    return Files(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

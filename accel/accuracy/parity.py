@@ -1,12 +1,7 @@
 """Compare a variant's outputs with the reference, and the gate that follows.
 
-Knows arrays and axes, nothing of runtimes: outputs come as ``.npz`` files that another process wrote, with keys
-``<feed>/<output>``, where a feed is a gate sample (a number) or a checked shape (``min``, ``odd``, ``opt``, ``max``).
-
-SQNR is taken after subtracting the per-channel mean of the reference over all unmasked samples. A model whose output
-is a large constant plus a small signal would otherwise let the constant alone pass: a random ResNet-50 replaced by a
-constant scores 17 dB without centring, and at most 0 dB with it. A channel is every position of the fixed axes, so that
-a constant box per anchor, or a constant key per head, scores 0 dB too.
+Knows arrays and axes, nothing of runtimes: answers come by feed and output, where a feed is a gate sample (a number) or
+a checked shape (``min``, ``odd``, ``opt``, ``max``). SQNR is ``accuracy.sqnr``'s, over all unmasked samples.
 
 Outputs that are declared a set of rows (``values.Detections``) are matched first (``accel.accuracy.detections``):
 order and padding mean nothing, a row that was missed or made up lowers ``matched``, and the boxes and scores of matched
@@ -18,10 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
+from accel.accuracy import sqnr
 from accel.accuracy.detections import Matched, match
 from accel.core.errors import StageError, UsageError, nearest
 from accel.core.values import Detections, OutputParity, Parity, TensorSpec
@@ -70,7 +65,10 @@ FEED_MATCHED = 0.5
 SHAPE_POINTS = ("min", "odd", "opt", "max")
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
 
-Metric = Callable[[Mapping[str, Mapping[str, np.ndarray]], Mapping[str, Mapping[str, np.ndarray]]], float]
+Answers = Mapping[str, Mapping[str, np.ndarray]]
+"""Outputs by feed and name."""
+Metric = Callable[[Answers, Answers], float]
+"""A task metric over the gate samples of the reference and of the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,52 +100,49 @@ class _Sums:
 
 
 def compare(
-    reference: Path,
-    answers: Path,
+    reference: Answers,
+    answers: Answers,
     *,
     outputs: Sequence[TensorSpec],
     masks: Mapping[str, np.ndarray],
     mask_dims: tuple[str, ...] = (),
     gate: Mapping[str, float],
-    metric: Callable[[Path, Path], float] | None = None,
+    metric: Metric | None = None,
     detections: Detections | None = None,
 ) -> Parity:
     """Compare all outputs of all feeds, and hold the result against the gate.
 
     Args:
-        reference / answers: ``.npz`` files with keys ``<feed>/<output>``; feeds missing from ``answers`` are not
-            compared (a static build cannot take every shape).
+        reference / answers: feeds missing from ``answers`` are not compared (a static build cannot take every shape).
         outputs: what the client sees; outputs whose leading dims equal ``mask_dims`` are compared where the mask is 1.
         masks: feed → mask, int or bool of the shape of ``mask_dims``.
         gate: from ``gate_for``.
-        metric: task metric over two such files, named in ``gate``.
+        metric: task metric, named in ``gate``; sees no checked shapes.
         detections: outputs that are compared as sets of rows.
 
     Raises:
         StageError: there are no answers, an output is missing or has another shape than the reference's, or a count is
             larger than the rows there are.
     """
-    with np.load(reference, allow_pickle=False) as truth, np.load(answers, allow_pickle=False) as found:
-        feeds = sorted({key.partition("/")[0] for key in found.files})  # an output's name may hold slashes
-        if not feeds:
-            raise StageError("the variant gave no answers: there is nothing to compare")
-        for spec in outputs:
-            keys = [f"{feed}/{spec.name}" for feed in feeds]
-            if missing := [k for k in keys if k not in found.files or k not in truth.files]:
-                raise StageError(f"output {missing[0]!r} is missing: the variant or the reference did not give it")
-        matched = _matched(feeds, truth, found, detections) if detections else {}
-        compared = []
-        for spec in outputs:
-            pairs = [(feed, f"{feed}/{spec.name}") for feed in feeds]
-            if detections and spec.name in detections.names:
-                compared.append(_compare_rows(spec, matched, detections))
-                continue
-            select = {
-                feed: masks[feed].astype(bool)
-                for feed in feeds
-                if mask_dims and feed in masks and spec.dims[: len(mask_dims)] == mask_dims
-            }
-            compared.append(_compare_output(spec, ((f, truth[k], found[k], select.get(f)) for f, k in pairs)))
+    feeds = sorted(answers)
+    if not feeds:
+        raise StageError("the variant gave no answers: there is nothing to compare")
+    for spec in outputs:
+        for feed in feeds:
+            if spec.name not in answers[feed] or spec.name not in reference.get(feed, {}):
+                raise StageError(
+                    f"output '{feed}/{spec.name}' is missing: the variant or the reference did not give it"
+                )
+    matched = _matched(feeds, reference, answers, detections) if detections else {}
+    compared = []
+    for spec in outputs:
+        if detections and spec.name in detections.names:
+            compared.append(_compare_rows(spec, matched, detections))
+            continue
+        masked = bool(mask_dims) and spec.dims[: len(mask_dims)] == mask_dims
+        select = {feed: mask.astype(bool) for feed, mask in masks.items()} if masked else {}
+        rows_of = ((f, reference[f][spec.name], answers[f][spec.name], select.get(f)) for f in feeds)
+        compared.append(_compare_output(spec, rows_of))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
     if "sqnr_db" in gate:
@@ -162,7 +157,8 @@ def compare(
         if name not in values:
             if metric is None:
                 raise StageError(f"gate {name!r} needs a task metric, and the model has none")
-            values[name] = float(metric(reference, answers))
+            kept = [feed for feed in feeds if feed not in SHAPE_POINTS]
+            values[name] = float(metric(*({f: side[f] for f in kept} for side in (reference, answers))))
     floor = min(FEED_MATCHED, gate.get("matched", FEED_MATCHED))
     share, feed = min(((m.share, feed) for feed, m in matched.items()), default=(1.0, ""))
     lost = (
@@ -199,6 +195,11 @@ def gate_for(
     if detections:
         gate["matched"] = GATES_MATCHED[held]
     return gate | {name: value for name, value in overrides.items() if name in gate or name == "sqnr_db"}
+
+
+def bearing(overrides: Mapping[str, float], precision: str) -> dict[str, float]:
+    """Return the ``--gate`` values that bear on variants of a precision: those of other precisions do not."""
+    return {name: value for name, value in overrides.items() if name == precision or name not in GATES_DB}
 
 
 def check_names(overrides: Mapping[str, float], task: tuple[str, float] | None) -> None:
@@ -246,15 +247,6 @@ def _class_axis(spec: TensorSpec) -> int | None:
 Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
 
 
-def _flat(value: np.ndarray, mask: np.ndarray | None, fixed: Sequence[int]) -> np.ndarray:
-    """Return the unmasked values as (samples, channels), where each position of the ``fixed`` axes is a channel."""
-    if mask is not None:
-        value = value[mask]  # the masked axes become one
-        fixed = [axis - mask.ndim + 1 for axis in fixed if axis >= mask.ndim]
-    value = np.moveaxis(value, fixed, range(-len(fixed), 0)) if fixed else value
-    return value.reshape(-1, max(1, math.prod(value.shape[value.ndim - len(fixed) :])))
-
-
 def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
     fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
     classes = _class_axis(spec) if _is_scores(spec) else None
@@ -267,20 +259,16 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
         given += truth.size
         sums[feed] = _Sums()
         if classes is not None:
-            first, second = (_flat(v, mask, [classes]).argmax(axis=1) for v in (truth, found))
+            first, second = (sqnr.channels(v, mask, [classes]).argmax(axis=1) for v in (truth, found))
             sums[feed].agreed, sums[feed].ranked = int((first == second).sum()), len(first)
-        pairs.append((feed, _flat(truth, mask, fixed), _flat(found, mask, fixed)))
+        pairs.append((feed, sqnr.channels(truth, mask, fixed), sqnr.channels(found, mask, fixed)))
     finite = [np.isfinite(t) for _, t, _ in pairs]
-    count = sum(f.sum(axis=0) for f in finite)
-    total_of = sum(
-        np.where(f, t, 0.0).sum(axis=0, dtype=np.float64) for f, (_, t, _) in zip(finite, pairs, strict=True)
-    )
-    mean = total_of / np.maximum(count, 1)
+    mean = sqnr.mean([t for _, t, _ in pairs])
     for ok, (feed, truth, found) in zip(finite, pairs, strict=True):
         _add(sums[feed], truth, found, ok, mean)
     total = _total(sums.values())
     power = total.signal / total.count if total.count else 0.0
-    by_feed = {f: _db(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
+    by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
     worst = min(((db, feed) for feed, db in by_feed.items() if db is not None), default=(math.inf, ""))
     agreement = total.agreed / total.ranked if total.ranked else None
     if _is_integer(spec):
@@ -290,7 +278,7 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
         name=spec.name,
         max_abs=total.max_abs,
         cosine=total.dot / norms if norms > 0 else None,
-        sqnr_db=_db(total.signal, total.noise),
+        sqnr_db=sqnr.decibels(total.signal, total.noise),
         exact=total.equal == total.seen,
         agreement=agreement,
         atol_needed=total.max_abs,
@@ -302,12 +290,10 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
     return _Compared(row, *worst, blank=given > 0 and not any(f.any() for f in finite))
 
 
-def _matched(
-    feeds: Sequence[str], truth: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], declared: Detections
-) -> dict[str, Matched]:
+def _matched(feeds: Sequence[str], truth: Answers, found: Answers, declared: Detections) -> dict[str, Matched]:
     matched = {}
     for feed in feeds:
-        mine, theirs = ({n: side[f"{feed}/{n}"] for n in declared.names} for side in (truth, found))
+        mine, theirs = truth[feed], found[feed]
         for name in declared.names:
             have, got = mine[name].shape, theirs[name].shape
             if have != got:
@@ -383,11 +369,6 @@ def _total(parts: Iterable[_Sums]) -> _Sums:
         total.max_abs = max(total.max_abs, part.max_abs)
         total.max_rel = max(total.max_rel, part.max_rel)
     return total
-
-
-def _db(signal: float, noise: float) -> float | None:
-    """Return signal over noise in dB. Formula: 10 · log10(Σ(ref − mean)² / Σ(out − ref)²); None where either is 0."""
-    return 10.0 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
 
 
 def _inexact(rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[OutputParity]:

@@ -1,4 +1,4 @@
-"""What the parent can ask of a process that sends: by name, with JSON in and out, arrays as files.
+"""What the parent asks of a process that sends; arrays travel as files.
 
 Also what is asked of the server between requests: its models, and its counters.
 """
@@ -8,33 +8,57 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from accel.bench.pool import Pool, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Checker, Sender, parse_response
 from accel.bench.session import now_ns
+from accel.bench.wire import WireTensor
+from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.values import TensorSpec
 
-COUNTERS = (
-    "queue_ns",
-    "input_ns",
-    "infer_ns",
-    "output_ns",
-    "requests",
-    "inferences",
-    "executions",
-    "cache_hits",
-    "cache_misses",
-)
+COUNTERS: Mapping[str, Callable[[Any], int]] = {
+    "queue_ns": attrgetter("inference_stats.queue.ns"),
+    "input_ns": attrgetter("inference_stats.compute_input.ns"),
+    "infer_ns": attrgetter("inference_stats.compute_infer.ns"),
+    "output_ns": attrgetter("inference_stats.compute_output.ns"),
+    "requests": attrgetter("inference_stats.success.count"),
+    "inferences": attrgetter("inference_count"),
+    "executions": attrgetter("execution_count"),
+    "cache_hits": attrgetter("inference_stats.cache_hit.count"),
+    "cache_misses": attrgetter("inference_stats.cache_miss.count"),
+}
+"""Where a version's statistics have each counter."""
 
 _open: dict[str, Any] = {}
 
 
-def describe(url: str, model: str) -> Any:
-    """Return what the server says of a model: its name, inputs, outputs, batch size, and the steps of an ensemble.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of a model.
+
+    Attributes:
+        backend: backend or platform.
+        max_batch_size: 0 where the server does not batch.
+        inputs / outputs: full dims; the leading axis is ``batch`` where the server batches, and every other dynamic
+            axis has a name of its own, since a config does not say which are equal.
+    """
+
+    model: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def describe(url: str, model: str) -> Served:
+    """Ask the server what it says of a model.
 
     Args:
         model: empty for the only one.
@@ -45,37 +69,42 @@ def describe(url: str, model: str) -> Any:
     """
     client = _client(url)
     found = {m.name: m for m in _asked(client.get_model_repository_index).models if m.state in ("READY", "")}
+    has = f"the server at {url} has"
     if model and model not in found:
-        raise InputError(f"the server at {url} has no model {model!r} that is ready", fix=f"it has {sorted(found)}")
+        raise InputError(f"{has} no model {model!r} that is ready", fix=f"it has {sorted(found)}")
     if not model:
         if len(found) != 1:
-            raise InputError(f"the server at {url} has {len(found)} models: {sorted(found)}", fix="name one: --model M")
+            raise InputError(f"{has} {len(found)} models: {sorted(found)}", fix="name one: --model M")
         model = next(iter(found))
     config = _asked(client.get_model_config, model).config
-    return {
-        "model": model,
-        "max_batch_size": config.max_batch_size,
-        "backend": config.backend or config.platform,
-        "inputs": [_tensor(t) for t in config.input],
-        "outputs": [_tensor(t) for t in config.output],
-    }
+    size = config.max_batch_size
+    inputs, outputs = (tuple(_spec(t, batched=size > 0) for t in side) for side in (config.input, config.output))
+    return Served(model, config.backend or config.platform, size, inputs, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """How long the first request took, and the size of the largest output; with shared memory that of all feeds."""
+
+    first_ms: float
+    largest_output_bytes: int
 
 
 def open_pool(
     url: str,
     model: str,
-    tensors: list[list[dict[str, Any]]],
-    bodies: str,
-    check: str | None,
+    tensors: tuple[tuple[WireTensor, ...], ...],
+    bodies: Path,
+    check: Path | None,
     shared_memory: str | None,
     slots: int,
     seed: int,
     timeout_s: float,
-) -> Any:
-    """Serialise all requests, send the first one, and connect; returns how long the first one took.
+) -> Opened:
+    """Serialise all requests, send the first one, and connect.
 
     Args:
-        tensors: name, datatype and shape of each feed's inputs.
+        tensors: each feed's inputs.
         bodies: ``.npz`` with the bytes of ``<feed>/<input>``.
         check: ``.npz`` for ``Checker``.
         shared_memory: what the regions' names begin with, or None to send everything inline.
@@ -85,11 +114,11 @@ def open_pool(
         UnavailableError: nothing answers at the address, or shared memory cannot be used.
         InputError: the server refuses the first request.
     """
-    close()
+    close_pool()
     client = _client(url)
     with np.load(bodies, allow_pickle=False) as file:
         requests = [
-            request(model, feed, [file[f"{i}/{tensor['name']}"].tobytes() for tensor in feed])
+            request(model, feed, [file[f"{i}/{tensor.name}"].tobytes() for tensor in feed])
             for i, feed in enumerate(tensors)
         ]
     begin_ns = now_ns()
@@ -109,29 +138,54 @@ def open_pool(
     room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
     sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s)
     _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
-    return {"first_ms": first_ms, "largest_output_bytes": max(size for feed in sizes for size in feed.values())}
+    return Opened(first_ms, max(size for feed in sizes for size in feed.values()))
 
 
-def start(**load: Any) -> None:
+def start(
+    concurrency: int | None,
+    begin_ns: int,
+    rate_per_s: float | None,
+    arrivals: Literal["constant", "poisson"],
+    index: int,
+    count: int,
+) -> None:
     """Begin to send.
 
     Args:
-        load: ``concurrency`` of a closed loop, or None; ``begin_ns``, the moment of the first request; ``rate_per_s``,
-            ``arrivals``, ``index`` and ``count`` of an open one: see ``due_times``.
+        concurrency: of a closed loop, or None.
+        begin_ns: the moment of the first request.
+        rate_per_s / arrivals / index / count: of an open loop: see ``due_times``.
     """
     gc.collect()
     gc.freeze()  # a collection would stop every request while it looks at what was there before
     _open["cpu_s"] = time.process_time()
-    _open["sender"].start(**load)
+    loop = {"rate_per_s": rate_per_s, "arrivals": arrivals, "index": index, "count": count}
+    _open["sender"].start(concurrency=concurrency, begin_ns=begin_ns, **loop)
 
 
-def take(out: str) -> Any:
-    """Write the rows since the last call; returns failures, the first error, and why the server is thought gone."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What happened since the last call.
+
+    Attributes:
+        failures: requests that ended in an error; ``error`` is what the first one said.
+        dead: why the server is thought gone.
+        cpu_s: CPU time that this process spent.
+    """
+
+    failures: int
+    error: str | None
+    dead: str | None
+    cpu_s: float
+
+
+def take(out: Path) -> Taken:
+    """Write the rows since the last call to ``out``."""
     sender: Sender = _open["sender"]
     rows, failures = sender.take()
-    np.save(Path(out), rows)
+    np.save(out, rows)
     before, _open["cpu_s"] = _open["cpu_s"], time.process_time()
-    return {"failures": failures, "error": sender.error, "dead": sender.dead, "cpu_s": _open["cpu_s"] - before}
+    return Taken(failures, sender.error, sender.dead, _open["cpu_s"] - before)
 
 
 def stop() -> None:
@@ -139,15 +193,23 @@ def stop() -> None:
     _open["sender"].stop()
 
 
-def worst(out: str) -> Any:
-    """Write the worst answer of each feed and output; returns how many responses were checked and each one's error."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How many responses were checked, and the error of the worst one of each feed and output."""
+
+    checked: int
+    noise: Mapping[str, float]
+
+
+def worst(out: Path) -> Checked:
+    """Write the worst answer of each feed and output to ``out``."""
     checker: Checker = _open["checker"]
-    with Path(out).open("wb") as file:
+    with out.open("wb") as file:
         np.savez(file, **checker.worst)  # type: ignore[arg-type]
-    return {"checked": checker.checked, "noise": {k: min(v, 1e300) for k, v in checker.noise.items()}}
+    return Checked(checker.checked, {k: min(v, 1e300) for k, v in checker.noise.items()})
 
 
-def close() -> None:
+def close_pool() -> None:
     """Disconnect, and give shared memory back."""
     if _open:
         _open["sender"].close()
@@ -156,8 +218,8 @@ def close() -> None:
         _open.clear()
 
 
-def statistics(url: str, model: str) -> Any:
-    """Return the server's counters of a model since it was loaded, in ns and counts.
+def statistics(url: str, model: str) -> dict[str, int]:
+    """Read the server's counters of a model since it was loaded, in ns and counts.
 
     An ensemble has only the number of its requests; its times are the sums over its steps, and its inferences and
     executions those of the step that computed longest.
@@ -171,21 +233,10 @@ def statistics(url: str, model: str) -> Any:
     if steps:
         parts = [_counters(_asked(client.get_inference_statistics, step).model_stats) for step in sorted(steps)]
         longest = max(parts, key=lambda part: part["infer_ns"])
-        found |= {key: sum(part[key] for part in parts) for key in ("queue_ns", "input_ns", "infer_ns", "output_ns")}
+        sums = ("queue_ns", "input_ns", "infer_ns", "output_ns")
+        found |= {key: sum(part[key] for part in parts) for key in sums}
         found |= {key: longest[key] for key in ("inferences", "executions")}
     return found
-
-
-CALLS: Mapping[str, Callable[..., Any]] = {
-    "describe": describe,
-    "open": open_pool,
-    "start": start,
-    "take": take,
-    "stop": stop,
-    "worst": worst,
-    "close": close,
-    "statistics": statistics,
-}
 
 
 def _client(url: str) -> Any:
@@ -227,32 +278,16 @@ def _sizes(response: Any) -> dict[str, int]:
     return {t.name: len(b) for t, b in zip(response.outputs, response.raw_output_contents, strict=True)}
 
 
-def _tensor(tensor: Any) -> dict[str, Any]:
+def _spec(tensor: Any, *, batched: bool) -> TensorSpec:
+    """Return the spec of a tensor of a config; every dynamic axis gets a name of its own."""
     from tritonclient.grpc import model_config_pb2
 
-    return {
-        "name": tensor.name,
-        "datatype": model_config_pb2.DataType.Name(tensor.data_type),
-        "dims": list(tensor.dims),
-    }
+    kinds = {name: dtype for dtype, name in DATATYPES.items() if dtype != "str"}
+    dims = tuple(size if size >= 0 else f"{tensor.name}.{axis}" for axis, size in enumerate(tensor.dims))
+    dtype = kinds[model_config_pb2.DataType.Name(tensor.data_type)]
+    return TensorSpec(tensor.name, dtype, ("batch", *dims) if batched else dims)
 
 
 def _counters(stats: Any) -> dict[str, int]:
     """Add up the counters over all served versions of a model."""
-    found = dict.fromkeys(COUNTERS, 0)
-    for version in stats:
-        times = version.inference_stats
-        values = (
-            times.queue.ns,
-            times.compute_input.ns,
-            times.compute_infer.ns,
-            times.compute_output.ns,
-            times.success.count,
-            version.inference_count,
-            version.execution_count,
-            times.cache_hit.count,
-            times.cache_miss.count,
-        )
-        for key, value in zip(COUNTERS, values, strict=True):
-            found[key] += value
-    return found
+    return {name: sum(map(count, stats)) for name, count in COUNTERS.items()}

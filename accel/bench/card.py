@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from accel.core.gpu import Card, Look, Watched, open_card
+from accel.core.gpu import Card, GpuTrace, open_card
 from accel.core.values import GpuUse
 
 BUSY = 0.05
@@ -25,14 +25,6 @@ class _Held:
 
     now: float = 0.0
     peak: float | None = None
-
-
-@dataclass(slots=True)
-class _Rounds:
-    """What was seen during all rounds of one point."""
-
-    looks: list[Look] = field(default_factory=list)
-    energies_j: list[float | None] = field(default_factory=list)
 
 
 class CardWatch:
@@ -48,11 +40,11 @@ class CardWatch:
         self._others = card.processes()
         self._loaded: set[str] = set()
         self._held: dict[str, _Held] = {}
-        self._rounds: dict[tuple[str, str], _Rounds] = {}
+        self._rounds: dict[tuple[str, str], list[GpuTrace]] = {}
 
     @contextmanager
     def loading(self, id: str) -> Iterator[None]:
-        """Look on while a variant's process loads it and warms up."""
+        """GpuSample on while a variant's process loads it and warms up."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
@@ -68,12 +60,14 @@ class CardWatch:
 
     @contextmanager
     def timing(self, id: str, point: str) -> Iterator[None]:
-        """Look on while one round of a point runs; nothing else of the session runs meanwhile."""
+        """GpuSample on while one round of a point runs; nothing else of the session runs meanwhile."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
             yield
-        self._add(id, point, watched)
+        self._rounds.setdefault((id, point), []).append(watched)
+        if self._others is not None and (now := self._card.processes()) is not None:
+            self._others = max(self._others, now - len(self._loaded))
         if before is not None and (used := watched.values("used_mib")):
             grown = held.now + max(used) - before
             held.peak = grown if held.peak is None else max(held.peak, grown)
@@ -89,35 +83,29 @@ class CardWatch:
         Args:
             items: batch items that were answered in all its rounds.
         """
-        seen = self._rounds.get((id, point), _Rounds())
-        joules = [e for e in seen.energies_j if e is not None]
-        reasons = tuple(dict.fromkeys(reason for look in seen.looks for reason in look.held_down))
+        rounds = self._rounds.get((id, point), [])
+        seen = GpuTrace([look for watched in rounds for look in watched.looks])
+        joules = [watched.energy_j for watched in rounds if watched.energy_j is not None]
+        reasons = tuple(dict.fromkeys(reason for look in seen.looks for reason in look.throttle_reasons))
         held = self._held.get(id, _Held())
         warnings = [f"{self._others} other processes held the GPU"] if self._others else []
         if self._busy > BUSY and not self._others:
             warnings.append(f"the GPU was {self._busy:.0%} busy before anything was started")
         warnings += [f"its clocks were held down: {', '.join(reasons)}"] if reasons else []
-        sm = _values(seen.looks, "sm_mhz")
+        sm = seen.values("sm_mhz")
         return GpuUse(
             name=self._card.name,
             memory_peak_mib=held.peak,
-            power_w=_mean(_values(seen.looks, "power_w")),
-            energy_j=sum(joules) / items if items and len(joules) == len(seen.energies_j) > 0 else None,
+            power_w=_mean(seen.values("power_w")),
+            energy_j=sum(joules) / items if items and len(joules) == len(rounds) > 0 else None,
             sm_mhz=_median(sm),
             sm_mhz_min=min(sm, default=None),
-            memory_mhz=_median(_values(seen.looks, "memory_mhz")),
-            temperature_c=max(_values(seen.looks, "temperature_c"), default=None),
+            memory_mhz=_median(seen.values("memory_mhz")),
+            temperature_c=max(seen.values("temperature_c"), default=None),
             held_down=reasons,
             others=self._others,
             warnings=tuple(warnings),
         )
-
-    def _add(self, id: str, point: str, watched: Watched) -> None:
-        rounds = self._rounds.setdefault((id, point), _Rounds())
-        rounds.looks += watched.looks
-        rounds.energies_j.append(watched.energy_j)
-        if self._others is not None and (now := self._card.processes()) is not None:
-            self._others = max(self._others, now - len(self._loaded))
 
 
 def watch_card(devices: Iterable[str]) -> CardWatch | None:
@@ -126,10 +114,6 @@ def watch_card(devices: Iterable[str]) -> CardWatch | None:
         return None
     card = open_card()
     return CardWatch(card) if card is not None else None
-
-
-def _values(looks: Iterable[Look], name: str) -> list[float]:
-    return [value for look in looks if (value := getattr(look, name)) is not None]
 
 
 def _mean(values: list[float]) -> float | None:

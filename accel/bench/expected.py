@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from accel.accuracy import parity
-from accel.bench.load import Check
-from accel.core.feeds import Feed
+from accel.bench.sender import check_arrays
+from accel.core.feeds import Feed, by_feed
 from accel.core.values import Parity, TensorSpec
 
 
@@ -33,22 +31,15 @@ class Expected:
     mask: str | None = None
     mask_dims: tuple[str, ...] = ()
 
-    def for_load(self, feeds: Sequence[Feed]) -> Check:
+    def for_load(self, feeds: Sequence[Feed]) -> dict[str, np.ndarray]:
         """Return what the sending processes need to find the worst responses."""
         masked = [s.name for s in self.outputs if self.mask and s.dims[: len(self.mask_dims)] == self.mask_dims]
         masks = [dict.fromkeys(masked, feed[self.mask]) if self.mask else {} for feed in feeds]
-        return Check([{s.name: answer[s.name] for s in self.outputs} for answer in self.answers], masks)
+        return check_arrays([{s.name: answer[s.name] for s in self.outputs} for answer in self.answers], masks)
 
     def judge(self, feeds: Sequence[Feed], worst: Mapping[str, np.ndarray]) -> Parity:
         """Hold the worst responses (``Generator.worst``) against the gate: if they pass, all do."""
-        with tempfile.TemporaryDirectory(prefix="accel-check-") as scratch:
-            truth, found = Path(scratch) / "truth.npz", Path(scratch) / "found.npz"
-            with truth.open("wb") as file:
-                expected = {f"{i}/{name}": v for i, a in enumerate(self.answers) for name, v in a.items()}
-                np.savez(file, **expected)  # type: ignore[arg-type]
-            with found.open("wb") as file:
-                np.savez(file, **worst)  # type: ignore[arg-type]
-            masks = {str(i): feed[self.mask] for i, feed in enumerate(feeds)} if self.mask else {}
-            return parity.compare(
-                truth, found, outputs=self.outputs, masks=masks, mask_dims=self.mask_dims, gate=self.gate
-            )
+        truth = {str(i): answer for i, answer in enumerate(self.answers)}
+        masks = {str(i): feed[self.mask] for i, feed in enumerate(feeds)} if self.mask else {}
+        found = by_feed(worst, "worst responses")
+        return parity.compare(truth, found, outputs=self.outputs, masks=masks, mask_dims=self.mask_dims, gate=self.gate)

@@ -14,14 +14,16 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from accel.bench import calls
+from accel.bench.calls import Served
 from accel.bench.session import now_ns
-from accel.bench.wire import described, raw_bytes, spec_of
+from accel.bench.wire import described, raw_bytes
 from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.processes import Worker
@@ -81,37 +83,6 @@ def fit_feeds(feeds: Sequence[Feed], inputs: Sequence[TensorSpec]) -> list[dict[
     return fitted
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a server says of a model.
-
-    Attributes:
-        backend: backend or platform.
-        max_batch_size: 0 where the server does not batch.
-        inputs / outputs: full dims; the leading axis is ``batch`` where the server batches, and every other dynamic
-            axis has a name of its own, since a config does not say which are equal.
-    """
-
-    model: str
-    backend: str
-    max_batch_size: int
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What every response is held against.
-
-    Attributes:
-        expected: outputs of each feed.
-        masks: for each feed, output → mask over its leading axes; what is not 1 there is not compared.
-    """
-
-    expected: Sequence[Feed]
-    masks: Sequence[Mapping[str, np.ndarray]] = ()
-
-
 @dataclass(slots=True)
 class Window:
     """What ended between two moments.
@@ -144,19 +115,6 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Rows that were taken from the processes and belong to a later window."""
-
-    rows: list[np.ndarray] = field(default_factory=list)
-
-    def split(self, boundary_ns: int) -> np.ndarray:
-        every = np.concatenate(self.rows) if self.rows else np.empty((0, 5), np.int64)
-        later = every[:, END] > boundary_ns
-        self.rows = [every[later]]
-        return every[~later]
-
-
 class Generator:
     """Processes that send requests to one server; a context manager.
 
@@ -179,7 +137,7 @@ class Generator:
         self.error: str | None = None
         self.first_ms = 0.0
         self.largest_output_bytes = 0
-        self._pending = _Pending()
+        self._rows: list[np.ndarray] = []  # taken from the processes, of no window yet
         self._begin_ns = 0
         self._timeout_s = timeout_s
         self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
@@ -187,7 +145,8 @@ class Generator:
         self._workers: list[Worker] = []
         try:
             for _ in range(processes):
-                self._workers.append(Worker(log, threads=1))
+                self._workers.append(Worker(log, threads=1, timeout_s=timeout_s + 60))
+                self._workers[-1].start()
         except BaseException:
             self.close()
             raise
@@ -205,12 +164,7 @@ class Generator:
             UnavailableError: nothing answers at the address.
             InputError: the server does not have the model, or it has several and none is named.
         """
-        said = self._call(self._workers[0], "describe", url=self.url, model=model)
-        batch = said["max_batch_size"]
-        inputs, outputs = (
-            tuple(spec_of(tensor, batched=batch > 0) for tensor in said[kind]) for kind in ("inputs", "outputs")
-        )
-        return Served(said["model"], said["backend"], batch, inputs, outputs)
+        return self._workers[0].call(calls.describe, self.url, model)
 
     def open(
         self,
@@ -219,7 +173,7 @@ class Generator:
         *,
         slots: int = 64,
         shared_memory: bool = False,
-        check: Check | None = None,
+        check: Mapping[str, np.ndarray] | None = None,
         seed: int = 0,
     ) -> None:
         """Serialise the feeds and send the first one.
@@ -228,46 +182,43 @@ class Generator:
             feeds: what is sent, fitted to the contract; drawn in an order that ``seed`` decides.
             slots: largest concurrency of a closed loop; with shared memory also the most an open loop has under way.
             shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
-            check: hold every response against its feed's expected outputs.
+            check: what every response is held against, as ``sender.check_arrays`` gives it.
 
         Raises:
             InputError: the server does not know the model, or refuses the first request.
             UnavailableError: nothing answers at the address, or the server cannot map the shared memory.
         """
-        opened = self._all(
-            "open",
-            url=self.url,
-            model=model,
-            tensors=[described(feed) for feed in feeds],
-            bodies=str(self._write("feeds.npz", raw_bytes(feeds))),
-            check=str(self._write("check.npz", _checked(check))) if check else None,
-            shared_memory=self._regions if shared_memory else None,
-            slots=slots,
-            seed=seed,
-            timeout_s=self._timeout_s,
-        )
-        self.first_ms = opened[0]["first_ms"]
-        self.largest_output_bytes = opened[0]["largest_output_bytes"]
+        bodies = self._write("feeds.npz", raw_bytes(feeds))
+        checks = self._write("check.npz", check) if check else None
+        opened = [
+            worker.call(
+                calls.open_pool,
+                self.url,
+                model,
+                tuple(described(feed) for feed in feeds),
+                bodies,
+                check=checks,
+                shared_memory=self._regions if shared_memory else None,
+                slots=slots,
+                seed=seed,
+                timeout_s=self._timeout_s,
+            )
+            for worker in self._workers
+        ]
+        self.first_ms = opened[0].first_ms
+        self.largest_output_bytes = opened[0].largest_output_bytes
 
     def start(self, load: Load) -> None:
         """Begin to send; the first window begins now."""
         self.failures, self.error = 0, None
-        self._pending = _Pending()
+        self._rows = []
         self._begin_ns = now_ns()
         for index, worker in enumerate(self._workers):
             share = None
             if load.concurrency is not None:
                 share = load.concurrency // self.processes + (index < load.concurrency % self.processes)
-            self._call(
-                worker,
-                "start",
-                concurrency=share,
-                rate_per_s=load.rate_per_s,
-                arrivals=load.arrivals,
-                begin_ns=self._begin_ns,
-                index=index,
-                count=self.processes,
-            )
+            rate, count = load.rate_per_s, self.processes
+            worker.call(calls.start, share, self._begin_ns, rate, load.arrivals, index=index, count=count)
 
     def window(self, seconds: float, *, least: int = LEAST) -> Window:
         """Wait until ``seconds`` have passed and ``least`` requests have ended; return what ended since the last call.
@@ -282,23 +233,26 @@ class Generator:
             boundary_ns = now_ns()
             for index, worker in enumerate(self._workers):
                 path = Path(self._scratch.name) / f"rows{index}.npy"
-                taken = self._call(worker, "take", out=str(path))
-                self._pending.rows.append(np.load(path))
-                cpu_s += taken["cpu_s"]
-                self.failures += taken["failures"]
-                self.error = self.error or taken["error"]
-                if taken["dead"]:
-                    raise self._gone(taken["dead"])
-            rows = self._pending.split(boundary_ns)
-            if len(rows) >= least:
+                taken = worker.call(calls.take, path)
+                self._rows.append(np.load(path))
+                cpu_s += taken.cpu_s
+                self.failures += taken.failures
+                self.error = self.error or taken.error
+                if taken.dead:
+                    raise self._gone(taken.dead)
+            every = np.concatenate(self._rows)
+            later = every[:, END] > boundary_ns
+            if np.count_nonzero(~later) >= least:
+                self._rows = [every[later]]
                 self._begin_ns = boundary_ns
-                return Window(begin_ns, boundary_ns, rows, cpu_s)
-            self._pending.rows.append(rows)
+                return Window(begin_ns, boundary_ns, every[~later], cpu_s)
+            self._rows = [every]
             deadline_ns = boundary_ns + int(max(0.05, seconds / 10) * 1e9)
 
     def stop(self) -> None:
         """Send no more and wait for what is under way; an overloaded server's backlog is cancelled."""
-        self._all("stop")
+        for worker in self._workers:
+            worker.call(calls.stop)
 
     def statistics(self, model: str) -> dict[str, int]:
         """Return the server's own counters of a model so far: see ``calls.statistics``.
@@ -307,7 +261,7 @@ class Generator:
             StageError: the server is gone.
         """
         try:
-            return self._call(self._workers[0], "statistics", url=self.url, model=model)
+            return self._workers[0].call(calls.statistics, self.url, model)
         except UnavailableError as error:
             raise self._gone(error.message) from error
 
@@ -319,10 +273,10 @@ class Generator:
         path = Path(self._scratch.name) / "worst.npz"
         checked, found = 0, dict[str, tuple[float, np.ndarray]]()
         for worker in self._workers:
-            answer = self._call(worker, "worst", out=str(path))
-            checked += answer["checked"]
+            answer = worker.call(calls.worst, path)
+            checked += answer.checked
             with np.load(path, allow_pickle=False) as file:
-                for key, noise in answer["noise"].items():
+                for key, noise in answer.noise.items():
                     if key not in found or noise > found[key][0]:
                         found[key] = (noise, file[key])
         return checked, {key: array for key, (_, array) in found.items()}
@@ -331,7 +285,7 @@ class Generator:
         """Give shared memory back and end the processes."""
         for worker in self._workers:
             with contextlib.suppress(StageError):  # one that died holds nothing any more
-                self._call(worker, "close")
+                worker.call(calls.close_pool)
             worker.close()
         self._workers = []
         for region in Path("/dev/shm").glob(f"{self._regions}*"):  # of a process that was killed
@@ -349,23 +303,3 @@ class Generator:
         with path.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         return path
-
-    def _all(self, call: str, **params: Any) -> list[Any]:
-        return [self._call(worker, call, **params) for worker in self._workers]
-
-    def _call(self, worker: Worker, call: str, **params: Any) -> Any:
-        return worker.call("load", {"call": call, **params}, timeout_s=self._timeout_s + 60)
-
-
-def generate(generator: Generator, load: Load, seconds: float) -> Window:
-    """Send one point of load for ``seconds`` and return its raw samples, the first request included."""
-    generator.start(load)
-    try:
-        return generator.window(seconds)
-    finally:
-        generator.stop()
-
-
-def _checked(check: Check) -> dict[str, np.ndarray]:
-    arrays = {f"expected/{i}/{name}": v for i, feed in enumerate(check.expected) for name, v in feed.items()}
-    return arrays | {f"mask/{i}/{name}": v for i, feed in enumerate(check.masks) for name, v in feed.items()}

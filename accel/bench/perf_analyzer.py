@@ -28,15 +28,16 @@ import numpy as np
 
 from accel.bench import feeds as forms
 from accel.bench import stability
+from accel.bench.calls import Served
 from accel.bench.endpoint import Endpoint
-from accel.bench.load import Generator, Load, Served, fit_feeds
+from accel.bench.load import Generator, Load, fit_feeds
 from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Labels, Method, items
 from accel.core import environments
 from accel.core.errors import InputError, StageError, UnavailableError
 from accel.core.feeds import Feed
 from accel.core.values import Measurement, ServerSplit, TensorSpec
 
-ENVIRONMENT = "perf-analyzer"
+ENVIRONMENT = environments.PERF_ANALYZER
 PARTS = (
     "Client Send",
     "Network+Server Send/Recv",

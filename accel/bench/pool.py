@@ -16,19 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from accel.bench.wire import WireTensor
 from accel.core.errors import UnavailableError
 
 ALIGN = 64
 """Tensors in shared memory begin at multiples of this many bytes."""
 
 
-def request(model: str, tensors: Sequence[Any], bodies: Sequence[bytes]) -> Any:
+def request(model: str, tensors: Sequence[WireTensor], bodies: Sequence[bytes]) -> Any:
     """Return a ``ModelInferRequest`` with its tensors inline."""
     from tritonclient.grpc import service_pb2
 
     made = service_pb2.ModelInferRequest(model_name=model)
     for tensor in tensors:
-        made.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
+        made.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     made.raw_input_contents.extend(bodies)
     return made
 

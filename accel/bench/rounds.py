@@ -1,233 +1,166 @@
-"""Interleaved rounds over several variants, each in a fresh process: the parent's side of measuring.
+"""Measuring in rounds: all runners opened once, then round after round over all of them, each time in a new order.
 
-The order of the rounds is ``interleave``'s. A variant whose process dies leaves the session; the others go on.
+Drift of the machine hits all alike, and every round pairs them. What stays in memory together is limited: runners that
+do not fit beside each other are opened anew for each round. One that fails leaves; the others go on. Knows neither
+what a runner is (a process with a variant, a server with a repository) nor what it does in its turn.
 """
 
 from __future__ import annotations
 
+import random
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from accel.bench import stability
-from accel.bench.card import CardWatch, watch_card
-from accel.bench.interleave import interleave
+from accel.core.errors import AccelError, StageError
 from accel.core.hardware import available_memory_bytes
-from accel.core.processes import Worker
-from accel.core.values import Artifact, CallSplit, Failed, Measurement, from_json, to_json
+from accel.core.values import Failed, Measurement
 
-SPLIT_CALLS = 7
-"""Calls of a point that are taken apart on a GPU."""
-
-LONG_CALL_MS = 500.0
-"""From such a call on, larger batches are not warmed up: what a first call adds, in milliseconds, is lost in theirs."""
+MEMORY_RESERVE = 0.25
+"""Share of the memory that was free at the start which must stay free while all runners are open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One batch size and its input shapes, by the key of its feed."""
+class Runner(Protocol):
+    """What takes its turn."""
 
-    key: str
-    batch: int
-    shapes: Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """One built variant in a session.
-
-    Attributes:
-        python: interpreter of its environment.
-        points: what it is timed at; a static build has its one shape.
-        precision: what it really computes in, as its proof found: asking the timed process would change its memory.
-    """
-
-    id: str
-    artifact: Artifact
-    folder: Path
-    python: Path
-    log: Path
-    points: tuple[Point, ...]
-    precision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How long to look.
-
-    Attributes:
-        least: calls made in a round however long they take.
-        limit_ms: what a call may take; a point whose calls take longer is not called ``least`` times.
-    """
-
-    scenario: Literal["latency", "throughput"]
-    rounds: int
-    round_s: float
-    warm_s: float
-    least: int = 3
-    limit_ms: float | None = None
-
-
-@dataclass(slots=True)
-class _Seen:
-    rounds: list[np.ndarray] = field(default_factory=list)
-    item_ms: list[float] = field(default_factory=list)
-
-
-class _Runner:
-    """The process of one contestant; ``watch`` looks at the GPU while it works."""
-
-    def __init__(
-        self, contestant: Contestant, plan: Plan, feeds: Path, threads: int, timeout_s: float, watch: CardWatch | None
-    ) -> None:
-        self.contestant = contestant
-        self.on_gpu = contestant.artifact.variant.target.device == "cuda"
-        self.watch = watch if self.on_gpu else None
-        self.splits: dict[str, Any] = {}
-        self.name = contestant.id
-        self.seen = {p.key: _Seen() for p in contestant.points}
-        self.peak_rss_mib = 0.0
-        self._plan, self._feeds, self._threads, self._timeout_s = plan, feeds, threads, timeout_s
-        self._worker: Worker | None = None
-        self.opened: dict[str, Any] = {}
+    @property
+    def name(self) -> str:
+        """Name that no other runner has."""
 
     def open(self) -> None:
-        c = self.contestant
-        self._worker = Worker(c.log, threads=self._threads, python=c.python)
-        params = {
-            "artifact": to_json(c.artifact),
-            "folder": str(c.folder),
-            "threads": self._threads,
-            "mode": self._plan.scenario,
-            "feeds": str(self._feeds),
-            "points": [p.key for p in c.points],
-        }
-        with self.watch.loading(c.id) if self.watch else nullcontext():
-            opened = self._call("bench_open", params)
-            self.opened = self.opened or opened
-            for point in c.points:
-                warm = self._call("bench_warm", {"point": point.key, "limit_s": self._plan.warm_s})
-                if warm["last_ms"] > LONG_CALL_MS:
-                    break
-        if self.on_gpu and not self.splits:
-            self.splits = {p.key: self._call("bench_split", {"point": p.key, "calls": SPLIT_CALLS}) for p in c.points}
+        """Load and warm up; may be called again after ``close``."""
 
     def turn(self) -> None:
-        for point in self.contestant.points:
-            self._round(point)
+        """Do the work of one round."""
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-            if self.watch:
-                self.watch.closed(self.contestant.id)
+        """Give everything back; harmless where nothing is open."""
 
-    def _round(self, point: Point) -> None:
-        plan = self._plan
-        params = {"point": point.key, "seconds": plan.round_s, "least": plan.least, "limit_ms": plan.limit_ms}
-        with self.watch.timing(self.contestant.id, point.key) if self.watch else nullcontext():
-            answer = self._call(f"bench_{self._plan.scenario}", params)
-        times = np.array(answer["times_ns"], dtype=np.int64)
-        seen = self.seen[point.key]
-        seen.rounds.append(times)
-        if self._plan.scenario == "latency":
-            seen.item_ms.append(float(np.median(times)) / 1e6 / point.batch)
-        else:
-            seen.item_ms.append(answer["elapsed_ns"] / 1e6 / (len(times) * point.batch))
-        self.peak_rss_mib = max(self.peak_rss_mib, answer["peak_rss_mib"])
 
-    def _call(self, task: str, params: Mapping[str, Any]) -> Any:
-        assert self._worker is not None
-        return self._worker.call(task, params, timeout_s=self._timeout_s)
+class MeasuredRunner(Runner, Protocol):
+    """A runner that keeps what it measured in its turns."""
+
+    @property
+    def log(self) -> Path:
+        """Where to look when it failed."""
+
+    def raw(self) -> Mapping[str, np.ndarray]:
+        """Return the raw samples of all its turns, keyed ``<point>/<round>``."""
+
+    def points(self, session: str, raw: str) -> tuple[Measurement, ...]:
+        """Reduce each of its points to its figures.
+
+        Args:
+            session: id of the session.
+            raw: path of its raw samples, as the measurements shall name it.
+
+        Raises:
+            StageError: what was measured gives no figures.
+        """
+
+
+R = TypeVar("R", bound=Runner)
+
+
+def interleave(
+    runners: Sequence[R],
+    rounds: int,
+    *,
+    opening: str,
+    turn: str,
+    progress: Callable[[str, str], None],
+    free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
+) -> dict[str, AccelError]:
+    """Give every runner its turn in every round; all are closed at the end, also by an exception.
+
+    Args:
+        opening / turn: what ``progress`` is told of an ``open``, and of a turn before its number.
+        progress: called with (runner's name, what it does).
+        free_memory: how much memory of each kind is free, in a unit of its own.
+
+    Returns:
+        The error of each runner that failed, by its name.
+    """
+    failed: dict[str, AccelError] = {}
+
+    @contextmanager
+    def watch(runner: R, doing: str) -> Iterator[None]:
+        progress(runner.name, doing)
+        try:
+            yield
+        except AccelError as error:
+            failed[runner.name] = error
+            runner.close()
+
+    def open_all() -> bool:
+        """Open all; where memory does not hold them together, close them again and return False."""
+        free = [probe() for probe in free_memory]
+        for runner in runners:
+            with watch(runner, opening):
+                runner.open()
+            if any(probe() < MEMORY_RESERVE * before for probe, before in zip(free_memory, free, strict=True)):
+                for opened in runners:
+                    opened.close()
+                return False
+        return True
+
+    try:
+        resident = open_all()
+        for number in range(rounds):
+            order = [r for r in runners if r.name not in failed]
+            random.Random(number).shuffle(order)
+            for runner in order:
+                with watch(runner, f"{turn} {number + 1} of {rounds}"):
+                    if not resident:
+                        runner.open()
+                    runner.turn()
+                if not resident:
+                    runner.close()
+    finally:
+        for runner in runners:
+            runner.close()
+    return failed
 
 
 def measure(
-    contestants: Sequence[Contestant],
-    plan: Plan,
+    runners: Sequence[MeasuredRunner],
+    rounds: int,
     *,
-    feeds: Path,
+    stage: str,
+    opening: str,
+    turn: str,
     raw_dir: Path,
-    raw_prefix: str,
-    threads: int,
-    timeout_s: float,
+    raw_name: str,
     progress: Callable[[str, str], None],
+    free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
 ) -> dict[str, tuple[Measurement, ...] | Failed]:
-    """Time all contestants in one session.
+    """Measure all runners in one session.
 
     Args:
-        feeds: ``.npz`` with keys ``<point>/<input>``.
-        raw_dir: folder for the raw samples, one ``.npz`` per variant with keys ``<point>/<round>`` (int64 ns).
-        raw_prefix: that folder's path relative to the run directory.
-        progress: called with (variant id, what is being done).
+        stage: what a ``Failed`` says failed.
+        opening / turn / progress / free_memory: as for ``interleave``.
+        raw_dir: folder for the raw samples, one ``.npz`` per runner.
+        raw_name: path of such a file relative to the run directory, with ``{}`` for the runner's name.
 
     Returns:
-        For each id its measured points, or how its process failed.
+        For each name its measured points, or how the runner failed.
     """
     session = uuid.uuid4().hex[:12]
-    watch = watch_card(c.artifact.variant.target.device for c in contestants)
-    runners = [_Runner(c, plan, feeds, threads, timeout_s, watch) for c in contestants]
-    errors = interleave(
-        runners,
-        plan.rounds,
-        opening="loading and warming up",
-        turn="round",
-        progress=progress,
-        rooms=(available_memory_bytes, watch.room_mib) if watch else (available_memory_bytes,),
-    )
+    errors = interleave(runners, rounds, opening=opening, turn=turn, progress=progress, free_memory=free_memory)
     raw_dir.mkdir(parents=True, exist_ok=True)
     results: dict[str, tuple[Measurement, ...] | Failed] = {}
     for runner in runners:
-        id, points = runner.name, runner.contestant.points
-        if id in errors:
-            results[id] = Failed("measure", errors[id].message, log=str(runner.contestant.log))
-            continue
-        name = f"{plan.scenario}-{id}.npz"
-        keyed = {f"{p}/{i:03d}": r for p, seen in runner.seen.items() for i, r in enumerate(seen.rounds)}
-        np.savez_compressed(raw_dir / name, **keyed)  # type: ignore[arg-type]
-        results[id] = tuple(_summary(runner, p, plan, threads, session, f"{raw_prefix}/{name}") for p in points)
+        error, raw = errors.get(runner.name), raw_name.format(runner.name)
+        if error is None:
+            np.savez_compressed(raw_dir / Path(raw).name, **runner.raw())  # type: ignore[arg-type]
+            try:
+                results[runner.name] = runner.points(session, raw)
+                continue
+            except StageError as found:
+                error = found
+        results[runner.name] = Failed(stage, error.message, log=str(runner.log) if runner.log.exists() else None)
     return results
-
-
-def _summary(runner: _Runner, point: Point, plan: Plan, threads: int, session: str, raw: str) -> Measurement:
-    seen = runner.seen[point.key]
-    rounds_ms = [times / 1e6 for times in seen.rounds]
-    pooled = np.concatenate(rounds_ms)
-    median = lambda values: float(np.median(values))  # noqa: E731
-    item_ms = np.array(seen.item_ms)
-    slow, fast = stability.interval([np.array([v]) for v in item_ms], lambda v: float(np.mean(v)))
-    p99 = stability.percentile(pooled, 99)
-    return Measurement(
-        scenario=plan.scenario,
-        via="inprocess",
-        backend=runner.contestant.artifact.variant.target.name,
-        batch=point.batch,
-        concurrency=runner.opened["slots"] if plan.scenario == "throughput" else 1,
-        threads=threads,
-        shapes=point.shapes,
-        p50_ms=stability.percentile(pooled, 50),
-        p90_ms=stability.percentile(pooled, 90),
-        p95_ms=stability.percentile(pooled, 95),
-        p99_ms=p99,
-        p99_ci_ms=stability.interval(rounds_ms, lambda v: float(np.percentile(v, 99))) if p99 is not None else None,
-        mean_ms=float(pooled.mean()),
-        p50_ci_ms=stability.interval(rounds_ms, median),
-        throughput_per_s=1e3 / float(item_ms.mean()),
-        throughput_ci_per_s=(1e3 / fast, 1e3 / slow),
-        stable=stability.stable(seen.item_ms),
-        samples=len(pooled),
-        raw=raw,
-        peak_rss_mib=runner.peak_rss_mib,
-        load_ms=runner.opened["load_ms"],
-        first_ms=runner.opened["first_ms"],
-        effective_precision=runner.contestant.precision,
-        rounds_ms=tuple(seen.item_ms),
-        session=session,
-        split=from_json(CallSplit, split) if (split := runner.splits.get(point.key)) else None,
-        gpu=runner.watch.use(runner.contestant.id, point.key, len(pooled) * point.batch) if runner.watch else None,
-    )

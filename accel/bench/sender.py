@@ -14,13 +14,14 @@ import random
 import selectors
 import threading
 from array import array
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from accel.bench.pool import Pool
 from accel.bench.session import now_ns
+from accel.core.feeds import Feed
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -174,11 +175,22 @@ class Sender:
             await asyncio.wait(left)
 
 
+def check_arrays(expected: Sequence[Feed], masks: Sequence[Feed]) -> dict[str, np.ndarray]:
+    """Return what a ``Checker`` takes.
+
+    Args:
+        expected: outputs of each feed.
+        masks: for each feed, output → mask over its leading axes; what is not 1 there is not compared.
+    """
+    arrays = {f"expected/{i}/{name}": v for i, feed in enumerate(expected) for name, v in feed.items()}
+    return arrays | {f"mask/{i}/{name}": v for i, feed in enumerate(masks) for name, v in feed.items()}
+
+
 class Checker:
     """Holds responses against what their feeds should give, and keeps the worst of each feed and output.
 
     Args:
-        arrays: ``expected/<feed>/<output>``, and ``mask/<feed>/<output>`` where only a part is compared.
+        arrays: see ``check_arrays``.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:

@@ -19,9 +19,10 @@ from typing import Protocol
 import numpy as np
 
 from accel.bench import stability
+from accel.bench.calls import Served
 from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
-from accel.bench.load import FEED, Generator, Load, Served, Window, fit_feeds
+from accel.bench.load import FEED, Generator, Load, Window, fit_feeds
 from accel.bench.session import now_ns
 from accel.bench.usage import gauges, use
 from accel.core.errors import CheckFailed, StageError
@@ -255,8 +256,8 @@ def summarise(
     rates = [np.array([sizes[part.answered[:, FEED]].sum() / part.seconds]) for part in slices]
     largest = feeds[int(sizes.argmax())]
     seconds = sum(w.seconds for w in windows)
-    p95, p99 = stability.percentile(pooled, 95), stability.percentile(pooled, 99)
     return Measurement(
+        **stability.latency_figures(pooled, latencies),
         scenario="sweep",
         via="triton",
         backend=labels.backend or served.backend,
@@ -264,18 +265,9 @@ def summarise(
         concurrency=load.concurrency or most_at_once(np.concatenate([w.rows for w in windows])),
         threads=labels.threads,
         shapes={name: tuple(value.shape) for name, value in largest.items()},
-        p50_ms=stability.percentile(pooled, 50),
-        p90_ms=stability.percentile(pooled, 90),
-        p95_ms=p95,
-        p99_ms=p99,
-        mean_ms=float(pooled.mean()),
-        p50_ci_ms=stability.interval(latencies, lambda v: float(np.median(v))),
-        p95_ci_ms=stability.interval(latencies, lambda v: float(np.percentile(v, 95))) if p95 is not None else None,
-        p99_ci_ms=stability.interval(latencies, lambda v: float(np.percentile(v, 99))) if p99 is not None else None,
         throughput_per_s=sum(float(sizes[w.answered[:, FEED]].sum()) for w in windows) / seconds,
         throughput_ci_per_s=stability.interval(rates, lambda v: float(v.mean())),
         stable=agree(windows[-AGREEING:]),
-        samples=len(pooled),
         raw=raw,
         peak_rss_mib=max(m.rss_mib for span in spans for m in span),
         load_ms=0.0,

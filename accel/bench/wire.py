@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from accel.core.dtypes import DATATYPES, datatype
+from accel.core.dtypes import datatype
 from accel.core.feeds import Feed
-from accel.core.values import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WireTensor:
+    """Name, type and shape of one tensor of a request."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
 
 
 def tensor_bytes(value: np.ndarray) -> bytes:
@@ -28,16 +36,9 @@ def wire_type(dtype: np.dtype) -> str:
     return "BYTES" if dtype.kind in "OSU" else datatype(str(dtype)).removeprefix("TYPE_")
 
 
-def spec_of(tensor: Mapping[str, Any], *, batched: bool) -> TensorSpec:
-    """Return the spec of a tensor as ``calls.describe`` gives it; every dynamic axis gets a name of its own."""
-    kinds = {name: dtype for dtype, name in DATATYPES.items() if dtype != "str"}
-    dims = [size if size >= 0 else f"{tensor['name']}.{axis}" for axis, size in enumerate(tensor["dims"])]
-    return TensorSpec(tensor["name"], kinds[tensor["datatype"]], ("batch", *dims) if batched else tuple(dims))
-
-
-def described(feed: Feed) -> list[dict[str, Any]]:
+def described(feed: Feed) -> tuple[WireTensor, ...]:
     """Return name, type and shape of a feed's tensors."""
-    return [{"name": name, "datatype": wire_type(v.dtype), "shape": list(v.shape)} for name, v in feed.items()]
+    return tuple(WireTensor(name, wire_type(value.dtype), value.shape) for name, value in feed.items())
 
 
 def raw_bytes(feeds: Sequence[Feed]) -> dict[str, np.ndarray]:

@@ -12,18 +12,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
+from accel.core import environments
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
     CallSplit,
+    Int32Runtime,
     ModelSource,
     Precision,
+    Runtime,
     Skipped,
     Target,
     TensorSpec,
@@ -35,47 +38,107 @@ Mode = Literal["latency", "throughput"]
 
 
 @dataclass(frozen=True, slots=True)
+class Backend:
+    """What a backend of Triton does with every model, whoever wrote its repository.
+
+    Attributes:
+        name: ``backend`` of a config.
+        batches: whether it can merge requests.
+        converts: whether the tensors of a config may have other dtypes than the model's.
+        kind: the only kind of instance that it loads; None for the kind of the target's device.
+        openmp: whether it takes its CPU threads from ``OMP_NUM_THREADS``, and from nothing in a config.
+        parameters: (CPU threads, instances) → parameters of a config under which the instances share the threads.
+    """
+
+    name: str
+    batches: bool = True
+    converts: bool = False
+    kind: Literal["KIND_CPU", "KIND_GPU"] | None = None
+    openmp: bool = False
+    parameters: Callable[[int, int], Mapping[str, str]] = lambda threads, instances: {}
+
+
+def share(threads: int, instances: int) -> str:
+    """Return the CPU threads of one of several instances, at least one, as a config's parameter says it."""
+    return str(max(1, threads // instances))
+
+
+PYTHON = Backend("python", converts=True, parameters=lambda threads, instances: {"threads": share(threads, instances)})
+"""Triton's Python backend: runs any builder's session, casts where values fit (``triton/backend_py/model.py``)."""
+
+
+@dataclass(frozen=True, slots=True)
 class TargetInfo:
     """One target that a builder offers.
 
     Attributes:
         devices: where it can run (``cpu``, ``cuda``); the first is meant when none is named.
         precision: the precision it asks for.
-        needs: ``torch`` or ``tensorflow`` (the source itself), ``onnx`` (the exported file) or ``nothing``.
+        about: one line for ``accel targets``.
+        runtime: what a report calls it; None for the first word of its name.
+        needs: ``onnx`` (the exported file), ``nothing``, or the framework of which it needs the source itself.
+        baseline: the framework whose sources it runs as they are: what speed-ups of such a source are relative to.
         calibration: whether it must have calibration samples.
         int64_as_int32: whether the runtime computes int64 as int32 and wraps: the interior must be proved to fit.
+        prefers_int32: whether it gains by int32 inputs and outputs: they are narrowed unless the user says otherwise.
         static: whether it can be built for one fixed shape (``variant.static``) and may gain by it.
         server_only: only a Triton server runs it: it is built and packaged, and neither proved nor measured in process.
         ungrouped: devices on which the groups ``cpu``, ``gpu`` and ``all`` leave it out; it is built when named.
         operators: operators that it works on; a model whose ONNX has none of them is skipped.
-        about: one line for ``accel targets``.
+        environment: the environment whose interpreter builds and runs it.
+        helpers: further environments in which a build starts processes.
     """
 
     devices: tuple[str, ...]
     precision: Precision
     about: str
-    needs: Literal["torch", "tensorflow", "onnx", "nothing"] = "onnx"
+    runtime: Runtime | None = None
+    needs: str = "onnx"
+    baseline: str | None = None
     calibration: bool = False
     int64_as_int32: bool = False
+    prefers_int32: bool = False
     static: bool = False
     server_only: bool = False
     ungrouped: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    environment: str = environments.MAIN
+    helpers: tuple[str, ...] = ()
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether it starts from the source itself, in its framework."""
+        return self.needs not in ("onnx", "nothing")
 
 
-class Builder(Protocol):
+class Builder(ABC):
     """What every ``to_*.py`` offers as its module-level ``BUILDER``."""
 
     targets: Mapping[str, TargetInfo]
     options: type[Any]
     """Frozen dataclass of the options a user may set; every field has a default."""
 
-    def environment(self, target: Target) -> str:
-        """Name the environment whose interpreter builds and runs the target: ``main`` or one of ``environments``."""
+    packages: Sequence[str] = ()
+    """Distributions that its results depend on, in the main environment: a cached build holds for their versions."""
 
+    backends: Sequence[Backend] = ()
+    """Triton's native backends that ``triton`` names."""
+
+    narrows: Int32Runtime | None = None
+    """The runtime of ``accel narrow --runtime``, where integers can be narrowed for it."""
+
+    inspects: Sequence[str] = ()
+    """Suffixes of the files that ``inspect`` describes."""
+
+    def environment(self, target: Target) -> str:
+        """Name the environment whose interpreter builds and runs the target."""
+        return self.targets[target.name].environment
+
+    @abstractmethod
     def available(self, target: Target) -> Skipped | None:
         """Say why the target cannot be built or run here, or None where it can. Imports nothing heavy."""
 
+    @abstractmethod
     def build(self, request: BuildRequest, options: Any, out_dir: Path) -> Built:
         """Build into the empty folder ``out_dir`` and describe what lies there.
 
@@ -83,6 +146,7 @@ class Builder(Protocol):
             AccelError: the request cannot be met, with the remedy.
         """
 
+    @abstractmethod
     def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> Session:
         """Load the artifact's files from ``folder`` for running.
 
@@ -91,17 +155,27 @@ class Builder(Protocol):
             mode: ``latency`` for one request at a time, ``throughput`` for the runtime's own parallelism.
         """
 
+    @abstractmethod
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
         """Say how that Triton release serves the artifact."""
 
+    def inspect(self, path: Path) -> dict[str, Any]:
+        """Describe a file that ends in one of ``inspects``, as plain JSON values.
 
-@runtime_checkable
-class TypedBuilder(Builder, Protocol):
+        Raises:
+            InputError: the file is broken.
+            UnavailableError: what reads such files is not here.
+        """
+        raise NotImplementedError
+
+
+class ConvertingBuilder(Builder):
     """A builder whose precision is made in the ONNX file, before the build and on any machine.
 
     Where such a target cannot be built, the typed file is proved all the same, and a kit finishes it elsewhere.
     """
 
+    @abstractmethod
     def prepare(self, request: BuildRequest, options: Any, out_dir: Path) -> Typed:
         """Write the typed ONNX file into the empty folder ``out_dir`` and describe it; a CPU does.
 
@@ -109,6 +183,7 @@ class TypedBuilder(Builder, Protocol):
             AccelError: the file cannot be typed, with the remedy.
         """
 
+    @abstractmethod
     def open_typed(self, typed: Typed, folder: Path, *, source: ModelSource, threads: int) -> Session:
         """Load the typed file on the CPU, every value rounded as its type says, to hold it against the gate."""
 

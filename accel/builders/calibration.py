@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from accel.core.errors import InputError
-from accel.core.feeds import fit_inputs
+from accel.core.feeds import fit_inputs, read_feeds
 from accel.core.values import BuildRequest
 
 
@@ -20,8 +20,6 @@ def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
     Raises:
         InputError: there is no calibration set.
     """
-    from accel.core.feeds import read_feeds
-
     reference = request.samples.calibration
     if reference is None:
         raise InputError(
@@ -34,6 +32,14 @@ def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
         return feeds
     shapes = {name: r.opt for name, r in request.variant.profile.items()}
     return [part for feed in feeds for part in _fixed(feed, shapes)]
+
+
+def range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
+    """Return the samples on which ranges are measured: the calibration set, or the gate's own where there is none."""
+    if request.samples.calibration is not None:
+        return calibration_feeds(request)
+    stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
+    return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]
 
 
 def _fixed(feed: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> list[dict[str, np.ndarray]]:

@@ -22,8 +22,30 @@ CPU = "CPUExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
-GPU_ENVIRONMENT = "ort-gpu"
-OPENVINO_ENVIRONMENT = "ort-openvino"
+GPU_ENVIRONMENT = environments.declare(
+    environments.Environment(
+        "ort-gpu",
+        (
+            "onnxruntime-gpu==1.31.1",
+            "nvidia-cublas==13.10.0.20",
+            "nvidia-cuda-nvrtc==13.5.37",
+            "nvidia-cuda-runtime==13.5.37",
+            "nvidia-cudnn-cu13==9.28.0.42",
+            "nvidia-cufft==12.5.0.14",
+            "nvidia-curand==10.4.5.25",
+            "nvidia-nvjitlink==13.5.37",
+        ),
+        "onnxruntime-gpu and onnxruntime are one Python module",
+        over_main=True,
+    )
+)
+OPENVINO_ENVIRONMENT = environments.declare(
+    environments.Environment(
+        "ort-openvino",
+        ("onnxruntime-openvino==1.24.1", "numpy==2.4.6"),
+        "onnxruntime-openvino and onnxruntime are one Python module",
+    )
+)
 
 ENGINES = "trt"
 """Folder of an artifact that holds TensorRT's engine cache and timing cache."""
@@ -139,7 +161,7 @@ def load_libraries(provider: Provider, runtime: Any) -> None:
                 ctypes.CDLL(str(folder / library), mode=ctypes.RTLD_GLOBAL)
 
 
-def fallen(nodes: Sequence[Mapping[str, Any]], provider: str) -> list[str]:
+def fallback_nodes(nodes: Sequence[Mapping[str, Any]], provider: str) -> list[str]:
     """Name the nodes of a profile that ran elsewhere, each with its operator and provider; shape arithmetic left out.
 
     The GPU providers leave the arithmetic on shapes to the CPU on purpose: its result steers the launch of kernels.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from accel.builders import Mode, Session, timed_parts
-from accel.builders.ort_providers import CUDA, GPU_SLOTS, OPENVINO, TENSORRT, Provider, fallen, load_libraries
+from accel.builders.ort_providers import CUDA, GPU_SLOTS, OPENVINO, TENSORRT, Provider, fallback_nodes, load_libraries
 from accel.core import gpu
 from accel.core.errors import StageError, UnavailableError
 from accel.core.feeds import Feed
@@ -161,7 +161,7 @@ class OrtSession(Session):
             StageError: a node ran on another provider than the one asked for, and none may.
         """
         nodes = self._profiled()
-        if self._provider.strict and (elsewhere := fallen(nodes, self._provider.name)):
+        if self._provider.strict and (elsewhere := fallback_nodes(nodes, self._provider.name)):
             raise fallback(self._provider.name, elsewhere)
         if self._provider.name == OPENVINO:
             return "fp32"

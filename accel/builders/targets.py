@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from accel import builders
-from accel.builders import Builder, TargetInfo
+from accel.builders import PYTHON, Backend, Builder, TargetInfo
 from accel.core.errors import UsageError, nearest
-from accel.core.values import Target
+from accel.core.values import Int32Runtime, Runtime, Target
 
 ALIASES = {"onnx": "ort"}
 GROUPS = {"cpu": ("cpu",), "gpu": ("cuda",), "all": ("cpu", "cuda")}
@@ -53,6 +53,32 @@ def discover() -> Mapping[str, Builder]:
 def info(target: Target) -> TargetInfo:
     """Return what the target's builder says about it."""
     return discover()[target.name].targets[target.name]
+
+
+def int32_runtimes() -> dict[str, Int32Runtime]:
+    """Return the runtimes for which integers can be narrowed, by the names of ``accel narrow --runtime``."""
+    return {b.narrows.name: b.narrows for b in discover().values() if b.narrows is not None}
+
+
+def family(name: str) -> str:
+    """Return the first word of a target's name: what runs it (``openvino`` of ``openvino-int8``)."""
+    return name.partition("-")[0]
+
+
+def runtime(name: str) -> Runtime:
+    """Return the runtime of a target as reports show it."""
+    return discover()[name].targets[name].runtime or Runtime(family(name))
+
+
+def baseline(framework: str) -> str:
+    """Return the target that runs sources of a framework as they are."""
+    return next(name for name, builder in discover().items() if builder.targets[name].baseline == framework)
+
+
+def backend(name: str) -> Backend:
+    """Return what is declared of a backend of Triton; for one that nobody declares, the defaults."""
+    declared = (b for builder in discover().values() for b in builder.backends)
+    return next((b for b in (PYTHON, *declared) if b.name == name), Backend(name))
 
 
 def named(text: str) -> frozenset[str]:

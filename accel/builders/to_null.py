@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Mode, Session, TargetInfo
+from accel.builders import Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
 from accel.core.errors import UsageError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import Artifact, BuildRequest, Built, Runtime, Skipped, Target, TensorSpec, TritonModel
 
 ENTRY = "null.json"
 
@@ -30,7 +30,7 @@ class NullOptions:
     latency_ms: float = 1.0
 
 
-class NullBuilder:
+class NullBuilder(Builder):
     """Offers ``null``."""
 
     targets: Mapping[str, TargetInfo] = {
@@ -38,15 +38,12 @@ class NullBuilder:
             ("cpu",),
             "none",
             "waits a fixed time and answers zeros: shows accel's overhead",
+            Runtime("null", ("#a9afb6", "#6b737b")),
             needs="nothing",
             ungrouped=("cpu",),
         )
     }
     options: type[Any] = NullOptions
-
-    def environment(self, target: Target) -> str:
-        """Return the main environment."""
-        return "main"
 
     def available(self, target: Target) -> Skipped | None:
         """Return None: nothing is needed."""

@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Mode, TargetInfo
-from accel.builders.calibration import calibration_feeds
+from accel.accuracy import parity
+from accel.accuracy.sqnr import EXACT_DB
+from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
+from accel.builders.calibration import calibration_feeds, range_feeds
 from accel.builders.declared import reconcile
 from accel.builders.ort_providers import (
     CUDA,
@@ -27,7 +29,7 @@ from accel.builders.ort_providers import (
     TENSORRT,
     TENSORRT_LIBRARIES,
     Provider,
-    fallen,
+    fallback_nodes,
     provider_for,
     tensorrt_folder,
     tensorrt_options,
@@ -43,18 +45,19 @@ from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
+    Parity,
     Precision,
+    Runtime,
     Skipped,
     Target,
     TritonModel,
     to_json,
 )
+from accel.exporters import verdict
+from accel.graph import autocast, narrow
 
 ENTRY = "model.onnx"
-FUSED_DB: Mapping[Precision, float] = {"fp32": 80.0, "tf32": 50.0, "fp16": 45.0}
-"""Fusion must leave this much SQNR against the unfused graph, the gate of the precision, or the unfused graph ships."""
-TYPING_ENVIRONMENT = "modelopt"
-_TYPED_BY_AUTOCAST = ("ort-cuda-fp16", "ort-trt-fp16", "ort-trt-int8")
+_AUTOCAST = (autocast.ENVIRONMENT,)
 _PACKAGES = {OPENVINO_ENVIRONMENT: "onnxruntime-openvino", GPU_ENVIRONMENT: "onnxruntime-gpu"}
 GPU_CUDA = "13.0"
 """CUDA of the GPU environment's onnxruntime-gpu. Source: the libraries that its CUDA provider links."""
@@ -67,6 +70,7 @@ class OrtOptions:
     Attributes:
         fuse: whether ``ort`` and ``ort-cuda`` try to fuse.
         target_db: SQNR that ``ort-int8`` keeps on held-back calibration samples; products that cost more stay float.
+            None for 3 dB above the gate of INT8.
         trials: how many measurements of single products there may be.
         method: how ``ort-trt-int8`` finds its scales: ``minmax``, ``percentile`` or ``entropy``.
         keep: matrix products and convolutions that ``ort-trt-int8`` leaves in float, by node name.
@@ -75,7 +79,7 @@ class OrtOptions:
     """
 
     fuse: bool = True
-    target_db: float = 23.0
+    target_db: float | None = None
     trials: int = 64
     method: Literal["minmax", "percentile", "entropy"] = "percentile"
     keep: tuple[str, ...] = ()
@@ -83,34 +87,52 @@ class OrtOptions:
     allow_fallback: bool = False
 
 
-def _cuda(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
-    return TargetInfo(("cuda",), precision, about, calibration=calibration)
+RUNTIME = Runtime("ONNX Runtime", ("#d18a00", "#f0b03c"))
 
 
-class OrtBuilder:
+def _parameters(threads: int, instances: int) -> Mapping[str, str]:
+    """Return the parameters for some instances; nothing in a config limits the threads of the openvino accelerator.
+
+    Source: onnxruntime_backend README, "Model Config Options", and src/onnxruntime.cc, LoadModel.
+    """
+    return {"intra_op_thread_count": share(threads, instances)}
+
+
+def _cpu(precision: Precision, about: str, **more: Any) -> TargetInfo:
+    return TargetInfo(("cpu",), precision, about, RUNTIME, **more)
+
+
+def _cuda(precision: Precision, about: str, *, calibration: bool = False, **more: Any) -> TargetInfo:
+    return TargetInfo(
+        ("cuda",), precision, about, RUNTIME, calibration=calibration, environment=GPU_ENVIRONMENT, **more
+    )
+
+
+class OrtBuilder(Builder):
     """Offers ``ort`` and its relatives."""
 
     targets: Mapping[str, TargetInfo] = {
-        "ort": TargetInfo(("cpu",), "fp32", "ONNX for ONNX Runtime, fused for it"),
-        "ort-int8": TargetInfo(("cpu",), "int8", "static INT8 (Q/DQ), calibrated", calibration=True),
-        "ort-int8-dynamic": TargetInfo(
-            ("cpu",), "int8", "dynamic INT8: scales found at run time", operators=("MatMul", "Gemm")
+        "ort": _cpu("fp32", "ONNX for ONNX Runtime, fused for it", baseline="onnx"),
+        "ort-int8": _cpu("int8", "static INT8 (Q/DQ), calibrated", calibration=True),
+        "ort-int8-dynamic": _cpu("int8", "dynamic INT8: scales found at run time", operators=("MatMul", "Gemm")),
+        "ort-openvino": _cpu(
+            *("fp32", "plain ONNX, OpenVINO execution provider"),
+            int64_as_int32=True,
+            environment=OPENVINO_ENVIRONMENT,
         ),
-        "ort-openvino": TargetInfo(("cpu",), "fp32", "plain ONNX, OpenVINO execution provider", int64_as_int32=True),
         "ort-cuda": _cuda("fp32", "CUDA execution provider, TF32 off"),
         "ort-cuda-tf32": _cuda("tf32", "CUDA execution provider, TF32 on"),
-        "ort-cuda-fp16": _cuda("fp16", "CUDA execution provider, FP16"),
-        "ort-trt": _cuda("tf32", "TensorRT execution provider"),
-        "ort-trt-fp16": _cuda("fp16", "TensorRT execution provider, FP16"),
-        "ort-trt-int8": _cuda("int8", "TensorRT execution provider, INT8", calibration=True),
+        "ort-cuda-fp16": _cuda("fp16", "CUDA execution provider, FP16", helpers=_AUTOCAST),
+        "ort-trt": _cuda("tf32", "TensorRT execution provider", prefers_int32=True),
+        "ort-trt-fp16": _cuda("fp16", "TensorRT execution provider, FP16", prefers_int32=True, helpers=_AUTOCAST),
+        "ort-trt-int8": _cuda(
+            *("int8", "TensorRT execution provider, INT8"), calibration=True, prefers_int32=True, helpers=_AUTOCAST
+        ),
     }
     options: type[Any] = OrtOptions
-
-    def environment(self, target: Target) -> str:
-        """Return an environment of its own for OpenVINO and for GPUs: its package and onnxruntime are one module."""
-        if target.name == "ort-openvino":
-            return OPENVINO_ENVIRONMENT
-        return GPU_ENVIRONMENT if target.device == "cuda" else "main"
+    narrows = narrow.ONNX_RUNTIME
+    packages = ("onnxruntime", "onnx", "onnxscript", "onnx-ir")
+    backends = (Backend("onnxruntime", parameters=_parameters),)
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for the packages of the target or its environment; on a GPU for its driver, and TensorRT's libraries."""
@@ -119,7 +141,7 @@ class OrtBuilder:
                 missing_gpu(target)
                 or old_driver(f"environment {GPU_ENVIRONMENT!r}", GPU_CUDA)
                 or missing_environment(GPU_ENVIRONMENT)
-                or (missing_environment(TYPING_ENVIRONMENT) if target.name in _TYPED_BY_AUTOCAST else None)
+                or next(filter(None, map(missing_environment, self.targets[target.name].helpers)), None)
                 or (_missing_tensorrt() if target.name.startswith("ort-trt") else None)
             )
         if target.name == "ort-openvino":
@@ -258,7 +280,7 @@ def _placed(request: BuildRequest, provider: Provider, out_dir: Path) -> dict[st
         (out_dir / ENGINES).mkdir()
     feed = {s.name: np.zeros(request.variant.profile[s.name].opt, s.dtype) for s in request.source.inputs}
     nodes = profiled(out_dir / ENTRY, provider, feed)
-    elsewhere = fallen(nodes, provider.name)
+    elsewhere = fallback_nodes(nodes, provider.name)
     if elsewhere and provider.strict:
         raise fallback(provider.name, elsewhere)
     shapes = sum(n.get("provider") not in (None, "", provider.name) for n in nodes) - len(elsewhere)
@@ -272,12 +294,9 @@ def _placed(request: BuildRequest, provider: Provider, out_dir: Path) -> dict[st
 
 def _plain(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
     """Copy the exported model and its weights; its name for them stays, since the file refers to it."""
-    assert request.onnx is not None
-    shutil.copyfile(plain, out_dir / ENTRY)
-    for data in request.onnx.data:
-        target = out_dir / data.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plain.parent / data.path, target)
+    from accel.graph import passes
+
+    passes.rewrite(plain, out_dir / ENTRY)
     return {"graph": "plain"}
 
 
@@ -306,7 +325,7 @@ def _to_half(request: BuildRequest, options: OrtOptions, plain: Path, out: Path)
     """Write the graph typed in FP16, except what leaves its range on real samples."""
     from accel.graph import fp16
 
-    feeds = _range_feeds(request)
+    feeds = range_feeds(request)
     report = fp16.convert(plain, out, to="fp16", feeds=feeds, margin=options.margin, threads=request.threads)
     return {"half": to_json(report)}
 
@@ -320,22 +339,10 @@ def _typed(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Pat
     return {"graph": "plain", "typing": to_json(type_onnx(request, precision, given, out_dir).facts)}
 
 
-def _range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
-    """Return the samples on which ranges are measured: the calibration set, or the gate's own where there is none."""
-    from accel.core.feeds import read_feeds
-
-    if request.samples.calibration is not None:
-        return calibration_feeds(request)
-    stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
-    return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]
-
-
 def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
     """Write the fused graph; where it cannot ship leave nothing, and say ``plain`` and why."""
     from accel.graph.fuse import attention_layers, fuse
 
-    precision = OrtBuilder.targets[request.variant.target.name].precision
-    least = FUSED_DB[precision]
     counts: dict[str, int] = {}
     reason = "fusion was turned off" if not options.fuse else None
     sqnr_db = None
@@ -344,8 +351,9 @@ def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path
             counts = fuse(plain, out_dir / ENTRY)
             reason = None if counts else "no fusion applied"
             if counts:
-                sqnr_db = _agreement_db(plain, out_dir / ENTRY, request)
-                reason = None if sqnr_db >= least else f"the fused graph keeps {sqnr_db:.0f} dB, expected {least:.0f}"
+                found = _agreement(plain, out_dir / ENTRY, request)
+                sqnr_db = found.found["sqnr_db"] or EXACT_DB
+                reason = None if found.passed else f"the fused graph has other answers: {found.reasons[0]}"
         except StageError as error:
             reason = error.message
     if reason is not None:
@@ -359,32 +367,36 @@ def _fuse(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path
     return facts
 
 
-def _agreement_db(one: Path, other: Path, request: BuildRequest) -> float:
-    """Run both files on the opt and odd shapes and return the worst SQNR; 200 where every value is equal.
+def _agreement(one: Path, other: Path, request: BuildRequest) -> Parity:
+    """Run both files on the opt and odd shapes, and hold the second against the SQNR gate of the precision.
 
     Raises:
         StageError: one of them cannot be opened or run, or a node of the fused graph has no kernel on the GPU.
     """
     from accel.core.feeds import read_feeds
 
+    source = request.source
     stored = read_feeds(Path(request.samples_folder) / request.samples.shapes.path)
+    feeds = {point: fit_inputs(stored[point], source.inputs) for point in ("odd", "opt")}
     provider = provider_for(request.variant, threads=request.threads, mode="latency")
-    if provider.name == CUDA and (elsewhere := fallen(profiled(other, provider, stored["opt"]), CUDA)):
+    if provider.name == CUDA and (elsewhere := fallback_nodes(profiled(other, provider, feeds["opt"]), CUDA)):
         raise fallback(CUDA, elsewhere)
-    sessions = [open_session(p, provider, threads=request.threads, mode="latency") for p in (one, other)]
-    worst = 200.0
-    for point in ("odd", "opt"):
+    names = [spec.name for spec in source.outputs]
+    answers = []
+    for path in (one, other):
+        session = open_session(path, provider, threads=request.threads, mode="latency")
         try:
-            truth, found = (s.run([o.name for o in sessions[0].get_outputs()], stored[point]) for s in sessions)
+            answers.append({p: dict(zip(names, session.run(names, f), strict=True)) for p, f in feeds.items()})
         except Exception as error:
-            raise StageError(f"the fused graph does not run at the {point} shape: {error}") from error
-        for t, f in zip(truth, found, strict=True):
-            noise = float(np.square(t.astype(np.float64) - f.astype(np.float64)).sum())
-            if noise > 0:
-                worst = min(worst, 10 * float(np.log10(float(np.square(t.astype(np.float64)).sum()) / noise)))
-            elif noise != noise:
-                worst = -200.0
-    return worst
+            raise StageError(f"{path.name} does not run at the odd and opt shapes: {error}") from error
+    gate = parity.gate_for(
+        OrtBuilder.targets[request.variant.target.name].precision,
+        outputs=source.outputs,
+        task=None,
+        overrides=request.gates,
+        detections=source.detections,
+    )
+    return verdict.compare(source, feeds, answers[0], answers[1], gate)
 
 
 def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
@@ -392,33 +404,37 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
     from accel.graph import convolutions, quantize
 
     feeds = calibration_feeds(request)
+    whole = convolutions.dominate(plain)
+    rest, held = held_back.for_sqnr(request, plain, feeds, target_db=options.target_db, each=not whole)
     facts: dict[str, Any] = {
         "calibration_items": request.samples.calibration_items,
         "calibration_feeds": len(feeds),
         "dataset_sha256": request.samples.sha256,
+        "weight_levels": 127 if _has_vnni() else 63,
     }
-    levels = 127 if _has_vnni() else 63
-    if convolutions.dominate(plain):
-        done = convolutions.quantize(plain, out_dir / ENTRY, feeds, target_db=options.target_db, levels=levels)
-        return facts | done
-    plan = quantize.quantize_matmuls(
-        plain,
-        out_dir / ENTRY,
-        feeds,
-        mask=request.source.mask,
-        smallest={name: shapes.min for name, shapes in request.variant.profile.items()},
-        target_db=options.target_db,
-        levels=levels,
-        threads=request.threads,
-        trials=options.trials,
-    )
+    out = out_dir / ENTRY
+    if whole:
+        found = convolutions.quantize(plain, out, rest, held.score, held.floor, reduce_range=not _has_vnni())
+        facts |= {"float_nodes": sorted(found.chosen.kept)}
+    else:
+        found = quantize.for_cpu(
+            plain,
+            out,
+            rest,
+            held.score,
+            held.floor,
+            to="cpu-int8" if _has_vnni() else "cpu-int7",
+            mask=request.source.mask,
+            threads=request.threads,
+            trials=options.trials,
+        )
+    count = "product_nodes" if whole else "matmul_nodes"
     return facts | {
-        "int8_nodes": plan.int8_nodes,
-        "matmul_nodes": plan.nodes,
-        "int8_share": plan.int8_share,
-        "held_back_sqnr_db": plan.sqnr_db,
-        "search_s": plan.search_s,
-        "weight_levels": levels,
+        "int8_nodes": found.chosen.quantised,
+        count: found.chosen.quantised + len(found.chosen.kept),
+        "int8_share": found.chosen.share,
+        "held_back_sqnr_db": found.chosen.score,
+        "search_s": found.search_s,
     }
 
 

@@ -6,23 +6,36 @@ when it is loaded and read back from it. On CPUs with bfloat16 the plugin's defa
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Mode, Session, TargetInfo
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo, held_back
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.requirements import demand, missing, missing_gpu, versions
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import (
+    Artifact,
+    BuildRequest,
+    Built,
+    Int32Runtime,
+    Precision,
+    Runtime,
+    Skipped,
+    Target,
+    TensorSpec,
+    TritonModel,
+    to_json,
+)
 
 ENTRY = "model.xml"
 HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
@@ -60,11 +73,51 @@ def import_openvino() -> Any:
     return openvino
 
 
+RUNTIME = Runtime("OpenVINO", ("#0072b2", "#4ba8e0"))
+
+
+def _int32_kernels() -> Callable[[bytes], bool]:
+    """Return a function that says whether OpenVINO compiles a serialised model for the CPU."""
+    core = import_openvino().Core()
+
+    def accepts(model: bytes) -> bool:
+        try:
+            core.compile_model(core.read_model(model), "CPU", {"INFERENCE_NUM_THREADS": 1})
+        except RuntimeError:
+            return False
+        return True
+
+    return accepts
+
+
+def _parameters(threads: int, instances: int) -> Mapping[str, str]:
+    """Return the parameters for some instances, each of which is one request of the model, compiled once.
+
+    Source: openvino_backend README, "Parameters", and src/openvino.cc, ModelInstanceState.
+    """
+    if instances == 1:
+        return {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads)}
+    streams = {"NUM_STREAMS": str(instances), "INFERENCE_NUM_THREADS": str(threads)}
+    return {"PERFORMANCE_HINT": "THROUGHPUT", **streams}
+
+
+BACKEND = Backend("openvino", batches=False, converts=True, kind="KIND_CPU", parameters=_parameters)
+"""It reshapes the model to ``max_batch_size`` and refuses or pads smaller batches, and sets the config's element types
+on the model. Source: openvino_backend#115; src/openvino.cc, ValidateInputs, ValidateOutputs, ModelInstanceState.
+"""
+
+
 def _info(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
-    return TargetInfo(("cpu",), precision, about, calibration=calibration, static=True, int64_as_int32=True)
+    return TargetInfo(
+        *(("cpu",), precision, about, RUNTIME),
+        calibration=calibration,
+        static=True,
+        int64_as_int32=True,
+        prefers_int32=True,
+    )
 
 
-class OpenVinoBuilder:
+class OpenVinoBuilder(Builder):
     """Offers ``openvino`` in four precisions."""
 
     targets: Mapping[str, TargetInfo] = {
@@ -74,10 +127,10 @@ class OpenVinoBuilder:
         "openvino-int8": _info("int8", "OpenVINO IR, INT8 by NNCF", calibration=True),
     }
     options: type[Any] = OpenVinoOptions
-
-    def environment(self, target: Target) -> str:
-        """Return the main environment."""
-        return "main"
+    packages = ("openvino", "nncf", "onnx", "tensorflow", "tensorflow-cpu", "keras")
+    backends = (BACKEND,)
+    narrows = Int32Runtime("openvino", "openvino", _int32_kernels)
+    inspects = (".xml",)
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for openvino, and for nncf where it quantises."""
@@ -157,6 +210,30 @@ class OpenVinoBuilder:
             return TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
         parameters = {"HINT_BF16": "YES"} if name == "openvino-bf16" else {}
         return TritonModel("openvino", artifact.built.entry, dynamic_batching=False, parameters=parameters)
+
+    def inspect(self, path: Path) -> dict[str, Any]:
+        """Say what an IR holds.
+
+        Raises:
+            InputError: it is no IR, or its weights are missing.
+        """
+        ov = import_openvino()
+        try:
+            model = ov.Core().read_model(path)
+        except RuntimeError as error:
+            raise InputError(f"{path} is no OpenVINO IR: {error}", fix="its .bin file must lie beside it") from error
+        ops = Counter(op.get_type_name() for op in model.get_ops())
+        dtypes: Counter[str] = Counter()
+        for op in model.get_ops():
+            if op.get_type_name() == "Constant":
+                dtypes[op.get_output_element_type(0).to_string()] += math.prod(op.get_output_shape(0))
+        return {
+            "kind": "openvino",
+            "inputs": to_json(tuple(port_specs(model.inputs))),
+            "outputs": to_json(tuple(port_specs(model.outputs))),
+            "ops": dict(sorted(ops.items())),
+            "precision": {"weights": dict(dtypes), "fake_quantize": ops["FakeQuantize"]},
+        }
 
 
 class OpenVinoSession(Session):
@@ -268,6 +345,9 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
     wrongly in bf16, its default, wherever the sequence is as long as a head is wide (seen with OpenVINO 2026.4.1; right
     with float32, with the fusion off, and at every other length). In the IR this holds for whoever serves it.
 
+    Where the user set a gate, layers return to float until it holds on feeds that were held back, by NNCF's own search:
+    it ranks what it quantised by the harm done.
+
     Raises:
         InputError: there are no calibration samples.
     """
@@ -275,6 +355,7 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
 
     feeds = calibration_feeds(request)
     more: dict[str, Any] = {}
+    advanced = None
     attention = _activation_products(model)
     if attention:
         more["ignored_scope"] = nncf.IgnoredScope(names=attention)
@@ -282,17 +363,29 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
         alphas = nncf.AdvancedSmoothQuantParameters(
             convolution=options.smooth_quant_alpha, matmul=options.smooth_quant_alpha
         )
-        more["advanced_parameters"] = nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas)
+        advanced = nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas)
     if request.source.family == "transformer":
         more["model_type"] = nncf.ModelType.TRANSFORMER
-    quantized = nncf.quantize(
-        model,
-        nncf.Dataset(feeds),
-        subset_size=len(feeds),
-        preset=nncf.QuantizationPreset.MIXED,
-        fast_bias_correction=options.fast_bias_correction,
+    settings = {
+        "subset_size": len(feeds),
+        "preset": nncf.QuantizationPreset.MIXED,
+        "fast_bias_correction": options.fast_bias_correction,
         **more,
-    )
+    }
+    if request.gates:
+        rest, held = held_back.for_gate(request, model, "int8", feeds, _runner(request))
+        quantized = nncf.quantize_with_accuracy_control(
+            model,
+            nncf.Dataset(rest),
+            nncf.Dataset(list(held.feeds.values())),
+            # More than the floor is worth nothing: the float model has no drop to keep within.
+            lambda compiled, _: min(held.score(compiled), held.floor),
+            max_drop=0.0,
+            advanced_quantization_parameters=advanced,
+            **settings,
+        )
+    else:
+        quantized = nncf.quantize(model, nncf.Dataset(feeds), advanced_parameters=advanced, **settings)
     types = Counter(op.get_type_name() for op in quantized.get_ops())
     return quantized, {
         "calibration_items": request.samples.calibration_items,
@@ -302,6 +395,20 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
         "fake_quantize_nodes": types["FakeQuantize"],
         "float_activation_products": len(attention),
     }
+
+
+def _runner(request: BuildRequest) -> held_back.Open:
+    """Return what runs models: a float one in float32, compiled ones as they are, in the plugin's default precision."""
+    ov = import_openvino()
+    names = [spec.name for spec in request.source.outputs]
+
+    def open_model(model: Any) -> Callable[[Feed], Feed]:
+        if isinstance(model, ov.Model):
+            settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": request.threads}
+            model = ov.Core().compile_model(model, "CPU", settings)
+        return lambda feed: {name: np.array(found[name]) for found in [model(dict(feed))] for name in names}
+
+    return open_model
 
 
 def _activation_products(model: Any) -> list[str]:

@@ -17,12 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Mode, Session, TargetInfo
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo, share
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing_gpu, versions
 from accel.core.errors import InputError, StageError, UnavailableError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import (
+    Artifact,
+    BuildRequest,
+    Built,
+    Precision,
+    Runtime,
+    Skipped,
+    Target,
+    TensorSpec,
+    TritonModel,
+)
 from accel.exporters.tensorflow_runtime import INSTALL, explain, import_tensorflow
 
 ENTRY = "model.savedmodel"
@@ -40,24 +50,33 @@ class TensorFlowOptions:
     """No options."""
 
 
-def _info(devices: tuple[str, ...], precision: Precision, about: str, *, server_only: bool = False) -> TargetInfo:
-    return TargetInfo(devices, precision, about, needs="tensorflow", server_only=server_only)
+RUNTIME = Runtime("TensorFlow", ("#4a9fd1", "#86cdf5"))
 
 
-class TensorFlowBuilder:
+def _parameters(threads: int, instances: int) -> Mapping[str, str]:
+    """Return the parameters for some instances. Source: tensorflow_backend README, "Parameters"."""
+    return dict.fromkeys(("TF_NUM_INTRA_THREADS", "TF_NUM_INTER_THREADS"), share(threads, instances))
+
+
+def _info(devices: tuple[str, ...], precision: Precision, about: str, **more: Any) -> TargetInfo:
+    return TargetInfo(devices, precision, about, RUNTIME, needs="tensorflow", **more)
+
+
+class TensorFlowBuilder(Builder):
     """Offers ``tf`` and ``tf-xla``, and two that only a server runs."""
 
     targets: Mapping[str, TargetInfo] = {
-        "tf": _info(("cpu", "cuda"), "fp32", "the SavedModel as it is: the baseline of TensorFlow sources"),
+        "tf": _info(
+            *(("cpu", "cuda"), "fp32", "the SavedModel as it is: the baseline of TensorFlow sources"),
+            baseline="tensorflow",
+        ),
         "tf-xla": _info(("cpu", "cuda"), "fp32", "SavedModel compiled by XLA"),
         "tf-amp": _info(("cuda",), "fp16", "SavedModel in mixed precision, by Triton up to 25.02", server_only=True),
         "tf-trt-fp16": _info(("cuda",), "fp16", "SavedModel through TF-TRT, by Triton up to 25.02", server_only=True),
     }
     options: type[Any] = TensorFlowOptions
-
-    def environment(self, target: Target) -> str:
-        """Return the main environment."""
-        return "main"
+    packages = ("tensorflow", "tensorflow-cpu", "keras")
+    backends = (Backend("tensorflow", parameters=_parameters),)
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for TensorFlow, and where it is to run on a GPU for one, and a TensorFlow that can use it."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.builders import Mode, TargetInfo
+from accel.builders import Backend, ConvertingBuilder, Mode, TargetInfo
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, old_driver, versions
 from accel.builders.tensorrt import fit
@@ -23,13 +23,15 @@ from accel.builders.tensorrt.options import TensorRtOptions
 from accel.builders.tensorrt.session import TensorRtSession
 from accel.builders.tensorrt.typing import TypedSession, read_report, type_onnx
 from accel.core import hardware, progress
-from accel.core.errors import StageError
+from accel.core.errors import StageError, UnavailableError
 from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
+    Int32Runtime,
     ModelSource,
     Precision,
+    Runtime,
     ShapeRange,
     Skipped,
     Target,
@@ -38,17 +40,26 @@ from accel.core.values import (
     Typed,
     to_json,
 )
+from accel.graph import autocast
 
 ENTRY = "model.plan"
 WEIGHTS = "weights"
 """Folder of the ONNX file that a stripped plan takes its weights from."""
 
 
+RUNTIME = Runtime("TensorRT", ("#008f68", "#3fc79c"))
+
+
 def _info(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
-    return TargetInfo(("cuda",), precision, about, calibration=calibration)
+    return TargetInfo(
+        *(("cuda",), precision, about, RUNTIME),
+        calibration=calibration,
+        prefers_int32=True,
+        helpers=(autocast.ENVIRONMENT,),
+    )
 
 
-class TensorRtBuilder:
+class TensorRtBuilder(ConvertingBuilder):
     """Offers ``trt`` and its precisions on ``cuda``."""
 
     targets: Mapping[str, TargetInfo] = {
@@ -60,10 +71,10 @@ class TensorRtBuilder:
         "trt-fp8": _info("fp8", "TensorRT plan, FP8 from Q/DQ nodes", calibration=True),
     }
     options: type[Any] = TensorRtOptions
-
-    def environment(self, target: Target) -> str:
-        """Return the main environment."""
-        return "main"
+    packages = (*PACKAGES, "polygraphy", "torch", "onnx", "onnx-ir", "onnxruntime")
+    backends = (Backend("tensorrt"),)
+    narrows = Int32Runtime("tensorrt", wide_types=False)  # asked without a GPU it says nothing; the build is the check
+    inspects = (".plan", ".engine")
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for a GPU, TensorRT's bindings, a torch with CUDA and Polygraphy."""
@@ -132,13 +143,45 @@ class TensorRtBuilder:
         return open_plan(trt, Log(trt), artifact, folder, TorchDevice())
 
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
-        """Serve it through the tensorrt backend, which takes a plan as it is."""
+        """Serve it through the tensorrt backend, which takes a plan as it is.
+
+        Source: tensorrt_backend README, "Command-line Options": version-compatible engines are refused without it.
+        """
         if artifact.built.facts.get("weights") == "stripped":
             return Skipped(
                 "Triton's tensorrt backend puts no weights into a stripped plan",
                 "build it with the option weights: full",
             )
-        return TritonModel("tensorrt", artifact.built.entry, dynamic_batching=True)
+        compatible = artifact.built.facts.get("version_compatible")
+        flags = ("--backend-config=tensorrt,version-compatible=true",) if compatible else ()
+        return TritonModel("tensorrt", artifact.built.entry, dynamic_batching=True, server_flags=flags)
+
+    def inspect(self, path: Path) -> dict[str, Any]:
+        """Say what a plan holds; code that it may carry is not allowed to run.
+
+        Raises:
+            UnavailableError: TensorRT or a GPU is missing.
+            StageError: it is no plan of this TensorRT and GPU.
+        """
+        from accel.builders.tensorrt.engine import read_plan
+
+        try:
+            trt = import_tensorrt()
+            facts = read_plan(trt, deserialise(trt, Log(trt), path, lean=False))
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{path.name} is a TensorRT plan, which only TensorRT on a GPU can read: {error.message}", fix=error.fix
+            ) from error
+        return {
+            "kind": "plan",
+            "tensorrt": str(trt.__version__),
+            "inputs": to_json(facts.inputs),
+            "outputs": to_json(facts.outputs),
+            "profile": to_json(facts.profile),
+            "layers": len(facts.layers),
+            "precision": {"products": dict(facts.products)},
+            "device_memory_bytes": facts.device_memory_bytes,
+        }
 
 
 def build(
@@ -174,7 +217,7 @@ def build(
         options=options,
         tf32=precision == "tf32",
         timings=timing_file(gpu["gpu"], trt.__version__) if options.timing_cache else None,
-        tell=progress.tell,
+        report_progress=progress.report_progress,
     )
     if options.weights == "stripped":
         shutil.copytree(onnx.parent, out_dir / WEIGHTS, ignore=shutil.ignore_patterns("value.json"))
@@ -253,29 +296,6 @@ def open_plan(trt: Any, log: Any, artifact: Artifact, folder: Path, device: Any)
         device=device,
         graph=bool(facts.get("cuda_graph")),
     )
-
-
-def describe_plan(plan: Path) -> dict[str, Any]:
-    """Say what a plan holds; code that it may carry is not allowed to run.
-
-    Raises:
-        UnavailableError: TensorRT or a GPU is missing.
-        StageError: it is no plan of this TensorRT and GPU.
-    """
-    from accel.builders.tensorrt.engine import read_plan
-
-    trt = import_tensorrt()
-    facts = read_plan(trt, deserialise(trt, Log(trt), plan, lean=False))
-    return {
-        "kind": "plan",
-        "tensorrt": str(trt.__version__),
-        "inputs": to_json(facts.inputs),
-        "outputs": to_json(facts.outputs),
-        "profile": to_json(facts.profile),
-        "layers": len(facts.layers),
-        "precision": {"products": dict(facts.products)},
-        "device_memory_bytes": facts.device_memory_bytes,
-    }
 
 
 def _refit(trt: Any, log: Any, engine: Any, onnx: Path) -> None:

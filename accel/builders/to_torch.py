@@ -2,7 +2,8 @@
 
 The eager artifact is a ``torch.export`` program, so that a server needs torch and nothing of the user's code; it runs
 the same operators as the live module. In the bf16 and fp16 variants the whole program computes in that type and casts
-at its door: clients give and get float32. A package is native code for the CPU or GPU it was compiled on; TF32 is off.
+at its inputs and outputs: clients give and get float32. A package is native code for the CPU or GPU it was compiled
+on; TF32 is off.
 """
 
 from __future__ import annotations
@@ -16,14 +17,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.builders import Mode, Session, TargetInfo
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, versions
 from accel.builders.torch_device import SLOTS, Call, TorchDeviceSession, failure, first_line, use_cuda
 from accel.core import gpu
 from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Precision, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import (
+    Artifact,
+    BuildRequest,
+    Built,
+    Precision,
+    Runtime,
+    Skipped,
+    Target,
+    TensorSpec,
+    TritonModel,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -39,26 +50,33 @@ class TorchOptions:
     max_autotune: bool = False
 
 
-def _info(devices: tuple[str, ...], precision: Precision, about: str, *, ungrouped: tuple[str, ...] = ()) -> TargetInfo:
-    return TargetInfo(devices, precision, about, needs="torch", ungrouped=ungrouped)
+TORCH = Runtime("PyTorch", ("#6f7780", "#a3abb4"))
+AOTI = Runtime("AOTInductor", ("#b25e93", "#d98bbb"))
+PYTORCH = Backend("pytorch", batches=False, openmp=True)
+"""AOTInductor packages. There is no batching yet, and no parameter for threads.
+
+Source: pytorch_backend README at r26.05, warning below "AOT Inductor Support"; src/pt2/model_state.cc, ParseParameters.
+"""
 
 
-class TorchBuilder:
+def _info(devices: tuple[str, ...], precision: Precision, about: str, runtime: Runtime, **more: Any) -> TargetInfo:
+    return TargetInfo(devices, precision, about, runtime, needs="torch", **more)
+
+
+class TorchBuilder(Builder):
     """Offers ``torch`` and ``aoti`` in three precisions."""
 
     targets: Mapping[str, TargetInfo] = {
-        "torch": _info(("cpu", "cuda"), "fp32", "the source itself, eager: the baseline"),
-        "torch-bf16": _info(("cpu", "cuda"), "bf16", "the source, eager, in bfloat16"),
-        "torch-fp16": _info(("cuda",), "fp16", "the source, eager, in float16"),
-        "aoti": _info(("cpu", "cuda"), "fp32", "AOTInductor package"),
-        "aoti-bf16": _info(("cpu", "cuda"), "bf16", "AOTInductor package in bfloat16", ungrouped=("cpu",)),
-        "aoti-fp16": _info(("cuda",), "fp16", "AOTInductor package in float16"),
+        "torch": _info(("cpu", "cuda"), "fp32", "the source itself, eager: the baseline", TORCH, baseline="torch"),
+        "torch-bf16": _info(("cpu", "cuda"), "bf16", "the source, eager, in bfloat16", TORCH),
+        "torch-fp16": _info(("cuda",), "fp16", "the source, eager, in float16", TORCH),
+        "aoti": _info(("cpu", "cuda"), "fp32", "AOTInductor package", AOTI),
+        "aoti-bf16": _info(("cpu", "cuda"), "bf16", "AOTInductor package in bfloat16", AOTI, ungrouped=("cpu",)),
+        "aoti-fp16": _info(("cuda",), "fp16", "AOTInductor package in float16", AOTI),
     }
     options: type[Any] = TorchOptions
-
-    def environment(self, target: Target) -> str:
-        """Return the main environment."""
-        return "main"
+    packages = ("torch",)
+    backends = (PYTORCH,)
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for torch, a GPU and a build that can use it for ``cuda``, and for what AOTInductor compiles with."""

@@ -41,69 +41,36 @@ class Environment:
     libraries: Mapping[str, str] = field(default_factory=dict)
 
 
-ENVIRONMENTS = {
-    e.name: e
-    for e in (
-        Environment(
-            "ort-openvino",
-            ("onnxruntime-openvino==1.24.1", "numpy==2.4.6"),
-            "onnxruntime-openvino and onnxruntime are one Python module",
-        ),
-        Environment(
-            "ort-gpu",
-            (
-                "onnxruntime-gpu==1.31.1",
-                "nvidia-cublas==13.10.0.20",
-                "nvidia-cuda-nvrtc==13.5.37",
-                "nvidia-cuda-runtime==13.5.37",
-                "nvidia-cudnn-cu13==9.28.0.42",
-                "nvidia-cufft==12.5.0.14",
-                "nvidia-curand==10.4.5.25",
-                "nvidia-nvjitlink==13.5.37",
-            ),
-            "onnxruntime-gpu and onnxruntime are one Python module",
-            over_main=True,
-        ),
-        Environment(
-            "triton",
-            ("nvidia-pytriton==0.7.0", "numpy==1.26.4"),
-            "carries the embedded tritonserver 24.10, whose Python backend cannot work with NumPy 2",
-        ),
-        Environment(
-            "perf-analyzer",
-            ("tritonclient==2.50.0", "nvidia-pytriton==0.7.0"),
-            "carries Triton's perf_analyzer, whose older tritonclient would replace accel's own",
-            over_main=True,
-            # tritonclient has the binary and not the libraries that it is linked against; the server's package has them
-            libraries={
-                "libb64.so.0d": "nvidia_pytriton.libs/libb64-*.so.0d",
-                "libcudart.so.12": "nvidia_pytriton.libs/libcudart-*.so.12.*",
-            },
-        ),
-        Environment(
-            "modelopt",
-            (
-                "nvidia-modelopt==0.47.0",
-                "onnx-graphsurgeon==0.6.1",
-                "onnxslim==0.1.98",
-                "polygraphy==0.53.6",
-                "onnxconverter-common==1.16.0",
-                "omegaconf==2.4.0",
-                "pulp==3.3.2",
-                "nvidia-ml-py==13.615.71",
-                "lief==1.0.0",
-                "cppimport==26.4.17",
-                "mako==1.4.3",
-                "markupsafe==3.0.4",
-                "pybind11==3.1.0",
-                "filelock==4.2.11",
-                "colorama==0.4.6",
-            ),
-            "its own pins ask for an older onnx and for onnxruntime-gpu, neither of which autocast needs",
-            over_main=True,
-        ),
+ENVIRONMENTS: dict[str, Environment] = {}
+"""Every environment that is known: those of this module, and those that a module declares where it needs one."""
+
+
+def declare(environment: Environment) -> str:
+    """Make an environment known, and return its name."""
+    ENVIRONMENTS[environment.name] = environment
+    return environment.name
+
+
+TRITON = declare(
+    Environment(
+        "triton",
+        ("nvidia-pytriton==0.7.0", "numpy==1.26.4"),
+        "carries the embedded tritonserver 24.10, whose Python backend cannot work with NumPy 2",
     )
-}
+)
+PERF_ANALYZER = declare(
+    Environment(
+        "perf-analyzer",
+        ("tritonclient==2.50.0", "nvidia-pytriton==0.7.0"),
+        "carries Triton's perf_analyzer, whose older tritonclient would replace accel's own",
+        over_main=True,
+        # tritonclient has the binary and not the libraries that it is linked against; the server's package has them
+        libraries={
+            "libb64.so.0d": "nvidia_pytriton.libs/libb64-*.so.0d",
+            "libcudart.so.12": "nvidia_pytriton.libs/libcudart-*.so.12.*",
+        },
+    )
+)
 
 
 def home() -> Path:
@@ -154,7 +121,7 @@ def fix(name: str) -> str:
 
 
 def get(name: str) -> Environment:
-    """Look an environment up.
+    """GpuSample an environment up.
 
     Raises:
         UsageError: no such environment; the nearest name is suggested.

@@ -1,6 +1,6 @@
 """The errors a user can meet, and the exit code each one leads to.
 
-    AccelError                      exit 2   what failed, on what, what was expected and found, how to mend it
+    AccelError                      exit 2   what failed, on what, what was expected and found, how to fix it
     ├── UsageError                  exit 2   a wrong option, name or job file
     ├── InputError                  exit 2   a model, sample or repository file that is missing, broken or contradictory
     │   └── SampleError             exit 2   samples that do not fit the model's inputs
@@ -21,11 +21,11 @@ from collections.abc import Iterable
 
 
 class AccelError(Exception):
-    """A failure the user can mend.
+    """A failure the user can fix.
 
     Args:
         message: what failed, on what, and what was expected and found; one or two sentences.
-        fix: the command or change that mends it.
+        fix: the command or change that fixes it.
     """
 
     exit_code = 2

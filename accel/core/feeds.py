@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from accel.core.errors import SampleError
+from accel.core.files import replacing
 from accel.core.values import TensorSpec
 
 Feed = Mapping[str, np.ndarray]
@@ -70,15 +71,13 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
 
 def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
     """Write feeds to ``path`` under keys ``<index>/<input>``; the file appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+    with replacing(path) as new, zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as archive:
         for index, feed in feeds.items():
             for name, value in feed.items():
                 # A fixed date keeps the file's hash a function of its content.
                 entry = zipfile.ZipInfo(f"{index}/{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(entry, "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, np.ascontiguousarray(value), allow_pickle=False)
-    partial.replace(path)
 
 
 def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -87,11 +86,20 @@ def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:
     Raises:
         SampleError: missing, no ``.npz``, holding Python objects, or with keys that are not ``<index>/<input>``.
     """
+    return by_feed(read_npz(path), path.name)
+
+
+def by_feed(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, dict[str, np.ndarray]]:
+    """Return arrays with keys ``<index>/<name>`` by index and name; a name may hold slashes.
+
+    Raises:
+        SampleError: a key of another form, which is found in ``where``.
+    """
     feeds: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in read_npz(path).items():
+    for key, value in arrays.items():
         index, slash, name = key.partition("/")
         if not slash or not index or not name:
-            raise SampleError(f"{path.name}: key {key!r}, expected <index>/<input>", fix='for example "0/input_ids"')
+            raise SampleError(f"{where}: key {key!r}, expected <index>/<input>", fix='for example "0/input_ids"')
         feeds.setdefault(index, {})[name] = value
     return feeds
 

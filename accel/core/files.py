@@ -1,17 +1,23 @@
-"""Files and folders that appear whole or not at all; the lock of a run directory."""
+"""Files and folders that appear whole or not at all, and are read back; the lock of a run directory."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import glob
+import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
-from accel.core.errors import OutputError
+from accel.core.errors import InputError, OutputError
+from accel.core.values import SCHEMA, from_json
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -43,13 +49,13 @@ def lock(run_dir: Path, command: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the operating system says about a folder into an error that says how to mend it."""
+    """Turn what the operating system says about a folder into an error that says how to fix it."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError(f"no space left while writing to {folder}", fix="free space, or use -o DIR") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
             raise OutputError(
                 f"cannot write to {folder}: {error.strerror}", fix="choose another with -o DIR"
             ) from error
@@ -63,52 +69,114 @@ def stays_inside(path: str) -> bool:
     return plain and path != "." and not pure.is_absolute() and ".." not in pure.parts
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary name beside ``path``; the file or folder written there takes its place when the block ends.
+
+    Readers see the old or the new, never a half. Where the block raises, or writes nothing, the old one stays. A folder
+    takes another's place by two renamings: a process that is killed between them leaves the old one aside, and the next
+    call brings it back first. What a killed process left under its temporary name goes, too.
+
+    Raises:
+        OutputError: the disk is full or the folder cannot be written.
+    """
+    new, old = path.with_name(f".{path.name}.{os.getpid()}.new"), path.with_name(f".{path.name}.old")
+    with writing(path):
+        if _there(old) and not _there(path):
+            old.rename(path)
+        remove(old)
+        for left in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.new"):
+            if (
+                left.is_dir() or not Path("/proc", left.suffixes[-2][1:]).exists()
+            ):  # two may write one file, not one run
+                remove(left)
+        try:
+            yield new
+            if new.is_dir():
+                exchange(new, path)
+            elif _there(new):
+                new.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                remove(new)
+
+
+def exchange(new: Path, path: Path) -> None:
+    """Put a folder where another, a file or a link may stand; what stood there comes back if that fails."""
+    old = path.with_name(f".{path.name}.old")
+    if _there(path):
+        path.rename(old)
+    try:
+        new.rename(path)
+    except OSError:
+        if _there(old):
+            old.rename(path)
+        raise
+    remove(old)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it: readers see the old or the new, never a half.
+    """Write a text file whole or not at all, as ``replacing``, and make the folder that it lies in.
 
     Raises:
         OutputError: the disk is full or the folder cannot be written.
     """
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(text)
-        temporary.replace(path)
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def replace_folder(path: Path, files: Mapping[str, Path | str], *, copy: bool = False) -> None:
     """Make ``path`` hold exactly ``files``: by relative name a source file, hard-linked or copied, or a text.
 
-    Nothing is done where it holds them already. The new folder takes the old one's place by renaming: an interrupted
-    call leaves the old one, or, killed between two renamings, leaves it aside for the next call to bring back first.
+    Nothing is done where it holds them already; else the new folder takes its place, as ``replacing``.
 
     Raises:
         OutputError: the disk is full or the folder cannot be written.
     """
-    new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
-    with writing(path.parent):
-        if _there(old) and not _there(path):
-            old.rename(path)
-        remove(old)
-        remove(new)
+    with replacing(path) as new:
         if _holds(path, files, copy=copy):
             return
         new.mkdir(parents=True)
-        try:
-            for name, source in files.items():
-                target = new / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if isinstance(source, str):
-                    target.write_text(source)
-                else:
-                    # onnx's checker and loader refuse external data that has several names
-                    link_or_copy(source, target, copy=copy or source.suffix == ".data")
-            if _there(path):
-                path.rename(old)
-            new.rename(path)
-            remove(old)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+        for name, source in files.items():
+            target = new / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(source, str):
+                target.write_text(source)
+            else:
+                # onnx's checker and loader refuse external data that has several names
+                link_or_copy(source, target, copy=copy or source.suffix == ".data")
+
+
+def read_value(path: Path, cls: type[T], *, missing: str, fix: str) -> T:
+    """Read a value of accel's that lies alone in a JSON file and carries its ``schema``.
+
+    Args:
+        missing / fix: what fixes it where the file is not there, and where it is broken.
+
+    Raises:
+        InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except FileNotFoundError as error:
+        raise InputError(f"{path.parent} has no {path.name}", fix=missing) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}", fix=fix) from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int):
+        raise InputError(f"{path} has schema {schema!r}, expected a number", fix=fix)
+    if schema > SCHEMA:
+        raise InputError(f"{path} has schema {schema}, this accel reads up to {SCHEMA}", fix="use a newer accel")
+    try:
+        return from_json(cls, data)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}", fix=fix) from error
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _there(path: Path) -> bool:

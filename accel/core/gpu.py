@@ -41,14 +41,14 @@ INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GpuSample:
     """One reading of a card; None where the card does not tell.
 
     Attributes:
         used_mib: memory taken by all processes, without what the driver keeps for itself.
         power_w / temperature_c / sm_mhz / memory_mhz: as they are now.
         utilization: share of the last sampling period in which a kernel ran, 0 to 1.
-        held_down: reasons for which the clocks are held down.
+        throttle_reasons: for which the clocks are held down.
     """
 
     used_mib: float | None
@@ -57,14 +57,14 @@ class Look:
     sm_mhz: float | None
     memory_mhz: float | None
     utilization: float | None
-    held_down: tuple[str, ...]
+    throttle_reasons: tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Watched:
+class GpuTrace:
     """What was seen of a card during one stretch of time; ``energy_j`` is what it took in all."""
 
-    looks: list[Look] = field(default_factory=list)
+    looks: list[GpuSample] = field(default_factory=list)
     energy_j: float | None = None
 
     def values(self, name: str) -> list[float]:
@@ -80,7 +80,7 @@ class Card:
         self._handle = handle
         self.name = str(self._ask(nvml.nvmlDeviceGetName) or "NVIDIA GPU")
 
-    def look(self) -> Look:
+    def look(self) -> GpuSample:
         """Read the card now."""
         nvml = self._nvml
         power = self._ask(nvml.nvmlDeviceGetPowerUsage)
@@ -88,14 +88,14 @@ class Card:
         reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
         if reasons is None:  # its name before driver 535
             reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        return Look(
+        return GpuSample(
             used_mib=self._used_mib(),
             power_w=None if power is None else power / 1e3,
             temperature_c=self._number(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             sm_mhz=self._number(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
             memory_mhz=self._number(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
             utilization=None if busy is None else busy.gpu / 100,
-            held_down=held_down(reasons or 0),
+            throttle_reasons=throttle_reasons(reasons or 0),
         )
 
     def energy_j(self) -> float | None:
@@ -114,9 +114,9 @@ class Card:
         return None if found is None else len(found)
 
     @contextlib.contextmanager
-    def watching(self, interval_s: float = INTERVAL_S) -> Iterator[Watched]:
+    def watching(self, interval_s: float = INTERVAL_S) -> Iterator[GpuTrace]:
         """Look at the card again and again, in a thread of this process, for as long as the block runs."""
-        watched, done = Watched(), threading.Event()
+        watched, done = GpuTrace(), threading.Event()
         begin = self.energy_j()
 
         def look() -> None:
@@ -192,7 +192,7 @@ def visible() -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def held_down(reasons: int) -> tuple[str, ...]:
+def throttle_reasons(reasons: int) -> tuple[str, ...]:
     """Name the reasons of a bit field for which clocks are held down."""
     return tuple(name for bit, name in HELD_DOWN.items() if reasons & bit)
 

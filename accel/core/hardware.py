@@ -71,7 +71,11 @@ class Hardware:
 def detect() -> Hardware:
     """Read the facts of this machine."""
     return Hardware(
-        cpu=Cpu(model=_cpu_model(), threads=cpu_threads(), flags=_cpu_flags()),
+        cpu=Cpu(
+            model=_cpuinfo("model name|Model") or platform.processor() or platform.machine(),
+            threads=cpu_threads(),
+            flags=tuple(flag for flag in _FLAGS if flag in _cpuinfo("flags|Features").split()),
+        ),
         gpus=_gpus(),
         memory_bytes=memory_limit_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -121,15 +125,10 @@ def _read(path: str) -> str:
         return ""
 
 
-def _cpu_model() -> str:
-    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
-
-
-def _cpu_flags() -> tuple[str, ...]:
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    present = set(match[1].split()) if match else set()
-    return tuple(flag for flag in _FLAGS if flag in present)
+def _cpuinfo(keys: str) -> str:
+    """Return the value of the first line of ``/proc/cpuinfo`` with one of the keys (a pattern), or nothing."""
+    match = re.search(rf"^(?:{keys})\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def gpu_trouble() -> str | None:

@@ -1,6 +1,7 @@
 """One build or one measurement in a process of its own: the parent's half (``accel.run.child`` is the child's).
 
-The parent holds a ``Worker`` and calls tasks by name; parameters and results are JSON, arrays travel as ``.npz`` files.
+A task is a function at the top of a module that both can import. The parent calls it through its ``Worker`` with typed
+values, which travel as JSON by the types that the function declares, and so does its result; arrays are ``.npz`` files.
 The child's stdout and stderr go to a log; a crash, an abort signal, a hang past the time limit or a kill becomes
 ``WorkerDied`` with the end of that log, never the end of the run.
 
@@ -11,6 +12,7 @@ nothing else of the parent's environment leaks in.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import selectors
@@ -21,18 +23,22 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from accel.core import environments, errors, sandbox
 from accel.core.errors import StageError, WorkerDied
+from accel.core.values import from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
 LOOK_S = 1.0
 """How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _running: set[Worker] = set()
 _spans: list[tuple[float, float]] = []
 _stopped = threading.Event()
@@ -67,6 +73,64 @@ def stop_all() -> None:
         worker.kill()  # its holder sees the end and closes its pipes; closed here, their numbers could be another's
 
 
+class ProcessGroup:
+    """A process that leads a group of its own, which ends as a whole: whatever it started, also after its own end.
+
+    Ctrl-C reaches the parent alone, which ends its groups in order. Until ``end`` the leader stays unreaped,
+    so that the id of its group cannot become another's.
+
+    Args:
+        options: as for ``subprocess.Popen``.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        import psutil
+
+        self.process = psutil.Popen(command, start_new_session=True, **options)
+        self._ending = threading.Lock()
+
+    def alive(self) -> bool:
+        """Say whether the leader still runs."""
+        return self.process.returncode is None and self.process.status() != "zombie"
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for the leader's end; say whether it came within the limit."""
+        limit = time.monotonic() + limit_s
+        while self.alive():
+            if time.monotonic() >= limit:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def kill(self) -> None:
+        """End the group at once, from any thread."""
+        with self._ending:
+            if self.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self, *, grace_s: float = 0.0) -> int:
+        """End the group, the leader by SIGTERM where it does so within ``grace_s``.
+
+        Returns:
+            The leader's exit code, or minus the signal that ended it.
+        """
+        if grace_s and self.alive():
+            self.process.terminate()
+            self.wait(grace_s)
+        self.kill()
+        with self._ending:
+            return int(self.process.wait() or 0)
+
+
+def how_it_ended(code: int) -> str:
+    """Put into words what ``ProcessGroup.end`` returned."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (as the kernel does when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{hint}"
+
+
 _BOOT = """
 import importlib.util, sys
 def give(name, folder):
@@ -82,13 +146,14 @@ child()
 
 
 class Worker:
-    """A child process that runs tasks one after another.
+    """A child process that runs tasks one after another; ``start`` or the first task starts it.
 
     Args:
         python: interpreter to use; this one when None.
         log: file that takes everything the child prints; appended to.
         threads: CPU threads that the runtimes in the child may use.
-        writable: folders that the child writes to; in a sandbox it can write to no others.
+        timeout_s: limit of each task.
+        report_progress: takes what a task says about its progress (``accel.core.progress.report_progress``).
 
     Use it as a context manager; leaving it ends the child.
     """
@@ -98,29 +163,46 @@ class Worker:
         log: Path,
         *,
         threads: int,
+        timeout_s: float,
         python: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        writable: Sequence[Path] = (),
-    ):
+        report_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.log = log
+        self._threads, self._timeout_s, self._python, self._report_progress = (
+            threads,
+            timeout_s,
+            python,
+            report_progress,
+        )
+        self._group: ProcessGroup | None = None
+        self._writable: tuple[Path, ...] = ()
+
+    def start(self) -> None:
+        """Start the process if it was not started yet.
+
+        Raises:
+            WorkerDied: the user stopped the run.
+        """
+        if self._group is not None:
+            return
         if _stopped.is_set():
             raise WorkerDied("stopped by the user")
-        self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._reaping = threading.Lock()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
         self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
-        command = [str(python or sys.executable), "-P", "-c", _BOOT, *packages]
-        self._boxed = _sandbox is not None
-        with log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                command if _sandbox is None else _sandbox.wrap(command, (*writable, Path(self._scratch))),
+        command = [str(self._python or sys.executable), "-P", "-c", _BOOT, *packages]
+        if _sandbox is not None:
+            command = _sandbox.wrap(command, (*self._writable, Path(self._scratch)))
+        with self.log.open("ab") as sink:
+            self._group = ProcessGroup(
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                env=_environment(threads, self._scratch, boxed=self._boxed) | dict(env or {}),
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the children in order
+                env=_environment(self._threads, self._scratch),
             )
+        self._pipes = self._group.process.stdin, self._group.process.stdout
         _running.add(self)
         if _stopped.is_set():  # between the check above and here
             self.close()
@@ -132,63 +214,72 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(
-        self, task: str, params: Mapping[str, Any], *, timeout_s: float, tell: Callable[[str], None] | None = None
-    ) -> Any:
-        """Run one task and return its JSON result.
+    def call(self, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run one task in the child and return its result.
 
-        Args:
-            tell: takes what the task says about its progress (``accel.core.progress.tell``).
+        In a sandbox a task that writes files has a process of its own, which can write to that folder alone, and what
+        it left is looked through when the process has ended.
 
         Raises:
             AccelError: the class the task raised, with its message and remedy.
-            WorkerDied: the process crashed, was killed, or ran past ``timeout_s``.
+            WorkerDied: the process crashed, was killed, or ran past its limit.
         """
-        line = json.dumps({"task": task, "params": params}).encode() + b"\n"
+        params = to_json(inspect.signature(task).bind(*args, **kwargs).arguments)
+        if _sandbox is None or not (writable := sandbox.outputs(params)):
+            return self._call(task, params)
+        self.close()
+        self._group, self._writable = None, writable
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+            result = self._call(task, params)
+        finally:
+            self.close()
+            self._group, self._writable = None, ()
+        sandbox.examine(writable)
+        return result
+
+    def _call(self, task: Callable[..., R], params: Mapping[str, Any]) -> R:
+        line = json.dumps({"task": f"{task.__module__}:{task.__name__}", "params": params}).encode() + b"\n"
+        self.start()
+        try:
+            self._pipes[0].write(line)
+            self._pipes[0].flush()
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
-            raise self._died(task) from None
+            raise self._died(task.__name__) from None
         try:
-            answer = self._answer(task, timeout_s, tell)
+            answer = self._answer(task.__name__)
         except ValueError:  # what came was no JSON
-            raise self._died(task) from None
+            raise self._died(task.__name__) from None
         _spans.append(tuple(answer["span"]))
         if "result" in answer:
-            return answer["result"]
-        kind = getattr(errors, answer["error"], StageError)
-        error = kind(answer["message"], fix=answer["fix"])
+            return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
+        error: errors.AccelError = getattr(errors, answer["error"], StageError)(answer["message"], fix=answer["fix"])
         if isinstance(error, StageError):
             error.log = str(self.log)
         raise error
 
-    def close(self) -> None:
-        """End the child and all it started."""
+    def close(self) -> int:
+        """End the child and all it started; return the child's exit code, or minus the signal, or 0 without a child."""
+        if self._group is None:
+            return 0
         _running.discard(self)
-        self.kill()
-        with self._reaping:
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        code = self._group.end()
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        return code
 
     def kill(self) -> None:
         """End the child and all it started, from any thread; the thread that holds this worker still closes it."""
-        with self._reaping:
-            if self._process.returncode is None:  # not reaped yet, so the id of its group is still its own
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
 
-    def _answer(self, task: str, timeout_s: float, tell: Callable[[str], None] | None) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_s
+    def _answer(self, task: str) -> dict[str, Any]:
+        assert self._group is not None
+        deadline = time.monotonic() + self._timeout_s
         received = bytearray()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(self._pipes[1], selectors.EVENT_READ)
             while True:
                 line, newline, rest = received.partition(b"\n")
                 if newline:
@@ -196,48 +287,32 @@ class Worker:
                     if "doing" not in message:
                         return message
                     received = rest
-                    if tell is not None:
-                        tell(message["doing"])
+                    if self._report_progress is not None:
+                        self._report_progress(message["doing"])
                     continue
                 left = deadline - time.monotonic()
                 if selector.select(max(0.0, min(left, LOOK_S))):
-                    chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+                    chunk = os.read(self._pipes[1].fileno(), 1 << 16)
                     if not chunk:
                         raise self._died(task)
                     received += chunk
-                elif self._ended(0.0):
+                elif not self._group.alive():
                     raise self._died(task)
                 elif left <= 0:
                     self.close()
                     raise WorkerDied(
-                        f"{task} ran past its limit of {timeout_s:.0f} s and was stopped{self._tail()}",
+                        f"{task} ran past its limit of {self._timeout_s:.0f} s and was stopped{self._tail()}",
                         fix="raise it with --timeout SECONDS",
                         log=str(self.log),
                     )
 
-    def _ended(self, within_s: float) -> bool:
-        """Wait for the child's end without reaping it, so that its group can still be ended."""
-        limit = time.monotonic() + within_s
-        while self._process.returncode is None:
-            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-                return True
-            if time.monotonic() >= limit:
-                return False
-            time.sleep(0.01)
-        return True
-
     def _died(self, task: str) -> WorkerDied:
-        self._ended(LOOK_S)  # its own exit code, before what it left running is ended
-        self.close()
-        code = self._process.returncode
-        if self._boxed and code > sandbox.ENDED_BY_SIGNAL:
+        assert self._group is not None
+        self._group.wait(LOOK_S)  # its own exit code, before what it left running is ended
+        code = self.close()
+        if _sandbox is not None and code > sandbox.ENDED_BY_SIGNAL:
             code = sandbox.ENDED_BY_SIGNAL - code
-        if code < 0:
-            cause = f"was ended by signal {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                cause += " (as the kernel does when memory runs out)"
-        else:
-            cause = f"ended with exit code {code}"
+        cause = how_it_ended(code)
         return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
 
     def _tail(self) -> str:
@@ -245,30 +320,10 @@ class Worker:
         return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
 
 
-def run_task(
-    task: str,
-    params: Mapping[str, Any],
-    *,
-    log: Path,
-    threads: int,
-    timeout_s: float,
-    python: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> Any:
-    """Run one task in a fresh process and return its JSON result; errors as ``Worker.call``."""
-    writable = sandbox.outputs(params)
-    with Worker(log, threads=threads, python=python, env=env, writable=writable) as worker:
-        result = worker.call(task, params, timeout_s=timeout_s, tell=tell)
-    if _sandbox is not None:
-        sandbox.examine(writable)
-    return result
-
-
-def _environment(threads: int, scratch: str, *, boxed: bool) -> dict[str, str]:
+def _environment(threads: int, scratch: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"  # worth keeping from process to process
-    if boxed:  # a later process would run what one in a sandbox compiled
+    if _sandbox is not None:  # a later process would run what one in a sandbox compiled
         kept["TORCHINDUCTOR_CACHE_DIR"] = scratch
     return (
         {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}

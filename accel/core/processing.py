@@ -108,7 +108,7 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class CustomStep:
     """A step of the user's: a function from arrays by name to arrays by name, called once for each request.
 
     Attributes:
@@ -129,8 +129,8 @@ class Own:
     kind: Literal["own"] = "own"
 
 
-Before = Tokenize | Picture | Own
-After = Pool | Labels | Own
+Before = Tokenize | Picture | CustomStep
+After = Pool | Labels | CustomStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What the pipeline tells whoever watches. The silent default; the terminal's version is in ``accel.cli.live``.
 
-Long work inside a worker process tells in short phrases how far it is (``tell``); the worker passes them to the parent.
+Long work inside a worker process says in short phrases how far it is (``report_progress``); the worker passes them to
+the parent.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Callable
 _sinks: list[Callable[[str], None]] = []
 
 
-def tell(doing: str) -> None:
+def report_progress(doing: str) -> None:
     """Say what the work of this process is doing now; nobody hears it outside a worker."""
     for sink in _sinks:
         sink(doing)
 
 
 def listen(sink: Callable[[str], None]) -> None:
-    """Let ``sink`` take what ``tell`` says from now on."""
+    """Let ``sink`` take what ``report_progress`` says from now on."""
     _sinks.append(sink)
 
 

@@ -87,8 +87,9 @@ def prepare() -> Sandbox:
 
 
 def outputs(params: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the folders that a task with these parameters fills; they exist."""
-    named = {name: Path(params[name]) for name in OUTPUTS if name in params}
+    """Return the folders that a task with these parameters (as JSON) fills; they exist."""
+    inner = params.get("made", {})
+    named = {name: Path(value) for name, value in {**inner, **params}.items() if name in OUTPUTS}
     return tuple(path if name == "out_dir" else path.parent for name, path in named.items())
 
 

@@ -11,12 +11,14 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, NamedTuple, TypeVar, Union
 
 SCHEMA = 1
 """Version of the JSON forms in this module. Readers take the two before it and refuse newer ones."""
@@ -221,7 +223,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target name taken apart: ``openvino-int8@cpu``."""
+    """The parts of a target name: ``openvino-int8@cpu``."""
 
     name: str
     device: str
@@ -254,7 +256,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What a builder gets: the variant and the files it may start from. Paths are absolute."""
+    """What a builder gets: the variant and the files it may start from. Paths are absolute.
+
+    Attributes:
+        gates: the user's ``--gate NAME=VALUE`` that bear on the variant: what a search for layers must hold.
+    """
 
     variant: Variant
     source: ModelSource
@@ -263,6 +269,7 @@ class BuildRequest:
     samples: SampleSet
     samples_folder: str
     threads: int
+    gates: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +317,24 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class Int32Runtime:
+    """What the narrowing of integers must know of the runtime that is to run the file.
+
+    Attributes:
+        name: as ``accel narrow --runtime`` and its report call it.
+        package: what must be installed so that the runtime can be asked for its kernels.
+        kernels: returns a function that says whether the runtime runs a serialised model, and raises ImportError
+            where it is not installed; None for a runtime that cannot be asked.
+        wide_types: whether it has DOUBLE and UINT64, and reads no INT64 tensor as a shape.
+    """
+
+    name: str
+    package: str = ""
+    kernels: Callable[[], Callable[[bytes], bool]] | None = None
+    wide_types: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TritonModel:
     """How one artifact is served by a Triton release: what a builder's ``triton`` returns.
 
@@ -323,6 +348,7 @@ class TritonModel:
         input_names / output_names: client name → name that the backend wants, where they differ.
         platform: ``platform`` of the config, for backends that select by it (``torch_aoti``).
         graph_level: ``optimization.graph.level``.
+        server_flags: flags of tritonserver without which it does not load the artifact.
     """
 
     backend: str
@@ -334,6 +360,7 @@ class TritonModel:
     output_names: Mapping[str, str] = field(default_factory=dict)
     platform: str | None = None
     graph_level: int | None = None
+    server_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +490,11 @@ class ServerSplit:
     gpu_memory_mib: float | None = None
     gpu_power_w: float | None = None
 
+    @property
+    def merged(self) -> float | None:
+        """Requests in each call of the backend, on average: more than one is dynamic batching."""
+        return (self.requests - self.cache_hits) / self.executions if self.executions else None
+
 
 @dataclass(frozen=True, slots=True)
 class CallSplit:
@@ -562,6 +594,31 @@ class Measurement:
     split: CallSplit | None = None
     gpu: GpuUse | None = None
 
+    @property
+    def load(self) -> str:
+        """What was asked of a server: ``4 at a time``, ``20 / s``."""
+        return f"{self.rate_per_s:g} / s" if self.rate_per_s else f"{self.concurrency or 1} at a time"
+
+
+class Rejected(NamedTuple):
+    """A variant that was not chosen, and why."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A runtime as reports show it.
+
+    Attributes:
+        name: what its makers call it.
+        colours: CSS colours (``#rrggbb``) on a light page and on a dark one; None lets the report choose.
+    """
+
+    name: str
+    colours: tuple[str, str] | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -572,7 +629,7 @@ class Decision:
         speedup: baseline time over chosen time (throughput ratio for that objective), with its interval.
         via: how the variants were measured: ``inprocess`` or ``triton``.
         repository: which repository of the variant was served, relative to the run directory; None in process.
-        rejected: every other variant's id and reason.
+        rejected: every other variant, and why.
     """
 
     device: str
@@ -581,7 +638,7 @@ class Decision:
     chosen: str | None
     via: str
     ties: tuple[str, ...]
-    rejected: tuple[tuple[str, str], ...]
+    rejected: tuple[Rejected, ...]
     reason: str
     baseline: str | None = None
     speedup: float | None = None
@@ -603,12 +660,16 @@ def to_json(value: Any) -> Any:
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return to_json(value._asdict())
     if isinstance(value, list | tuple):
         return [to_json(v) for v in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} cannot stand in a JSON file")
     if value is None or isinstance(value, str | int | float | bool):
         return value
+    if isinstance(value, Path):
+        return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -618,7 +679,36 @@ def from_json(cls: type[T], data: Any) -> T:
     Raises:
         ValueError: a field is missing or has the wrong type; the message names it.
     """
-    return typing.cast(T, _decode(cls, data, cls.__name__))
+    return typing.cast(T, _decode(cls, data, getattr(cls, "__name__", str(cls)), foreign=False))
+
+
+def from_foreign_json(cls: type[T], data: Any) -> T:
+    """Read a value from JSON that another version wrote, or that was damaged: nothing in it is an error.
+
+    A field that is absent or does not fit its type reads as its default; where it has none, as None, empty, 0, or NaN
+    for a float. Items of lists and objects that do not fit are left out. Text comes on one line (``clean``), and a
+    word that a ``Literal`` does not list stays.
+
+    Raises:
+        ValueError: ``data`` is not an object.
+    """
+    return typing.cast(T, _decode(cls, data, cls.__name__, foreign=True))
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+
+
+def clean(value: object) -> str:
+    """Return text on one line, without control characters: names come from users and end on a terminal."""
+    return _CONTROL.sub(" ", str(value)).strip()
+
+
+def extended(cls: type[T], value: Any, **more: Any) -> T:
+    """Return a value of a dataclass that extends the value's own: its fields, and ``more`` beside or in place of them.
+
+    The fields keep their values, nested ones too.
+    """
+    return cls(**{f.name: getattr(value, f.name) for f in dataclasses.fields(value)} | more)
 
 
 @functools.cache
@@ -626,54 +716,107 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _decode(hint: Any, data: Any, where: str) -> Any:
+def _decode(hint: Any, data: Any, where: str, *, foreign: bool) -> Any:
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
     if hint is Any:
         return data
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
-        known = {}
-        for f in dataclasses.fields(hint):
-            if f.name in data:
-                known[f.name] = _decode(_hints(hint)[f.name], data[f.name], f"{where}.{f.name}")
-            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-                raise ValueError(f"{where}: field {f.name} is missing")
-        return hint(**known)
+        return _decode_fields(hint, data, where, foreign=foreign)
     if origin in (Union, types.UnionType):
         errors = []
         for arm in args:
             try:
-                return _decode(arm, data, where)
+                return _decode(arm, data, where, foreign=foreign)
             except ValueError as error:
                 errors.append(str(error))
         raise ValueError(errors[0])
     if origin is Literal:
-        if data not in args:
-            raise ValueError(f"{where}: expected one of {args}, found {data!r}")
-        return data
+        if data in args:
+            return data
+        if foreign:
+            return _decode(str, data, where, foreign=True)
+        raise ValueError(f"{where}: expected one of {args}, found {data!r}")
+    if isinstance(hint, type) and hasattr(hint, "_fields"):
+        row = [data.get(name) for name in hint._fields] if isinstance(data, Mapping) else data
+        return hint(*_decode(tuple[tuple(_hints(hint).values())], row, where, foreign=foreign))  # type: ignore[misc]
     if origin is tuple:
         if not isinstance(data, list | tuple):
             raise ValueError(f"{where}: expected a list, found {type(data).__name__}")
         if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
+            return tuple(v for _, v in _decode_items(args[0], enumerate(data), where, foreign=foreign))
         if len(args) != len(data):
             raise ValueError(f"{where}: expected {len(args)} items, found {len(data)}")
-        return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, data, strict=True)))
+        pairs = enumerate(zip(args, data, strict=True))
+        return tuple(_decode(a, v, f"{where}[{i}]", foreign=foreign) for i, (a, v) in pairs)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
             raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
-        return {k: _decode(args[1], v, f"{where}[{k}]") for k, v in data.items()}
-    if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        found = _decode_items(args[1], data.items(), where, foreign=foreign)
+        return {clean(k) if foreign else k: v for k, v in found}
     if hint is None or hint is type(None):
         if data is not None:
             raise ValueError(f"{where}: expected null, found {data!r}")
         return None
-    if not isinstance(data, hint) or (isinstance(data, bool) and hint is int):
+    if hint is Path and isinstance(data, str):
+        return Path(data)
+    fits = isinstance(data, hint) or (hint is float and isinstance(data, int))
+    if not fits or (isinstance(data, bool) and hint is not bool):
         raise ValueError(f"{where}: expected {hint.__name__}, found {data!r}")
-    return data
+    if foreign and not (clean(data) if hint is str else _is_finite(data)):
+        raise ValueError(f"{where}: {data!r} says nothing")
+    return clean(data) if foreign and hint is str else float(data) if hint is float else data
+
+
+def _decode_fields(cls: type, data: Any, where: str, *, foreign: bool) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
+    known = {}
+    for f in dataclasses.fields(cls):
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        hint = _hints(cls)[f.name]
+        try:
+            if f.name in data:
+                known[f.name] = _decode(hint, data[f.name], f"{where}.{f.name}", foreign=foreign)
+            elif required:
+                raise ValueError(f"{where}: field {f.name} is missing")
+        except ValueError:
+            if not foreign:
+                raise
+            if required:
+                known[f.name] = _unknown(hint)
+    return cls(**known)
+
+
+def _decode_items(hint: Any, items: Iterable[tuple[Any, Any]], where: str, *, foreign: bool) -> Iterator[Any]:
+    """Yield every item with its key or number; of a foreign file those that fit."""
+    for key, value in items:
+        try:
+            yield key, _decode(hint, value, f"{where}[{key}]", foreign=foreign)
+        except ValueError:
+            if not foreign:
+                raise
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # JSON integers have no limit
+        return False
+
+
+def _unknown(hint: Any) -> Any:
+    """Return what stands for a value of a type that a foreign file does not say."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if type(None) in args or hint is Any:
+        return None
+    if origin is Literal:
+        return args[0]
+    if origin is tuple:
+        return () if Ellipsis in args else tuple(map(_unknown, args))
+    if dataclasses.is_dataclass(hint):
+        return _decode(hint, {}, "", foreign=True)
+    return math.nan if hint is float else {} if origin is not None else hint()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,16 +7,28 @@ inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accel.core.values import ModelSource, OnnxModel
+from accel.exporters import check, factory, from_huggingface, from_onnx, from_tensorflow, from_torch, from_zoo
 from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
 from accel.exporters.source_model import SourceModel, of_graph, of_onnx, of_torch
 
-if TYPE_CHECKING:
-    from accel.exporters.check import Point
+DESCRIBE: Mapping[str, Callable[[SourceRequest], ModelSource]] = {
+    "zoo": from_zoo.describe,
+    "huggingface": from_huggingface.describe,
+    "exported": from_torch.describe,
+    "onnx": from_onnx.describe,
+    **dict.fromkeys(TENSORFLOW_FILES, from_tensorflow.describe),
+}
+"""Kind of source → what describes it; a factory's framework is known once it was called."""
+
+PACKAGES = (
+    *("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime"),
+    *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
+)
+"""Distributions that decide what a source answers, what its ONNX file is and what is proved of it."""
 
 
 def describe(request: SourceRequest) -> ModelSource:
@@ -27,34 +39,11 @@ def describe(request: SourceRequest) -> ModelSource:
     Raises:
         AccelError: the source is missing, broken or refused, or its forward raises.
     """
-    if request.kind == "zoo":
-        from accel.exporters import from_zoo
-
-        return from_zoo.describe(request)
-    if request.kind == "huggingface":
-        from accel.exporters import from_huggingface
-
-        return from_huggingface.describe(request)
-    if request.kind == "onnx":
-        from accel.exporters import from_onnx
-
-        return from_onnx.describe(request)
-    if request.kind in TENSORFLOW_FILES:
-        from accel.exporters import from_tensorflow
-
-        return from_tensorflow.describe(request)
-    made = None
     if request.kind == "factory":
-        from accel.exporters import factory
-
         made = factory.make(request.reference)
-        if made.framework == "tensorflow":
-            from accel.exporters import from_tensorflow
-
-            return from_tensorflow.describe(request, made)
-    from accel.exporters import from_torch
-
-    return from_torch.describe(request, made)
+        exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
+        return exporter.describe(request, made)
+    return DESCRIBE[request.kind](request)
 
 
 def load(source: ModelSource) -> SourceModel:
@@ -65,23 +54,10 @@ def load(source: ModelSource) -> SourceModel:
     """
     if source.kind == "onnx":
         return of_onnx(source)
-    if source.kind == "zoo":
-        from accel.exporters import from_zoo
-
-        if source.framework == "tensorflow":
-            return of_graph(source, from_zoo.load_graph(source))
-        return of_torch(source, from_zoo.load(source))
     if source.framework == "tensorflow":
-        from accel.exporters import from_tensorflow
-
-        return of_graph(source, from_tensorflow.load(source))
-    if source.kind == "huggingface":
-        from accel.exporters import from_huggingface
-
-        return of_torch(source, from_huggingface.load(source))
-    from accel.exporters import from_torch
-
-    return of_torch(source, from_torch.load(source))
+        return of_graph(source, (from_zoo.load_graph if source.kind == "zoo" else from_tensorflow.load)(source))
+    loaders = {"zoo": from_zoo.load, "huggingface": from_huggingface.load}
+    return of_torch(source, loaders.get(source.kind, from_torch.load)(source))
 
 
 def export_onnx(
@@ -90,7 +66,7 @@ def export_onnx(
     *,
     opset: int = 18,
     model: SourceModel | None = None,
-    points: Sequence[Point] | None = None,
+    points: Sequence[check.Point] | None = None,
 ) -> OnnxModel:
     """Write ``model.onnx`` and ``model.onnx.data`` into ``out_dir`` and prove them right.
 
@@ -107,16 +83,12 @@ def export_onnx(
         StageError: the export failed, came out static, lost an axis or differs from the source.
         InputError: an ONNX source that is broken or reaches outside its folder.
     """
-    from accel.exporters import check, from_onnx, from_torch
-
     model = model or load(source)
     points = points or check.reference_points(model)
     path = Path(out_dir) / "model.onnx"
     if source.kind == "onnx":
         from_onnx.copy(source, path)
     elif model.graph is not None:
-        from accel.exporters import from_tensorflow
-
         from_tensorflow.write_onnx(model.graph, source, path, opset=opset)
     else:
         from_torch.write_onnx(model, path, opset=opset)

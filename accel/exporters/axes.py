@@ -47,6 +47,17 @@ def profile_of(inputs: Sequence[TensorSpec], axes: Mapping[str, Extent]) -> dict
     return {s.name: ShapeRange(low[s.name], opt[s.name], high[s.name]) for s in inputs}
 
 
+def points(inputs: Iterable[TensorSpec], profile: Mapping[str, ShapeRange]) -> dict[str, dict[str, int]]:
+    """Return the size of every named axis at the smallest, an odd, the typical and the largest point of the profile."""
+    axes = extents(inputs, profile)
+    return {
+        "min": {n: e.min for n, e in axes.items()},
+        "odd": odd_sizes(axes),
+        "opt": {n: e.opt for n, e in axes.items()},
+        "max": {n: e.max for n, e in axes.items()},
+    }
+
+
 def odd_sizes(axes: Mapping[str, Extent]) -> dict[str, int]:
     """Choose one size per axis strictly between its ends where there is room: odd, and never the typical one.
 

@@ -14,7 +14,11 @@ from accel.accuracy.detections import match
 from accel.accuracy.parity import GATES_MATCHED
 from accel.core.errors import StageError
 from accel.core.values import Detections, ModelSource, OnnxModel, TensorSpec, file_ref
-from accel.exporters.axes import extents, odd_sizes, shapes_at
+from accel.exporters.axes import points, shapes_at
+from accel.exporters.from_onnx import check_file, graph_specs, run_session
+from accel.exporters.onnx_file import external_files
+from accel.exporters.probe import example_arrays
+from accel.graph.evaluate import open_unoptimised
 
 if TYPE_CHECKING:
     from accel.exporters.source_model import SourceModel
@@ -36,24 +40,15 @@ class Point:
 
 def reference_points(model: SourceModel) -> list[Point]:
     """Run the source at its min, opt, max and one odd shape on seeded values."""
-    from accel.exporters.probe import example_arrays
-
     inputs = model.source.inputs
-    axes = extents(inputs, model.source.profile)
-    sizes = {
-        "min": {n: e.min for n, e in axes.items()},
-        "opt": {n: e.opt for n, e in axes.items()},
-        "max": {n: e.max for n, e in axes.items()},
-        "odd": odd_sizes(axes),
-    }
-    points: list[Point] = []
+    found: list[Point] = []
     done: list[dict[str, int]] = []
-    for name, at in sizes.items():
-        if at not in done:
-            done.append(at)
-            feed = example_arrays(inputs, shapes_at(inputs, at))
-            points.append(Point(name, feed, model.run(feed)))
-    return points
+    for name, sizes in points(inputs, model.source.profile).items():
+        if sizes not in done:
+            done.append(sizes)
+            feed = example_arrays(inputs, shapes_at(inputs, sizes))
+            found.append(Point(name, feed, model.run(feed)))
+    return found
 
 
 def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> OnnxModel:
@@ -62,8 +57,6 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
     Raises:
         StageError: the checker rejects it, its axes or names are not the source's, or it computes something else.
     """
-    from accel.exporters.from_onnx import check_file, open_session, run_session
-
     check_file(path)
     model = read_onnx(path)
     if model.ir_version > IR_MAX or (source.kind != "onnx" and model.opset not in OPSETS):
@@ -73,7 +66,7 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
         )
     _same_contract("input", source.inputs, model.inputs)
     _same_contract("output", source.outputs, model.outputs)
-    session = open_session(path)
+    session = open_unoptimised(path)
     for point in points:
         expected: Mapping[str, np.ndarray] = point.answer
         found: Mapping[str, np.ndarray] = run_session(session, point.feed, [o.name for o in source.outputs])
@@ -87,9 +80,6 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
 def read_onnx(path: Path) -> OnnxModel:
     """Read back what an ONNX file declares: opset, IR, operators, inputs, outputs, and its external data files."""
     import onnx
-
-    from accel.exporters.from_onnx import graph_specs
-    from accel.exporters.onnx_file import external_files
 
     model = onnx.load(str(path), load_external_data=False)
     inputs, outputs = graph_specs(model)
@@ -117,7 +107,7 @@ def _same_contract(what: str, wanted: tuple[TensorSpec, ...], found: tuple[Tenso
                 raise StageError(
                     f"the ONNX model lost the dynamic axis {dim!r}: {what} {want.name!r} came out as {got.dims}, "
                     f"expected {want.dims}",
-                    fix="the model's code fixes that size (a Python int, a shape in a branch); mend it, or fix the "
+                    fix="the model's code fixes that size (a Python int, a shape in a branch); change it, or fix the "
                     "axis with equal --min-shape and --max-shape",
                 )
             named = what == "input" and isinstance(dim, str)

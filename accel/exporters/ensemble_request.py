@@ -11,7 +11,7 @@ from typing import Any
 
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError, UsageError, nearest
-from accel.core.processing import Own, carried
+from accel.core.processing import CustomStep, carried
 from accel.core.values import TensorSpec
 
 BATCH = "batch"
@@ -28,20 +28,24 @@ class Asked:
         folder: Hugging Face folder that declares the steps, in place of the source.
     """
 
-    pre: Own | Mapping[str, Any] | None = field(default_factory=dict)
-    post: Own | Mapping[str, Any] | None = field(default_factory=dict)
+    pre: CustomStep | Mapping[str, Any] | None = field(default_factory=dict)
+    post: CustomStep | Mapping[str, Any] | None = field(default_factory=dict)
     folder: str | None = None
 
 
-def asked(value: bool | Mapping[str, Any] | None) -> Asked | None:
+def asked(value: bool | Mapping[str, Any] | Asked | None) -> Asked | None:
     """Read ``ensemble:`` of a job file, or the flag; None where no ensemble is wanted.
 
     Raises:
         UsageError: an unknown key, or a step of the user's whose tensors are not declared as they must be.
         InputError: a file is missing, cannot be read, or does not define the function.
     """
-    if not isinstance(value, Mapping):
+    if isinstance(value, bool | None):
         return Asked() if value else None
+    if isinstance(value, Asked):
+        return value
+    if not isinstance(value, Mapping):
+        raise UsageError(f"ensemble is {value!r}: expected true, false or a mapping of pre, post and folder")
     keys = ("pre", "post", "folder")
     if unknown := [k for k in value if k not in keys]:
         raise UsageError(f"ensemble has no key {unknown[0]!r}{nearest(str(unknown[0]), keys)}", fix=f"it has {keys}")
@@ -55,7 +59,7 @@ def asked(value: bool | Mapping[str, Any] | None) -> Asked | None:
     )
 
 
-def _asked_step(where: str, value: Any) -> Own | Mapping[str, Any] | None:
+def _asked_step(where: str, value: Any) -> CustomStep | Mapping[str, Any] | None:
     if value is None or (isinstance(value, Mapping) and "function" not in value):
         return value
     key = f"ensemble.{where}"
@@ -81,7 +85,7 @@ def _asked_step(where: str, value: Any) -> Own | Mapping[str, Any] | None:
         names = [t if isinstance(t, str) else t.name for t in side]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UsageError(f"{key} declares {twice[0]!r} twice")
-    return Own(
+    return CustomStep(
         file,
         match["function"],
         tuple(inputs),

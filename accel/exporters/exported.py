@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,10 @@ from accel.exporters.sources import content_key
 if TYPE_CHECKING:
     import torch
 
-    from accel.exporters.positional import Positional
-
 
 def open_program(
     request: SourceRequest,
-) -> tuple[Positional, tuple[TensorSpec, ...], dict[str, ShapeRange], str]:
+) -> tuple[torch.nn.Module, tuple[TensorSpec, ...], dict[str, ShapeRange], str]:
     """Load the program and read its inputs and the bounds of its symbolic sizes.
 
     Returns:
@@ -47,7 +45,7 @@ def open_program(
     key = content_key(request)
     if key is None:
         raise InputError(f"{path} vanished while it was read")
-    return load_program(path, names, None, program=program), specs, profile, key
+    return flat_module(program), specs, profile, key
 
 
 def _extent(size: Any, axis: int, bounds: Mapping[str, tuple[int, Any]]) -> Extent:
@@ -59,20 +57,8 @@ def _extent(size: Any, axis: int, bounds: Mapping[str, tuple[int, Any]]) -> Exte
     return Extent(low, max(low, 1) if axis == 0 else min(max(low, 128), top), top)
 
 
-def load_program(
-    path: Path,
-    inputs: Sequence[str],
-    outputs: Sequence[str] | None,
-    *,
-    program: torch.export.ExportedProgram | None = None,
-) -> Positional:
-    """Wrap a program so that it takes its inputs by position, however they were nested when it was exported."""
-    from accel.exporters.positional import Positional
-
-    return Positional(_flat_module(program or read_program(path)), inputs, outputs=outputs, by_name=False)
-
-
-def _flat_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
+def flat_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
+    """Make a program take its inputs by position, however they were nested when it was exported."""
     import torch
 
     class Flat(torch.nn.Module):

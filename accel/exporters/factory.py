@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import inspect
 import os
@@ -17,13 +18,12 @@ import numpy as np
 from accel.core.errors import AccelError, InputError, SampleError, UsageError
 from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
-from accel.exporters.factory_result import Made
+from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SourceRequest
+from accel.exporters.tensorflow_files import input_names
 
 if TYPE_CHECKING:
     import torch
-
-    from accel.exporters.positional import Positional
 
 
 def call(reference: str, what: str, before: Callable[[], None] | None = None) -> Any:
@@ -61,7 +61,7 @@ def call(reference: str, what: str, before: Callable[[], None] | None = None) ->
         raise InputError(f"{what} {path.name}:{function} raised {type(error).__name__}: {error}") from error
 
 
-def make(reference: str) -> Made:
+def make(reference: str) -> FactoryResult:
     """Call a factory with the generators of its framework seeded, so that unseeded weights are the same each time.
 
     Raises:
@@ -71,10 +71,8 @@ def make(reference: str) -> Made:
     result = call(reference, "factory", _seed)
     module, samples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if _is_tensorflow(module):
-        from accel.exporters.tensorflow_files import input_names
-
         names = input_names(module)
-        return Made("tensorflow", module, () if samples is None else read_samples(samples, names))
+        return FactoryResult("tensorflow", module, () if samples is None else read_samples(samples, names))
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
         raise InputError(
@@ -85,7 +83,7 @@ def make(reference: str) -> Made:
     if any(t.dtype in (torch.float16, torch.bfloat16) for t in module.state_dict().values()):
         module = module.float()
     names = [p.name for p in parameters(module)]
-    return Made("torch", module, () if samples is None else read_samples(samples, names))
+    return FactoryResult("torch", module, () if samples is None else read_samples(samples, names))
 
 
 def _seed() -> None:
@@ -155,14 +153,12 @@ def _array(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
-def positional(made: Made, request: SourceRequest) -> tuple[Positional, tuple[TensorSpec, ...], dict[str, ShapeRange]]:
-    """Wrap the module, and work out its inputs from forward's signature, the samples and the user's shapes.
+def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
+    """Work out the module's inputs from forward's signature, the samples and the user's shapes.
 
     Raises:
         UsageError: nothing says what shape an input has, or a shape is given for an input that does not exist.
     """
-    from accel.exporters.positional import Positional
-
     params = parameters(made.module)
     given = {**request.min_shapes, **request.opt_shapes, **request.max_shapes}
     for name in given:
@@ -185,7 +181,7 @@ def positional(made: Made, request: SourceRequest) -> tuple[Positional, tuple[Te
     specs, profile = name_axes(shapes, dtypes)
     ranges = checked_ranges(specs, request)
     specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, made.samples))) for s in specs)
-    return Positional(made.module, names, outputs=None, by_name=True), specs, profile
+    return specs, profile
 
 
 def _is_double(module: torch.nn.Module) -> bool:
@@ -224,8 +220,16 @@ def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceReque
 
 
 def content_key(reference: str, module: torch.nn.Module) -> str:
-    """Hash a factory: its file's source and its state dict."""
-    from accel.exporters.state_key import state_key
+    """Hash a factory: its file's source and its state dict (names, dtypes, shapes and bytes, in sorted order)."""
+    import torch
 
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if not isinstance(value, torch.Tensor):
+            digest.update(f"{name}={value!r};".encode())
+            continue
+        flat = value.detach().cpu().contiguous().flatten()
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     file, _, function = reference.rpartition(":")
-    return sha256_json(["factory", sha256_file(Path(file)), function, state_key(module)])
+    return sha256_json(["factory", sha256_file(Path(file)), function, sha256_json(digest.hexdigest())])

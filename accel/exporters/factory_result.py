@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class FactoryResult:
     """What a factory returned.
 
     Attributes:

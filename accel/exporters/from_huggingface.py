@@ -14,14 +14,13 @@ import numpy as np
 from accel.core.errors import AccelError, InputError, UnavailableError, UsageError, nearest
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters.axes import resolve
+from accel.exporters.from_torch import probe_outputs
 from accel.exporters.hub import download, huggingface_folder
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
     import torch
-
-    from accel.exporters.positional import Positional
 
 Inputs = tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], Literal["transformer", "vision"]]
 """Inputs, their profile, and what kind of network takes them."""
@@ -61,15 +60,12 @@ def describe(request: SourceRequest) -> ModelSource:
     stored = "local" if Path(request.reference).is_dir() else "pretrained"
     # A tokenizer or a picture size is all it takes to turn the zoo's sentences and pictures into this model's inputs.
     real = family == "vision" or (folder / "tokenizer.json").is_file()
-    samples = request.samples or ("random" if request.random_samples or not real else "zoo")
+    samples = request.samples_or("zoo" if real else "random")
     notices = []
     if missing:
         notices.append(f"{len(missing)} weights are not in the checkpoint and were drawn at random ({missing[0]}, …)")
     if samples == "random" and not request.random_samples:
         notices.append("no tokenizer.json in the folder: inputs are random ids, accuracy is unproved")
-    from accel.exporters.from_torch import probe_outputs
-
-    module = _wrap(model, [s.name for s in inputs], None)
     return ModelSource(
         name=request.name,
         kind="huggingface",
@@ -79,7 +75,7 @@ def describe(request: SourceRequest) -> ModelSource:
         revision=folder.name if folder.parent.name == "snapshots" else None,
         key=key,
         inputs=inputs,
-        outputs=probe_outputs(module, inputs, profile),
+        outputs=probe_outputs(model, inputs, profile),
         profile=profile,
         task=request.task,
         mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
@@ -89,7 +85,7 @@ def describe(request: SourceRequest) -> ModelSource:
     )
 
 
-def load(source: ModelSource) -> Positional:
+def load(source: ModelSource) -> torch.nn.Module:
     """Load the described model again.
 
     Raises:
@@ -98,14 +94,8 @@ def load(source: ModelSource) -> Positional:
     folder = huggingface_folder(source.reference, source.revision)
     if folder is None:
         raise InputError(f"{source.reference} is gone from this machine", fix="run accel convert again")
-    model, _ = open_model(folder, source.task, random=source.weights == RANDOM)
-    return _wrap(model, [s.name for s in source.inputs], [o.name for o in source.outputs])
-
-
-def _wrap(model: torch.nn.Module, inputs: Iterable[str], outputs: list[str] | None) -> Positional:
-    from accel.exporters.positional import Positional
-
-    return Positional(model, list(inputs), outputs=outputs, by_name=True)
+    model: torch.nn.Module = open_model(folder, source.task, random=source.weights == RANDOM)[0]
+    return model
 
 
 def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, list[str]]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.errors import InputError, StageError, UsageError
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, profile_of, resolve
 from accel.exporters.onnx_file import external_files, parse
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
+from accel.graph.evaluate import open_unoptimised
 
 if TYPE_CHECKING:
     import onnx
@@ -90,28 +90,17 @@ def describe(request: SourceRequest) -> ModelSource:
                 axes[dim], known = _extent(request, spec, axis)
                 guessed += [] if known else [dim]
     inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
-    open_session(path)
-    samples = request.samples or "random"
-    notices = [f"axis {n!r}: sizes {axes[n].min} to {axes[n].max} assumed (--max-shape sets them)" for n in guessed]
-    if samples == "random":
-        notices.append("inputs are random values: accuracy is unproved; --samples gives real ones")
+    open_unoptimised(path)
     if key is None:
         raise InputError(f"{path} vanished while it was read")
-    return ModelSource(
-        name=request.name,
-        kind="onnx",
-        reference=str(path),
-        framework="onnx",
-        weights="local",
-        revision=None,
+    return request.source(
+        "onnx",
         key=key,
         inputs=inputs,
         outputs=tuple(TensorSpec(o.name, o.dtype, fix_dims(o, fixed)) for o in outputs),
         profile=profile,
-        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
-        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
-        samples=samples,
-        notice="; ".join(notices) or None,
+        samples=request.samples or "random",
+        notices=[f"axis {n!r}: sizes {axes[n].min} to {axes[n].max} assumed (--max-shape sets them)" for n in guessed],
     )
 
 
@@ -132,26 +121,6 @@ def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent
     )
 
 
-def open_session(path: Path) -> Any:
-    """Open the file in ONNX Runtime with every optimisation off: the file as it is written.
-
-    Raises:
-        UnavailableError: this ONNX Runtime cannot run it (an operator, opset or IR it lacks).
-    """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise UnavailableError(
-            f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
-            fix="export it again with opset 18 to 21 and IR version 10 or older",
-        ) from error
-
-
 def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
     """Run an unoptimised session.
 
@@ -164,7 +133,7 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
         shapes = ", ".join(f"{n} {v.dtype}{list(v.shape)}" for n, v in feed.items())
         raise StageError(
             f"the ONNX model failed on {shapes}: {str(error).splitlines()[0]}",
-            fix="a fixed size inside the graph is the usual cause: mend the export, or fix the axis with --min-shape "
+            fix="a fixed size inside the graph is the usual cause: change the export, or fix the axis with --min-shape "
             "and --max-shape",
         ) from error
 
@@ -173,27 +142,14 @@ def copy(source: ModelSource, path: Path) -> None:
     """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
 
     Axes without a name get the source's, and axes the user fixed get their size; all else stays byte for byte.
+
+    Raises:
+        InputError: external data outside the source's folder, missing or truncated.
+        OutputError: the folder cannot be written.
     """
-    import onnx
+    from accel.graph import passes
+    from accel.graph.interface import DeclareAxes
 
     origin = Path(source.reference)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name in external_files(origin):
-        target = path.parent / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(origin.parent / name, target)
-    model = parse(origin)
-    changed = False
-    specs = {s.name: s for s in (*source.inputs, *source.outputs)}
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name not in specs:
-            continue
-        for dim, want in zip(value.type.tensor_type.shape.dim, specs[value.name].dims, strict=True):
-            if isinstance(want, str) and dim.dim_param != want:
-                dim.dim_param, changed = want, True
-            elif isinstance(want, int) and dim.dim_value != want:
-                dim.dim_value, changed = want, True
-    if changed:
-        onnx.save(model, str(path))
-    else:
-        shutil.copyfile(origin, path)
+    external_files(origin)
+    passes.rewrite(origin, path, DeclareAxes((*source.inputs, *source.outputs)))

@@ -17,8 +17,9 @@ import numpy as np
 
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_file, sha256_json
-from accel.exporters import tensorflow_files
+from accel.exporters import factory, tensorflow_files
 from accel.exporters.axes import BATCH, Extent, checked_ranges, known_input, name_axes, resolve
+from accel.exporters.factory import seen_range, shape_range
 from accel.exporters.layout import first
 from accel.exporters.probe import probe_outputs
 from accel.exporters.request import SourceRequest
@@ -29,7 +30,7 @@ from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 if TYPE_CHECKING:
     import onnx
 
-    from accel.exporters.factory_result import Made
+    from accel.exporters.factory_result import FactoryResult
 
 SEQUENCE = Extent(1, 128, 512)
 """Sizes of the second axis of integers about which nobody said anything: most likely a sequence."""
@@ -37,7 +38,7 @@ OPSET_MAX = 18
 """The newest opset that tf2onnx 1.17 writes. Source: tf2onnx/constants.py, OPSET_TO_IR_VERSION."""
 
 
-def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
+def describe(request: SourceRequest, made: FactoryResult | None = None) -> ModelSource:
     """Describe a TensorFlow source: inputs from its signature, outputs from running it.
 
     Args:
@@ -67,28 +68,16 @@ def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
             f"{sorted(both)} name both an input and an output: clients and ONNX could not tell them apart",
             fix="write a `file.py:factory` that returns a tf.function whose outputs have names of their own",
         )
-    samples = request.samples or (request.reference if made is not None and made.samples else "random")
-    if request.random_samples and request.samples is None:
-        samples = "random"
+    samples = request.samples_or(request.reference if made is not None and made.samples else "random")
     notices = [f"axis {n!r}: sizes {SEQUENCE.min} to {SEQUENCE.max} assumed (--max-shape sets them)" for n in guessed]
-    if samples == "random":
-        notices.append("inputs are random values: accuracy is unproved; --samples gives real ones")
-    return ModelSource(
-        name=request.name,
-        kind=request.kind,
-        reference=request.reference,
-        framework="tensorflow",
-        weights="local",
-        revision=None,
+    return request.source(
+        "tensorflow",
         key=key or made_key(request.reference, graph),
         inputs=inputs,
         outputs=outputs,
         profile=profile,
-        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
-        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
         samples=samples,
-        notice="; ".join(notices) or None,
-        graph=request.graph,
+        notices=notices,
     )
 
 
@@ -99,8 +88,6 @@ def load(source: ModelSource) -> Graph:
         InputError: it is no longer what ``describe`` saw.
     """
     if source.kind == "factory":
-        from accel.exporters import factory
-
         opened = tensorflow_files.open_made(factory.make(source.reference), [s.name for s in source.inputs])
     else:
         opened = tensorflow_files.open_file(source.kind, Path(source.reference), source.graph)
@@ -155,8 +142,6 @@ def _inputs(
     ports: Sequence[Port], opened: Opened, request: SourceRequest
 ) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
     """Return the inputs, their shape ranges, and the names of axes whose sizes were guessed."""
-    from accel.exporters.factory import seen_range, shape_range
-
     shapes, guesses = {}, []
     for port in ports:
         seen = [feed[port.name].shape for feed in opened.samples]
@@ -209,7 +194,10 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
     Raises:
         StageError: tf2onnx failed, or has no ONNX operator for some nodes; the message names them.
     """
-    import onnx
+    import onnx_ir as ir
+
+    from accel.graph import passes
+    from accel.graph.interface import DeclareAxes
 
     import_tensorflow()
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
@@ -226,9 +214,12 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
             fix="choose targets that start from TensorFlow itself (tf, tf-xla), or give the ONNX file",
         ) from error
     _refuse_unknown(model, source)
-    _apply_names(model, source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save_model(model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
+    graph_model = ir.from_proto(model)
+    _put_in_order(graph_model.graph.inputs, source.inputs)
+    _put_in_order(graph_model.graph.outputs, source.outputs)
+    # Sizes that differ from the source's stay for the check.
+    passes.run(graph_model, DeclareAxes((*source.inputs, *source.outputs)))
+    passes.save(graph_model, path, data=f"{path.name}.data")
 
 
 def _refuse_unknown(model: onnx.ModelProto, source: ModelSource) -> None:
@@ -246,29 +237,10 @@ def _refuse_unknown(model: onnx.ModelProto, source: ModelSource) -> None:
         )
 
 
-def _apply_names(model: onnx.ModelProto, source: ModelSource) -> None:
-    """Put inputs and outputs in the source's order, with its names for axes; sizes that differ stay for the check."""
-    for values, specs in ((model.graph.input, source.inputs), (model.graph.output, source.outputs)):
-        by_name = {v.name: v for v in values}
-        if missing := [s.name for s in specs if s.name not in by_name]:
-            raise StageError(f"tf2onnx left {missing[0]!r} out of the model: it has {sorted(by_name)}")
-        ordered = [by_name[s.name] for s in specs]
-        del values[:]
-        values.extend(ordered)
-        for value, spec in zip(values, specs, strict=True):
-            _name_dims(value, spec)
-
-
-def _name_dims(value: Any, spec: TensorSpec) -> None:
-    shape = value.type.tensor_type.shape
-    if len(shape.dim) != len(spec.dims):
-        del shape.dim[:]
-        for _ in spec.dims:
-            shape.dim.add()
-    for dim, want in zip(shape.dim, spec.dims, strict=True):
-        if dim.HasField("dim_value") and dim.dim_value > 0:
-            continue
-        if isinstance(want, str):
-            dim.dim_param = want
-        else:
-            dim.dim_value = want
+def _put_in_order(values: Any, specs: Sequence[TensorSpec]) -> None:
+    """Put a graph's inputs or outputs in the source's order."""
+    by_name = {v.name: v for v in values}
+    if missing := [s.name for s in specs if s.name not in by_name]:
+        raise StageError(f"tf2onnx left {missing[0]!r} out of the model: it has {sorted(by_name)}")
+    values.clear()
+    values.extend(by_name[s.name] for s in specs)

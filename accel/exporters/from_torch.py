@@ -20,7 +20,7 @@ import numpy as np
 from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
-from accel.exporters import probe
+from accel.exporters import exported, factory, probe
 from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
@@ -28,80 +28,61 @@ from accel.exporters.request import SourceRequest
 if TYPE_CHECKING:
     import torch
 
-    from accel.exporters.factory_result import Made
-    from accel.exporters.positional import Positional
+    from accel.exporters.factory_result import FactoryResult
     from accel.exporters.source_model import SourceModel
 
 
-def describe(request: SourceRequest, made: Made | None = None) -> ModelSource:
+def describe(request: SourceRequest, made: FactoryResult | None = None) -> ModelSource:
     """Describe a factory or an exported program: inputs from its signature, outputs from running it.
 
     Args:
         made: what the factory returned; None for an exported program.
     """
     if made is None:
-        from accel.exporters import exported
-
         module, inputs, profile, key = exported.open_program(request)
-        weights, samples = "local", request.samples or "random"
+        samples = request.samples_or("random")
     else:
-        from accel.exporters import factory
-
-        module, inputs, profile = factory.positional(made, request)
-        key = factory.content_key(request.reference, made.module)
-        weights = "local"
-        samples = request.samples or (request.reference if made.samples else "random")
-    if request.random_samples and request.samples is None:
-        samples = "random"
-    return ModelSource(
-        name=request.name,
-        kind=request.kind,
-        reference=request.reference,
-        framework="torch",
-        weights=weights,
-        revision=None,
-        key=key,
-        inputs=inputs,
-        outputs=probe_outputs(module, inputs, profile),
-        profile=profile,
-        mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
-        family="transformer" if {"input_ids", "attention_mask"} <= {s.name for s in inputs} else "other",
-        samples=samples,
-        notice=None
-        if samples != "random"
-        else "inputs are random values: accuracy is unproved; --samples gives real ones",
-    )
+        module = made.module
+        inputs, profile = factory.inputs(made, request)
+        key = factory.content_key(request.reference, module)
+        samples = request.samples_or(request.reference if made.samples else "random")
+    outputs = probe_outputs(module, inputs, profile, by_name=made is not None)
+    return request.source("torch", key=key, inputs=inputs, outputs=outputs, profile=profile, samples=samples)
 
 
-def load(source: ModelSource) -> Positional:
+def load(source: ModelSource) -> torch.nn.Module:
     """Load a factory's module or an exported program again.
 
     Raises:
         InputError: it is no longer what ``describe`` saw.
     """
-    names = [s.name for s in source.inputs]
-    outputs = [s.name for s in source.outputs]
     if source.kind == "exported":
-        from accel.exporters import exported
-
-        return exported.load_program(Path(source.reference), names, outputs)
-    from accel.exporters import factory
-    from accel.exporters.positional import Positional
-
+        return exported.flat_module(exported.read_program(Path(source.reference)))
     made = factory.make(source.reference)
     if factory.content_key(source.reference, made.module) != source.key:
         raise InputError(
             f"{source.reference} gave other weights or code than a moment ago",
             fix="do not edit the file during a run; load weights from a file, or seed their generator",
         )
-    return Positional(made.module, names, outputs=outputs, by_name=True)
+    module: torch.nn.Module = made.module
+    return module
 
 
 def probe_outputs(
-    module: Positional, inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange]
+    model: torch.nn.Module,
+    inputs: Sequence[TensorSpec],
+    profile: Mapping[str, ShapeRange],
+    *,
+    by_name: bool = True,
 ) -> tuple[TensorSpec, ...]:
-    """Run the module to read its outputs' names and dtypes, and which of their axes follow which input axes."""
-    from accel.exporters.positional import call, client_array, named_tensors
+    """Run the module to read its outputs' names and dtypes, and which of their axes follow which input axes.
+
+    Args:
+        by_name: as for ``Positional``.
+    """
+    from accel.exporters.positional import Positional, call, client_array, named_tensors
+
+    module = Positional(model, [s.name for s in inputs], outputs=None, by_name=by_name)
 
     def run(feed: Feed) -> dict[str, np.ndarray]:
         found = named_tensors(call(module.result, module.inputs, feed))
@@ -213,7 +194,7 @@ def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
     except AccelError:
         raise
     except Exception as error:
-        # torch.onnx wraps the reason in advice; the innermost error is what the user can mend.
+        # torch.onnx wraps the reason in advice; the innermost error is what the user can fix.
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__

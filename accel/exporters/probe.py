@@ -47,14 +47,16 @@ def example_arrays(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int,
     rng = np.random.default_rng(0)
     feed = {}
     for spec in inputs:
+        mask = "mask" in spec.name and spec.range in (None, (0, 1)) and "float" not in spec.dtype
         shape = shapes[spec.name]
-        if "mask" in spec.name and spec.range in (None, (0, 1)) and "float" not in spec.dtype:
-            feed[spec.name] = np.ones(shape, spec.dtype)
-        elif spec.dtype == "bool":
-            feed[spec.name] = rng.integers(0, 2, shape).astype(bool)
-        elif "int" in spec.dtype:
-            low, high = spec.range or (0, 1)
-            feed[spec.name] = rng.integers(low, high, shape, endpoint=True).astype(spec.dtype)
-        else:
-            feed[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
+        feed[spec.name] = np.ones(shape, spec.dtype) if mask else draw(rng, spec, shape)
     return feed
+
+
+def draw(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw values of a tensor: integers from its range (0 and 1 without one), floats from a normal distribution."""
+    if spec.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if "int" in spec.dtype:
+        return rng.integers(*(spec.range or (0, 1)), shape, endpoint=True).astype(spec.dtype)
+    return rng.standard_normal(shape).astype(spec.dtype)

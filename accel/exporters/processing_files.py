@@ -17,10 +17,9 @@ from typing import Any, TypeVar, get_args
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.processing import (
     TOKENS,
-    After,
     Before,
+    CustomStep,
     Labels,
-    Own,
     Picture,
     Pipeline,
     Pool,
@@ -48,18 +47,16 @@ def find(source: ModelSource, wanted: Asked) -> Pipeline:
     """
     if wanted.pre is None and wanted.post is None:
         raise UsageError("the ensemble has neither a step before the model nor one after it", fix="leave it out")
-    folder = _folder(source, wanted)
+    folder, declared = _folder(source, wanted), wanted.folder is None
     pre: Before | None
-    post: After | None
-    if isinstance(wanted.pre, Own) or wanted.pre is None:
+    if isinstance(wanted.pre, CustomStep | None):
         pre = wanted.pre
     else:
-        pre = _changed(_before(source, folder, declared=wanted.folder is None), wanted.pre, "pre")
-    if isinstance(wanted.post, Own) or wanted.post is None:
-        post = wanted.post
-    else:
-        post = _changed(_after(source, folder, declared=wanted.folder is None), wanted.post, "post")
-        _check_output(source, post)
+        pre = _changed(_before(source, folder, declared=declared), wanted.pre, "pre")
+    if isinstance(wanted.post, CustomStep | None):
+        return Pipeline(pre, wanted.post)
+    post = _changed(_after(source, folder, declared=declared), wanted.post, "post")
+    _check_output(source, post)
     return Pipeline(pre, post)
 
 

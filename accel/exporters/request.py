@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from accel.core.values import GraphChoice
+from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
 
 Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
 
@@ -60,6 +60,43 @@ class SourceRequest:
     max_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     model_name: str | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
+
+    def samples_or(self, own: str) -> str:
+        """Return what the samples are: the user's file, random values where the user asked for them, or ``own``."""
+        return self.samples or ("random" if self.random_samples else own)
+
+    def source(
+        self,
+        framework: Literal["torch", "onnx", "tensorflow"],
+        *,
+        key: str,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        profile: Mapping[str, ShapeRange],
+        samples: str,
+        notices: Sequence[str] = (),
+    ) -> ModelSource:
+        """Return the description of a source that is a user's own file; mask and family go by the inputs' names."""
+        if samples == "random":
+            notices = [*notices, "inputs are random values: accuracy is unproved; --samples gives real ones"]
+        names = {s.name for s in inputs}
+        return ModelSource(
+            name=self.name,
+            kind=self.kind,
+            reference=self.reference,
+            framework=framework,
+            weights="local",
+            revision=None,
+            key=key,
+            inputs=inputs,
+            outputs=outputs,
+            profile=profile,
+            mask="attention_mask" if "attention_mask" in names else None,
+            family="transformer" if {"input_ids", "attention_mask"} <= names else "other",
+            samples=samples,
+            notice="; ".join(notices) or None,
+            graph=self.graph if framework == "tensorflow" else GraphChoice(),
+        )
 
     @property
     def name(self) -> str:

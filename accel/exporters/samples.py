@@ -16,9 +16,10 @@ import numpy as np
 from accel.core.errors import SampleError
 from accel.core.feeds import Feed, fit_inputs, write_feeds
 from accel.core.values import ModelSource, SampleSet, TensorSpec, file_ref, sha256_json
-from accel.exporters.axes import Extent, extents, odd_sizes, shapes_at
+from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
 from accel.exporters.request import SourceRequest
+from accel.exporters.user_samples import user_items
 
 CALIBRATION_ITEMS = 128
 GATE_ITEMS = 256
@@ -28,14 +29,8 @@ POINTS = ("min", "odd", "opt", "max")
 
 def shape_points(source: ModelSource) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return each input's shape at the smallest, an odd, the typical and the largest point of the profile."""
-    axes = extents(source.inputs, source.profile)
-    sizes = {
-        "min": {n: e.min for n, e in axes.items()},
-        "odd": odd_sizes(axes),
-        "opt": {n: e.opt for n, e in axes.items()},
-        "max": {n: e.max for n, e in axes.items()},
-    }
-    return {point: shapes_at(source.inputs, sizes[point]) for point in POINTS}
+    sizes = points(source.inputs, source.profile)
+    return {point: shapes_at(source.inputs, at) for point, at in sizes.items()}
 
 
 def fit_shape(
@@ -72,8 +67,6 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
     elif source.samples == "zoo":
         items, origin = zoo_items(source, wanted)
     else:
-        from accel.exporters.user_samples import user_items
-
         items = _check(user_items(source.samples, source), source)
         origin = f"the user's samples ({Path(source.samples).name})"
     items = _distinct(items)

@@ -11,9 +11,13 @@ import numpy as np
 
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import ModelSource
+from accel.exporters.from_onnx import run_session
+from accel.graph.evaluate import open_unoptimised
 
 if TYPE_CHECKING:
-    from accel.exporters.positional import Positional, Recast
+    import torch
+
+    from accel.exporters.positional import Positional
     from accel.exporters.tensorflow_graph import Graph
 
 
@@ -31,7 +35,7 @@ class SourceModel:
 
     source: ModelSource
     answer: Callable[[Feed], Mapping[str, np.ndarray]]
-    module: Positional | Recast | None = None
+    module: Positional | None = None
     graph: Graph | None = None
 
     def run(self, feed: Feed) -> dict[str, np.ndarray]:
@@ -45,21 +49,24 @@ class SourceModel:
         return {s.name: found[s.name] for s in self.source.outputs}
 
 
-def of_torch(source: ModelSource, module: Positional) -> SourceModel:
-    """Make the source model of a torch module, with a cast at its door where clients see a narrowed dtype."""
-    from accel.exporters.positional import Recast, call, client_array
+def of_torch(source: ModelSource, model: torch.nn.Module) -> SourceModel:
+    """Make the source model of a torch module, which casts where clients see a narrowed dtype."""
+    from accel.exporters.positional import Positional, call, client_array
 
-    door: Positional | Recast = module
-    if source.native:
-        takes = [source.native.get(s.name) for s in source.inputs]
-        gives = [s.dtype if s.name in source.native else None for s in source.outputs]
-        door = Recast(module, takes, gives)
+    module = Positional(
+        model,
+        [s.name for s in source.inputs],
+        outputs=[s.name for s in source.outputs],
+        by_name=source.kind != "exported",
+        takes={s.name: source.native[s.name] for s in source.inputs if s.name in source.native},
+        gives={s.name: s.dtype for s in source.outputs if s.name in source.native},
+    )
 
     def answer(feed: Feed) -> dict[str, np.ndarray]:
-        results = call(door, door.inputs, feed)
+        results = call(module, module.inputs, feed)
         return {s.name: client_array(r) for s, r in zip(source.outputs, results, strict=True)}
 
-    return SourceModel(source, answer, module=door)
+    return SourceModel(source, answer, module=module)
 
 
 def of_graph(source: ModelSource, graph: Graph) -> SourceModel:
@@ -69,9 +76,7 @@ def of_graph(source: ModelSource, graph: Graph) -> SourceModel:
 
 def of_onnx(source: ModelSource) -> SourceModel:
     """Make the source model of an ONNX file, run with every optimisation off."""
-    from accel.exporters.from_onnx import open_session, run_session
-
-    session = open_session(Path(source.reference))
+    session = open_unoptimised(Path(source.reference))
 
     def answer(feed: Feed) -> dict[str, np.ndarray]:
         native = {n: v.astype(source.native.get(n, v.dtype)) for n, v in feed.items()}

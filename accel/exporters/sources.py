@@ -15,11 +15,21 @@ from pathlib import Path
 
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.values import GraphChoice, sha256_file, sha256_json, to_json
+from accel.exporters.hub import huggingface_folder
+from accel.exporters.onnx_file import external_files
 from accel.exporters.request import FACTORY, SAVED_MODEL, TENSORFLOW_FILES, Kind, SourceRequest, Weights
 from accel.exporters.zoo import SMALL, zoo
 
 PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"}
-KERAS = {".keras", ".h5", ".hdf5"}
+KERAS: tuple[Kind, str] = "keras", "Keras model"
+FILES: Mapping[str, tuple[Kind, str]] = {
+    ".keras": KERAS,
+    ".h5": KERAS,
+    ".hdf5": KERAS,
+    ".onnx": ("onnx", "ONNX file"),
+    ".pt2": ("exported", "exported program"),
+}
+"""Suffix → the kind of source, and what a message calls it."""
 GIVEN = ".onnx, .pt2, .keras, .h5, a frozen .pb, file.py:factory or a folder"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -105,8 +115,9 @@ def _kind(text: str) -> tuple[Kind, str]:
     suffix = path.suffix.lower()
     if path.is_dir():
         return _folder(path)
-    if suffix in KERAS:
-        return "keras", str(_file(text, "Keras model"))
+    if suffix in FILES:
+        kind, what = FILES[suffix]
+        return kind, str(_file(text, what))
     if suffix == ".pb":
         path = _file(text, "graph")
         return ("savedmodel", str(path.parent)) if path.name == SAVED_MODEL else ("graphdef", str(path))
@@ -120,10 +131,6 @@ def _kind(text: str) -> tuple[Kind, str]:
     if suffix == ".safetensors":
         _file(text, "model")
         raise InputError(f"{text} holds weights without an architecture", fix="give its folder, with config.json")
-    if suffix == ".onnx":
-        return "onnx", str(_file(text, "ONNX file"))
-    if suffix == ".pt2":
-        return "exported", str(_file(text, "exported program"))
     if suffix == ".py":
         raise UsageError(f"{text} names no factory", fix=f"{text}:NAME, the function that returns the module")
     if path.exists():
@@ -208,7 +215,7 @@ def content_key(request: SourceRequest) -> str | None:
     """Hash everything that decides what the model computes, without importing a framework.
 
     That is the zoo entry's code and weights, or the source's own files; the request's shapes and samples are not part
-    of it. None where only loading can tell: a factory, or weights that must be downloaded first.
+    of it. None where only loading can report_progress: a factory, or weights that must be downloaded first.
 
     Raises:
         InputError: a file cannot be read.
@@ -256,8 +263,6 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
             return None
         return files | (_listing(folder) if folder else {})
     if request.kind == "huggingface":
-        from accel.exporters.hub import huggingface_folder
-
         local = huggingface_folder(request.reference, request.revision)
         return _listing(local) if local else None
     path = Path(request.reference)
@@ -265,17 +270,10 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
         return {p.relative_to(path).as_posix(): p for p in sorted(path.rglob("*")) if p.is_file()}
     if request.kind in ("exported", "keras", "graphdef"):
         return {path.name: path}
-    return {path.name: path} | {name: path.parent / name for name in _external_data(path)}
+    return {path.name: path} | {name: path.parent / name for name in external_files(path)}
 
 
 def _listing(folder: Path) -> dict[str, Path]:
     """List the files of a Hugging Face folder that can take part: its own level, no pickles, nothing hidden."""
     keep = (p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith("."))
     return {p.name: p for p in keep if p.suffix in (".json", ".safetensors", ".txt", ".model")}
-
-
-def _external_data(path: Path) -> list[str]:
-    # The paths must be read from the protobuf itself; onnx is light beside a framework, and only .onnx sources pay.
-    from accel.exporters.onnx_file import external_files
-
-    return external_files(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.values import GraphChoice
-from accel.exporters.factory_result import Made
+from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SAVED_MODEL
 from accel.exporters.tensorflow_graph import SIGNATURE, Opened, Port, check_dtype, named_tensors, quiet
 from accel.exporters.tensorflow_operators import INITIALISER, check_graph, check_saved_model
@@ -173,7 +173,7 @@ def of_keras(model: Any) -> Opened:
 # What a factory returned
 
 
-def open_made(made: Made, given: Sequence[str]) -> Opened:
+def open_made(made: FactoryResult, given: Sequence[str]) -> Opened:
     """Open what a factory returned.
 
     Args:

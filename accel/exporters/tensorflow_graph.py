@@ -1,6 +1,6 @@
 """The one form that every TensorFlow source takes inside accel: a function with named tensors in and out.
 
-Clients' dtypes and layout are part of it: casts and transpositions stand at its door, so that whatever is run, exported
+Clients' dtypes and layout are part of it: casts and transpositions stand around it, so that whatever is run, exported
 or saved from it shows clients one contract. TensorFlow is imported inside functions.
 """
 
@@ -88,7 +88,7 @@ class Graph:
 
     @property
     def plain(self) -> bool:
-        """Whether a SavedModel keeps the client's contract as it is, with no cast or transposition at its door."""
+        """Whether a SavedModel keeps the client's contract as it is, with no cast or transposition around it."""
         taken = {p.name: p.dtype for p in self.opened.ports}
         same = {s.name: s.dtype for s in self.inputs} == taken and self._outputs == self.opened.gives
         return same and not self._nchw

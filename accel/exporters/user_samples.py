@@ -12,7 +12,9 @@ import numpy as np
 from accel.core.errors import SampleError
 from accel.core.feeds import Feed, read_feeds, read_npz
 from accel.core.values import ModelSource
+from accel.exporters import factory
 from accel.exporters.axes import extents
+from accel.exporters.from_huggingface import tokenise
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.request import FACTORY
 from accel.exporters.zoo import zoo
@@ -24,8 +26,6 @@ def tokenised(texts: Sequence[str], source: ModelSource) -> list[dict[str, Any]]
     Raises:
         SampleError: the model has no tokenizer.
     """
-    from accel.exporters.from_huggingface import tokenise
-
     folder: Path | None = None
     if source.kind == "zoo":
         find = zoo().entry(source.reference).tokenizer
@@ -61,8 +61,6 @@ def user_items(reference: str, source: ModelSource) -> list[Feed]:
 
 
 def _generated(reference: str, source: ModelSource) -> Iterator[Feed]:
-    from accel.exporters import factory
-
     if source.kind == "factory" and reference == source.reference:
         yield from factory.make(reference).samples
         return

@@ -6,6 +6,7 @@ No room below ``run`` imports the zoo. ``accel.run`` hands it in (``hand_in``), 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +95,8 @@ class Entry:
     def code_files(self) -> dict[str, Path]:
         """Return the files of the zoo that decide what the entry computes and samples, by name."""
         own = Path(inspect.getfile(self.load))
-        return {own.name: own} | {name: own.parent / name for name in ("__init__.py", *self.extra_files)}
+        folder = Path(str(sys.modules[self.load.__module__.partition(".")[0]].__file__)).parent
+        return {own.name: own} | {name: folder / name for name in ("__init__.py", *self.extra_files)}
 
 
 class Zoo(Protocol):

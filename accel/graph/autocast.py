@@ -7,20 +7,43 @@ checked after, both in ``fp16``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from accel.core import environments
+
+ENVIRONMENT = environments.declare(
+    environments.Environment(
+        "modelopt",
+        (
+            "nvidia-modelopt==0.47.0",
+            "onnx-graphsurgeon==0.6.1",
+            "onnxslim==0.1.98",
+            "polygraphy==0.53.6",
+            "onnxconverter-common==1.16.0",
+            "omegaconf==2.4.0",
+            "pulp==3.3.2",
+            "nvidia-ml-py==13.615.71",
+            "lief==1.0.0",
+            "cppimport==26.4.17",
+            "mako==1.4.3",
+            "markupsafe==3.0.4",
+            "pybind11==3.1.0",
+            "filelock==4.2.11",
+            "colorama==0.4.6",
+        ),
+        "its own pins ask for an older onnx and for onnxruntime-gpu, neither of which autocast needs",
+        over_main=True,
+    )
+)
 
 
-def autocast(source: str, out: str, to: Literal["fp16", "bf16"], keep: Sequence[str]) -> dict[str, Any]:
+def autocast(source: Path, out: Path, to: Literal["fp16", "bf16"], keep: tuple[str, ...]) -> str:
     """Write the model at ``source`` with every node in ``to``, except those in ``keep``, weights beside it.
 
     Args:
         source: checked, every node named, constants of type FP32.
         keep: names of the nodes that stay in FP32.
-
-    Returns:
-        ``version`` of Model Optimizer.
 
     Source: ``modelopt.onnx.autocast.convert_to_mixed_precision``,
     https://nvidia.github.io/Model-Optimizer/guides/8_autocast.html.
@@ -32,7 +55,7 @@ def autocast(source: str, out: str, to: Literal["fp16", "bf16"], keep: Sequence[
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
     model = convert_to_mixed_precision(
-        source,
+        str(source),
         low_precision_type=to,
         nodes_to_exclude=[f"{re.escape(name)}$" for name in keep],
         data_max=np.inf,  # no run of its own: ranges were measured
@@ -41,8 +64,11 @@ def autocast(source: str, out: str, to: Literal["fp16", "bf16"], keep: Sequence[
         providers=["cpu"],
     )
     model.graph.ClearField("value_info")  # shapes in it can be wrong after the casts
-    target = Path(out)
     onnx.save_model(
-        model, str(target), save_as_external_data=True, all_tensors_to_one_file=True, location=f"{target.name}.data"
+        model,
+        str(out),
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=f"{out.name}.data",
     )
-    return {"version": version("nvidia-modelopt")}
+    return version("nvidia-modelopt")

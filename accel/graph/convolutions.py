@@ -1,22 +1,24 @@
 """Static INT8 for networks of convolutions, by ONNX Runtime's own quantiser.
 
-A convolution runs in INT8 only where its input and output are both quantised, so the whole network is quantised at
-once; the first and last layers, which carry most of the error, return to float where accuracy asks for it. What comes
-after the last product (boxes decoded, scores ranked) stays in float: there a place in the picture would get 8 bits.
+On a CPU a convolution runs in INT8 only where its input and output are both quantised, so the whole network is
+quantised at once; the first and last layers, which carry most of the error, return to float first where accuracy asks
+for it. What comes after the last product (boxes decoded, scores ranked) stays in float: there a place in the picture
+would get 8 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from accel.core.errors import StageError
-from accel.graph.quantize import open_cpu
+from accel.core.feeds import Feed
+from accel.graph import sensitivity
 
-Feeds = Sequence[Mapping[str, np.ndarray]]
+EVALUATIONS = 9
+"""Each takes a quantisation of the whole network: all, none, and the halving of a hundred layers."""
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 
@@ -28,15 +30,14 @@ def dominate(path: Path) -> bool:
     return kinds.count("Conv") > kinds.count("MatMul") + kinds.count("Gemm")
 
 
-def quantize(path: Path, out: Path, feeds: Feeds, *, target_db: float, levels: int) -> dict[str, Any]:
-    """Write the model at ``path`` to ``out`` in INT8, leaving as few end layers in float as keep ``target_db``.
+def quantize(
+    path: Path, out: Path, feeds: Sequence[Feed], score: Callable[[Path], float], floor: float, *, reduce_range: bool
+) -> sensitivity.Search:
+    """Write the model at ``path`` to ``out`` in INT8, leaving as few end layers in float as hold ``floor``.
 
     Args:
-        feeds: calibration inputs; every fourth is held back from calibration and judges the choice.
-        levels: 127, or 63 for weights of a reduced range.
-
-    Returns:
-        Facts: ``int8_nodes``, ``conv_nodes``, ``int8_share`` (of nodes), ``held_back_sqnr_db``, ``float_nodes``.
+        feeds: calibration inputs; ``score`` has other samples.
+        reduce_range: whether weights get 7 bits, for CPUs whose kernels add pairs in 16 bits.
 
     Raises:
         StageError: the quantiser failed.
@@ -44,45 +45,49 @@ def quantize(path: Path, out: Path, feeds: Feeds, *, target_db: float, levels: i
     import onnx
     from onnxruntime import quantization as q
 
-    held = [f for i, f in enumerate(feeds) if i % 4 == 3] or list(feeds[-1:])
-    seen = [f for i, f in enumerate(feeds) if i % 4 != 3] or list(feeds)
-    model = onnx.load(str(path))
-    products = [n.name for n in model.graph.node if n.op_type in _PRODUCTS]
+    graph = onnx.load(str(path), load_external_data=False).graph
+    products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
     if len(set(products)) != len(products) or "" in products:
         raise StageError(f"{path.name} has products without a name of their own: the quantiser cannot leave one out")
-    truth = _answers(path, held)
-    ends: tuple[list[str], ...] = ([], products[-1:], [products[0], *products[-1:]], [*products[:4], *products[-2:]])
-    tail = _tail(model.graph)
-    found, excluded = 0.0, products
-    for excluded in ends:
+    tail = _tail(graph)
+
+    def write(kept: Sequence[str], to: Path, ranges: Path) -> Path:
         model = onnx.load(str(path))
-        model.graph.ClearField("value_info")
+        model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
         try:
             q.quantize_static(
                 model,
-                str(out),
-                _Reader(seen),
+                str(to),
+                _Reader(feeds),
                 quant_format=q.QuantFormat.QDQ,
                 activation_type=q.QuantType.QUInt8,
                 weight_type=q.QuantType.QInt8,
                 per_channel=True,
-                reduce_range=levels < 127,
-                nodes_to_exclude=[*excluded, *tail],
+                reduce_range=reduce_range,
+                nodes_to_exclude=[*kept, *tail],
                 use_external_data_format=True,
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+                calibration_cache_path=ranges,
             )
         except (RuntimeError, ValueError, KeyError) as error:
             raise StageError(f"onnxruntime could not quantise {path.name}: {error}") from error
-        found = _worst_db(truth, _answers(out, held))
-        if found >= target_db:
-            break
-    return {
-        "int8_nodes": len(products) - len(set(excluded)),
-        "product_nodes": len(products),
-        "int8_share": 1 - len(set(excluded)) / len(products),
-        "held_back_sqnr_db": found,
-        "float_nodes": sorted(set(excluded)),
-    }
+        return to
+
+    # From the middle outwards; the last layer, then the first, return to float before all others.
+    ends = [min(i + 1, 2 * (len(products) - 1 - i)) for i in range(len(products))]
+    with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
+        ranges, trial = Path(name) / "ranges.json", Path(name) / "trial.onnx"
+        found = sensitivity.search(
+            [(name,) for name in products],
+            dict.fromkeys(products, 1),
+            lambda kept: score(path if len(kept) == len(products) else write(kept, trial, ranges)),
+            floor,
+            order=sorted(range(len(products)), key=lambda i: -ends[i]),
+            evaluations=EVALUATIONS,
+            points=1,
+        )
+        write(found.chosen.kept, out, ranges)
+    return found
 
 
 def _tail(graph: Any) -> list[str]:
@@ -100,32 +105,9 @@ def _tail(graph: Any) -> list[str]:
 class _Reader:
     """What ONNX Runtime's calibration asks for its next feed."""
 
-    def __init__(self, feeds: Feeds) -> None:
-        self._feeds = feeds
-        self.rewind()
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._next = iter(feeds)
 
-    def rewind(self) -> None:
-        self._next = iter(self._feeds)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
+    def get_next(self) -> dict[str, Any] | None:
         feed = next(self._next, None)
         return None if feed is None else dict(feed)
-
-
-def _answers(path: Path, feeds: Feeds) -> list[np.ndarray]:
-    """Return each output of all feeds as float64 (items, …); as (positions, last axis) where feeds differ in size."""
-    session = open_cpu(path, 0)
-    runs = [session.run(None, dict(feed)) for feed in feeds]
-    joined = []
-    for parts in zip(*runs, strict=True):
-        alike = len({p.shape[1:] for p in parts}) == 1
-        joined.append(np.concatenate([p if alike else p.reshape(-1, p.shape[-1]) for p in parts]).astype(np.float64))
-    return joined
-
-
-def _worst_db(truth: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
-    values = []
-    for t, f in zip(truth, found, strict=True):
-        signal, noise = np.square(t - t.mean(axis=0)).sum(), np.square(f - t).sum()
-        values.append(10 * float(np.log10(max(signal, 1e-30) / max(noise, 1e-30))))
-    return min(values)

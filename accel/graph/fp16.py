@@ -6,7 +6,7 @@ in FP32 on real samples, and a node that reads or writes one beyond the format's
 The casting is autocast's (``autocast``), the result is read back, and ``emulate`` writes a file in which even a CPU
 rounds, and overflows, as the types say.
 
-Clients see what they saw: inputs and outputs stay FP32, with casts at the door.
+Clients see what they saw: inputs and outputs stay FP32, with casts at inputs and outputs.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import onnx_ir as ir
 
-from accel.core import environments, processes
+from accel.accuracy import parity
+from accel.core import environments
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
-from accel.graph import measured, qdq
+from accel.core.processes import Worker
+from accel.core.values import TensorSpec
+from accel.graph import evaluate, measured, passes, qdq
+from accel.graph.autocast import ENVIRONMENT, autocast
 from accel.graph.measured import Range
+from accel.graph.products import PRODUCTS
 
-if TYPE_CHECKING:
-    import onnx
-
-ENVIRONMENT = "modelopt"
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Half = Literal["fp16", "bf16"]
 LIMITS: Mapping[str, float] = {"fp16": 65504.0, "bf16": float.fromhex("0x1.fep127")}
 """Largest finite value. Source: IEEE 754 binary16; bfloat16 is binary32 cut to 8 bits of significand."""
-PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
 SQUARING = frozenset({
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization",
     "RMSNormalization", "LpNormalization", "ReduceL2", "ReduceSumSquare",
@@ -46,9 +48,8 @@ CARRIERS = frozenset({
     "Transpose", "Unsqueeze", "Where",
 })  # fmt: skip
 """Operators between the constant of a mask and the Softmax that it switches positions off in."""
-AGREEMENT_DB = 80.0
-"""A smaller mask constant must leave the answers alone; the gate of FP32."""
 AGREEMENT_FEEDS = 4
+"""Samples on which a smaller mask constant must leave the answers alone."""
 CAST_S = 1800.0
 
 
@@ -148,31 +149,26 @@ def convert(
     samples = list(feeds)
     with tempfile.TemporaryDirectory(prefix=".half.", dir=out.parent) as name:
         folder = Path(name)
-        model = qdq.load_model(source)
+        model = qdq.load(source)
         check_plain(model, source)
         limit = LIMITS[to] / margin
         weights = _weight_ranges(model)
         markers = _shrink_markers(model, weights, limit=limit)
         plain = folder / "plain.onnx"
-        qdq.save_model(model, plain)
+        passes.save(model, plain, data=f"{plain.name}.data")
         if markers and not _agree(source, plain, samples, threads):
-            model, markers = qdq.load_model(source), ()
+            model, markers = qdq.load(source), ()
             weights = _weight_ranges(model)
-            qdq.save_model(model, plain)
-        values = [n for n in measured.float_tensors(model) if n not in weights]
+            passes.save(model, plain, data=f"{plain.name}.data")
+        values = [n for n in measured.file_types(plain) if n not in weights]
         ranges = measured.measure_ranges(plain, values, samples, threads=threads) | weights
         kept = _kept(model, ranges, to=to, limit=limit)
         typed = folder / "typed.onnx"
-        done = processes.run_task(
-            "autocast",
-            {"source": str(plain), "out": str(typed), "to": to, "keep": [k.node for k in kept]},
-            log=folder / "autocast.log",
-            threads=threads or 1,
-            timeout_s=CAST_S,
-            python=environments.python(ENVIRONMENT),
-        )
+        log, python = folder / "autocast.log", environments.python(ENVIRONMENT)
+        with Worker(log, threads=threads or 1, timeout_s=CAST_S, python=python) as worker:
+            modelopt = worker.call(autocast, plain, typed, to, tuple(k.node for k in kept))
         written = _read_back(typed, model, to=to, kept={k.node for k in kept})
-        move(typed, out)
+        passes.save(passes.load(typed), out, data=f"{out.name}.data")
     kept_tensors = {k.tensor for k in kept}
     inside = {n: r for n, r in ranges.items() if n not in kept_tensors and r.largest < limit}
     widest = max(inside.items(), key=lambda pair: pair[1].largest, default=None)
@@ -189,31 +185,27 @@ def convert(
         half_products=written.half_products,
         half_share=written.half_products / written.products if written.products else 0.0,
         opset=written.opset,
-        versions={"nvidia-modelopt": done["version"]},
+        versions={"nvidia-modelopt": modelopt},
         convert_s=time.monotonic() - start,
     )
 
 
-def check_plain(model: onnx.ModelProto, source: Path) -> None:
+def check_plain(model: ir.Model, source: Path) -> None:
     """Refuse a model that is typed already.
 
     Raises:
         InputError: it holds half-precision weights or Q/DQ nodes, or two nodes have one name.
     """
-    import onnx
-
-    names = [n.name for n in model.graph.node]
+    names = [n.name for n in model.graph]
     if len(set(names)) < len(names):
         twice = next(n for i, n in enumerate(names) if n in names[:i])
         raise InputError(f"{source.name} has two nodes named {twice!r}", fix="give every node a name of its own")
-
-    halves = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-    if typed := [t.name for t in model.graph.initializer if t.data_type in halves]:
+    if typed := [n for n, v in model.graph.initializers.items() if v.dtype in _HALVES]:
         raise InputError(
             f"{source.name} holds weights in half precision already ({typed[0]!r}), expected FP32",
             fix="start from the FP32 export: ranges are measured there",
         )
-    quantised = [n.name for n in model.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    quantised = [n.name for n in model.graph if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
     if quantised:
         raise InputError(
             f"{source.name} is quantised already (node {quantised[0]!r}), expected FP32",
@@ -221,56 +213,46 @@ def check_plain(model: onnx.ModelProto, source: Path) -> None:
         )
 
 
-def _weight_ranges(model: onnx.ModelProto) -> dict[str, Range]:
+def _weight_ranges(model: ir.Model) -> dict[str, Range]:
     """Return the range of each FP32 constant; infinities count, as those of a mask do."""
-    import onnx
-
     found = {}
-    for tensor in model.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT:
-            array = onnx.numpy_helper.to_array(tensor)
-            if array.size:
-                found[tensor.name] = Range(float(array.min()), float(array.max()), array.size)
+    for name, value in model.graph.initializers.items():
+        if value.const_value is not None and value.dtype == ir.DataType.FLOAT and value.const_value.size:
+            array = value.const_value.numpy()
+            found[name] = Range(float(array.min()), float(array.max()), array.size)
     return found
 
 
-def _shrink_markers(model: onnx.ModelProto, ranges: dict[str, Range], *, limit: float) -> tuple[Marker, ...]:
+def _shrink_markers(model: ir.Model, ranges: dict[str, Range], *, limit: float) -> tuple[Marker, ...]:
     """Bring hugely negative scalars that only reach a Softmax into the range; ``ranges`` follows.
 
     A quarter of the limit leaves room for the scores that are added, and its exponential is 0 all the same.
     """
-    import onnx
-
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    outputs = {o.name for o in model.graph.output}
     found = []
-    for tensor in model.graph.initializer:
-        scalar = tensor.name in ranges and ranges[tensor.name].size == 1
-        if not scalar or not ranges[tensor.name].low <= -limit or not _only_masks(tensor.name, readers, outputs):
+    for name, value in model.graph.initializers.items():
+        scalar = name in ranges and ranges[name].size == 1
+        if not scalar or not ranges[name].low <= -limit or not _only_masks(value):
             continue
         replaced = np.float32(-limit / 4)
-        found.append(Marker(tensor.name, _finite(ranges[tensor.name].low), float(replaced)))
-        array = np.full(tuple(tensor.dims), replaced)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-        ranges[tensor.name] = Range(float(replaced), float(replaced), 1)
+        found.append(Marker(name, _finite(ranges[name].low), float(replaced)))
+        assert value.const_value is not None
+        value.const_value = ir.tensor(np.full(value.const_value.shape.numpy(), replaced), name=name)
+        ranges[name] = Range(float(replaced), float(replaced), 1)
     return tuple(found)
 
 
-def _only_masks(name: str, readers: Mapping[str, list[onnx.NodeProto]], outputs: Collection[str]) -> bool:
+def _only_masks(start: ir.Value) -> bool:
     """Say whether all that a value reaches lies between it and a Softmax."""
-    waiting, seen, ends = [name], {name}, 0
+    waiting, seen, ends = [start], {start}, 0
     while waiting:
         value = waiting.pop()
-        if value in outputs or not readers.get(value):
+        if value.is_graph_output() or not value.uses():
             return False
-        for node in readers[value]:
+        for node in value.consumers():
             if node.op_type == "Softmax":
                 ends += 1
             elif node.op_type in CARRIERS and node.domain in ("", "ai.onnx"):
-                new = set(node.output) - seen
+                new = set(node.outputs) - seen
                 seen |= new
                 waiting += new
             else:
@@ -279,30 +261,31 @@ def _only_masks(name: str, readers: Mapping[str, list[onnx.NodeProto]], outputs:
 
 
 def _agree(source: Path, other: Path, feeds: list[Feed], threads: int) -> bool:
-    """Say whether two files give the same answers, down to rounding, on feeds from all over the samples."""
-    sessions = [measured.open_exact(p, threads, once=True) for p in (source, other)]
-    for feed in feeds[:: max(1, len(feeds) // AGREEMENT_FEEDS)]:
-        for truth, found in zip(*(measured.run(s, None, feed, source.name) for s in sessions), strict=True):
-            if truth.dtype.kind != "f":
-                if not np.array_equal(truth, found):
-                    return False
-                continue
-            noise = float(np.square(found.astype(np.float64) - truth).sum())
-            signal = float(np.square(truth.astype(np.float64)).sum())
-            if not (math.isfinite(noise) and noise <= signal * 10 ** (-AGREEMENT_DB / 10)):
-                return False
-    return True
+    """Say whether two files give the same answers, as FP32's gate has it, on feeds from all over the samples."""
+    outputs = [
+        TensorSpec(str(v.name), v.dtype.numpy().name, tuple(v.shape or ())) for v in passes.load(source).graph.outputs
+    ]
+    names = [spec.name for spec in outputs]
+    answers = []
+    for path in (source, other):
+        session = evaluate.open_exact(path, threads, once=True)
+        kept = feeds[:: max(1, len(feeds) // AGREEMENT_FEEDS)]
+        runs = [measured.run(session, names, feed, path.name) for feed in kept]
+        answers.append({str(i): dict(zip(names, found, strict=True)) for i, found in enumerate(runs)})
+    gate = parity.gate_for("fp32", outputs=outputs, task=None, overrides={})
+    return parity.compare(*answers, outputs=outputs, masks={}, gate=gate).passed
 
 
-def _kept(model: onnx.ModelProto, ranges: Mapping[str, Range], *, to: Half, limit: float) -> tuple[Kept, ...]:
+def _kept(model: ir.Model, ranges: Mapping[str, Range], *, to: Half, limit: float) -> tuple[Kept, ...]:
     """List the nodes that read or write a value outside the range, or square one that would be."""
     kept = []
-    for node in model.graph.node:
+    for node in model.graph:
+        name, read = str(node.name), [v.name for v in node.inputs if v is not None]
         if node.op_type in BODIES:
             reason = "values inside its bodies are not measured"
-            kept.append(Kept(node.name, node.op_type, "", 0.0, 0.0, reason))
+            kept.append(Kept(name, node.op_type, "", 0.0, 0.0, reason))
             continue
-        touched = [n for n in (*node.input, *node.output) if n in ranges]
+        touched = [n for n in (*read, *(v.name for v in node.outputs)) if n in ranges]
         worst = max(touched, key=lambda n: ranges[n].largest, default=None)
         if worst is None:
             continue
@@ -311,14 +294,14 @@ def _kept(model: onnx.ModelProto, ranges: Mapping[str, Range], *, to: Half, limi
         if found.largest >= limit:
             room = f"{to} holds {LIMITS[to]:.5g}, with the margin {limit:.5g}"
             reason = f"{worst!r} reaches {_finite(found.largest):.4g}; {room}"
-            kept.append(Kept(node.name, node.op_type, worst, low, high, reason))
-        elif node.op_type in SQUARING and node.input[0] in ranges:
-            source = ranges[node.input[0]]
+            kept.append(Kept(name, node.op_type, worst, low, high, reason))
+        elif node.op_type in SQUARING and read[0] in ranges:
+            source = ranges[read[0]]
             spread = max(source.high - source.low, source.largest)
             if spread**2 >= limit:
-                reason = f"squares of {node.input[0]!r} reach {spread**2:.4g}; {to} holds {LIMITS[to]:.5g}"
+                reason = f"squares of {read[0]!r} reach {spread**2:.4g}; {to} holds {LIMITS[to]:.5g}"
                 low, high = _finite(source.low), _finite(source.high)
-                kept.append(Kept(node.name, node.op_type, node.input[0], low, high, reason))
+                kept.append(Kept(name, node.op_type, read[0], low, high, reason))
     return tuple(kept)
 
 
@@ -335,61 +318,33 @@ class _Written:
     opset: int
 
 
-def _read_back(path: Path, before: onnx.ModelProto, *, to: Half, kept: Collection[str]) -> _Written:
+def _read_back(path: Path, before: ir.Model, *, to: Half, kept: Collection[str]) -> _Written:
     """Check what was written: the contract, the kept nodes, the weights.
 
     Raises:
         StageError: something differs from what was asked for.
     """
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    wanted = onnx.TensorProto.FLOAT16 if to == "fp16" else onnx.TensorProto.BFLOAT16
-    for was, now in ((before.graph.input, model.graph.input), (before.graph.output, model.graph.output)):
-        one = [(v.name, v.type.tensor_type.elem_type) for v in was]
-        two = [(v.name, v.type.tensor_type.elem_type) for v in now]
+    graph = passes.load(path).graph
+    wanted = ir.DataType.FLOAT16 if to == "fp16" else ir.DataType.BFLOAT16
+    for was, now in ((before.graph.inputs, graph.inputs), (before.graph.outputs, graph.outputs)):
+        one, two = ([(v.name, v.dtype) for v in side] for side in (was, now))
         if one != two:
             raise StageError(f"autocast changed the model's inputs or outputs: expected {one}, found {two}")
-    types = measured.float_tensors(model)
+    types = measured.file_types(path)
     counted = half = 0
-    for node in model.graph.node:
-        halves = [n for n in (*node.input, *node.output) if types.get(n) == wanted]
+    for node in graph:
+        halves = [v for v in (*node.inputs, *node.outputs) if v is not None and types.get(str(v.name)) == wanted]
         if node.name in kept and halves and node.op_type != "Cast":
             raise StageError(f"autocast left {node.op_type} {node.name!r} in {to}, which its range forbids")
         if node.op_type in PRODUCTS:
             counted += 1
-            half += types.get(node.output[0]) == wanted
-    _check_weights(path, wanted, limit=LIMITS[to])
-    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
-    return _Written(counted, half, opset)
-
-
-def _check_weights(path: Path, kind: int, *, limit: float) -> None:
-    """Refuse a half-precision weight at the format's limit: autocast cuts larger ones there without an error."""
-    import onnx
-
-    model = onnx.load(str(path))
-    for tensor in model.graph.initializer:
-        if tensor.data_type == kind:
-            largest = float(np.abs(onnx.numpy_helper.to_array(tensor).astype(np.float32)).max(initial=0.0))
-            if not largest < limit:
-                raise StageError(f"weight {tensor.name!r} does not fit half precision and was cut at {largest:.5g}")
-
-
-def move(source: Path, out: Path, *, data: Path | None = None) -> None:
-    """Move a file to ``out``, and the weights beside it, or beside ``data`` where it shares them, to ``<out>.data``."""
-    import onnx
-
-    model = onnx.load(str(source), load_external_data=False)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = f"{out.name}.data"
-    owner = data or source
-    weights = owner.with_name(f"{owner.name}.data")
-    if weights.exists():
-        weights.replace(out.with_name(f"{out.name}.data"))
-    out.write_bytes(model.SerializeToString())
+            half += types.get(str(node.outputs[0].name)) == wanted
+    for name, value in graph.initializers.items():
+        if value.const_value is not None and value.dtype == wanted:
+            largest = float(np.abs(value.const_value.numpy().astype(np.float32)).max(initial=0.0))
+            if not largest < LIMITS[to]:  # autocast cuts larger ones at the limit without an error
+                raise StageError(f"weight {name!r} does not fit half precision and was cut at {largest:.5g}")
+    return _Written(counted, half, graph.opset_imports[""])
 
 
 def emulate(source: Path, out: Path) -> None:
@@ -402,31 +357,29 @@ def emulate(source: Path, out: Path) -> None:
     Raises:
         InputError: the types of the graph cannot be inferred.
     """
-    import onnx
-
-    helper, kinds = onnx.helper, onnx.TensorProto
-    model = onnx.load(str(source))
-    types = measured.float_tensors(model)
-    half = {n: k for n, k in types.items() if k in (kinds.FLOAT16, kinds.BFLOAT16)}
-    for tensor in model.graph.initializer:
-        if tensor.name in half:
-            value = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in (kinds.FLOAT16, kinds.BFLOAT16):
-                attribute.i = kinds.FLOAT
-            elif attribute.name == "value" and attribute.t.data_type in (kinds.FLOAT16, kinds.BFLOAT16):
-                value = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
-                attribute.t.CopyFrom(onnx.numpy_helper.from_array(value, attribute.t.name))
-        rounded = [o for o in node.output if o in half]
-        for index, name in enumerate(node.output):
-            if name in half:
-                node.output[index] = f"{name}.exact"
-        nodes.append(node)
-        for name in rounded:
-            nodes.append(helper.make_node("Cast", [f"{name}.exact"], [f"{name}.half"], f"{name}.half", to=half[name]))
-            nodes.append(helper.make_node("Cast", [f"{name}.half"], [name], f"{name}.back", to=kinds.FLOAT))
-    qdq.replace_nodes(model, nodes)
-    qdq.save_model(model, out)
+    types = measured.file_types(source)
+    model = passes.load(source)
+    graph = model.graph
+    full = ir.TensorType(ir.DataType.FLOAT)
+    for name, value in graph.initializers.items():
+        if value.dtype in _HALVES and value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=name)
+            value.type = full
+    for node in list(graph):
+        for key, attribute in list(node.attributes.items()):
+            if key in ("to", "dtype", "output_dtype") and attribute.value in _HALVES:
+                node.attributes[key] = ir.AttrInt64(key, ir.DataType.FLOAT)
+            elif key == "value" and attribute.value.dtype in _HALVES:
+                node.attributes[key] = ir.AttrTensor(key, ir.tensor(attribute.value.numpy().astype(np.float32)))
+        for value in node.outputs:
+            if (kind := types.get(str(value.name))) not in _HALVES:
+                continue
+            name = str(value.name)
+            half = ir.node("Cast", [value], {"to": kind}, name=f"{name}.half")
+            back = ir.node("Cast", [half.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{name}.back")
+            ir.convenience.replace_all_uses_with(value, back.outputs[0], replace_graph_outputs=True)
+            half.replace_input_with(0, value)
+            graph.insert_after(node, [half, back])
+            value.name, half.outputs[0].name, back.outputs[0].name = f"{name}.exact", f"{name}.half", name
+            value.type, back.outputs[0].type = full, full
+    passes.save(model, out, data=f"{out.name}.data")

@@ -1,27 +1,28 @@
-"""What a graph's values really are: ranges and distributions over real samples, computed in FP32 on the CPU.
+"""What a graph's values really are: ranges and values over real samples, computed in FP32 on the CPU.
 
-Ranges are reduced inside the graph, so one pass over the samples measures every tensor and keeps none; distributions
-need the tensors themselves, which are fetched as many at a time as a fixed amount of memory holds. A file that is
-watched stands beside its weights and refers to them: no weight is read or written twice.
+Ranges are reduced inside the graph, so one pass over the samples measures every tensor and keeps none; what needs the
+tensors themselves fetches as many at a time as a fixed amount of memory holds. A file that is watched stands beside its
+weights and refers to them: no weight is read or written twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx_ir as ir
 
-from accel.core.errors import InputError, SampleError, StageError
-from accel.graph.qdq import replace_nodes
+from accel.core.errors import InputError, SampleError
+from accel.core.feeds import Feed
+from accel.graph import passes
+from accel.graph.evaluate import open_exact
 
 if TYPE_CHECKING:
     import onnx
-
-Feed = Mapping[str, np.ndarray]
 
 _REDUCTIONS = ("ReduceMin", "ReduceMax", "Size")
 FETCHED_BYTES = 256 << 20
@@ -46,36 +47,6 @@ class Range:
         """Largest magnitude: infinite where a value was infinite or NaN."""
         largest = max(abs(self.low), abs(self.high))
         return largest if math.isfinite(largest) else math.inf
-
-
-def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
-    """Open a session on the CPU that computes Q/DQ pairs as written: round, then multiply in floating point.
-
-    By default ONNX Runtime turns them into integer kernels, whose sums saturate on CPUs without VNNI: an error that a
-    GPU does not have. What it takes is given back at once: large models are typed on small machines.
-
-    Args:
-        threads: CPU threads; 0 for all.
-        once: whether few runs are worth no second, packed copy of the weights.
-
-    Raises:
-        StageError: ONNX Runtime cannot load the file.
-    """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.enable_cpu_mem_arena = False
-    options.execution_order = (
-        ort.ExecutionOrder.PRIORITY_BASED
-    )  # as the file has them: values live no longer than there
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.add_session_config_entry("session.disable_prepacking", "1" if once else "0")
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise StageError(f"ONNX Runtime cannot load {path.name}: {error}") from error
 
 
 def run(session: Any, names: Sequence[str] | None, feed: Feed, what: str) -> list[np.ndarray]:
@@ -120,6 +91,13 @@ def float_tensors(model: onnx.ModelProto) -> dict[str, int]:
     return {name: kind for name, kind in types.items() if kind in floats}
 
 
+def file_types(path: Path) -> dict[str, int]:
+    """Return ``float_tensors`` of a file, whose weights are not read."""
+    import onnx
+
+    return float_tensors(onnx.load(str(path), load_external_data=False))
+
+
 def measure_ranges(path: Path, names: Sequence[str], feeds: Iterable[Feed], *, threads: int) -> dict[str, Range]:
     """Run the FP32 graph at ``path`` and return the range of each named value over all feeds.
 
@@ -131,43 +109,32 @@ def measure_ranges(path: Path, names: Sequence[str], feeds: Iterable[Feed], *, t
         SampleError: there are no feeds, or one does not fit the model.
         StageError: ONNX Runtime cannot load the graph.
     """
-    import onnx
-
-    helper = onnx.helper
-    model = onnx.load(str(path), load_external_data=False)
-    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
-    if opset < 13:
+    model = passes.load(path)
+    graph = model.graph
+    if (opset := graph.opset_imports.get("", 0)) < 13:
         raise InputError(f"{path.name} has opset {opset}, expected 13 or later", fix="export it again with opset 18")
-    del model.graph.output[:]
-    asked = [f"accel_{kind}_{index}" for index in range(len(names)) for kind in _REDUCTIONS]
-    for out in asked:
-        kind = onnx.TensorProto.INT64 if "Size" in out else onnx.TensorProto.FLOAT
-        model.graph.output.append(helper.make_tensor_value_info(out, kind, []))
-    places = {name: index for index, name in enumerate(names)}
-    nodes: list[onnx.NodeProto] = []
-    for node in (None, *model.graph.node):  # each value is measured where it is made, and can be given back
-        made = [node] if node is not None else []
-        values = node.output if node is not None else [v.name for v in model.graph.input]
-        for name in values:
-            if name in places:
-                for kind in _REDUCTIONS:
-                    extra = {} if kind == "Size" else {"keepdims": 0}
-                    made.append(helper.make_node(kind, [name], [f"accel_{kind}_{places[name]}"], **extra))
-        nodes += made
-    replace_nodes(model, nodes)
-    watched = path.with_name(f"{path.stem}.ranges.onnx")
-    watched.write_bytes(model.SerializeToString())
-    try:
-        session = open_exact(watched, threads, once=True)
-    finally:
-        watched.unlink(missing_ok=True)
+    values = _values(graph)
+    first = graph[0]
+    graph.outputs.clear()
+    for name in names:  # each value is measured where it is made, and can be given back
+        producer = values[name].producer()
+        made = [ir.node(kind, [values[name]], {} if kind == "Size" else {"keepdims": 0}) for kind in _REDUCTIONS]
+        if producer is None:
+            graph.insert_before(first, made)
+        else:
+            graph.insert_after(producer, made)
+        for kind, node in zip((ir.DataType.FLOAT, ir.DataType.FLOAT, ir.DataType.INT64), made, strict=True):
+            node.outputs[0].type, node.outputs[0].shape = ir.TensorType(kind), ir.Shape([])
+            node.outputs[0].name = f"accel_measured_{len(graph.outputs)}"
+            graph.outputs.append(node.outputs[0])
+    session = _watch(model, path, threads, once=True)
     found = np.tile(np.array([np.inf, -np.inf, 0.0]), (len(names), 1))
     count = 0
     for feed in feeds:
-        values = np.array(run(session, asked, feed, path.name), np.float64).reshape(-1, 3)
+        reduced = np.array(run(session, None, feed, path.name), np.float64).reshape(-1, 3)
         with np.errstate(invalid="ignore"):
-            found[:, 0] = np.minimum(found[:, 0], values[:, 0])
-            found[:, 1:] = np.maximum(found[:, 1:], values[:, 1:])
+            found[:, 0] = np.minimum(found[:, 0], reduced[:, 0])
+            found[:, 1:] = np.maximum(found[:, 1:], reduced[:, 1:])
         count += 1
     if not count:
         raise SampleError("there are no samples: ranges cannot be measured", fix="give them with --samples FILE")
@@ -176,39 +143,42 @@ def measure_ranges(path: Path, names: Sequence[str], feeds: Iterable[Feed], *, t
 
 def fetch(
     path: Path, ranges: Mapping[str, Range], feeds: Sequence[Feed], *, threads: int
-) -> Iterator[Callable[[], Iterator[tuple[str, np.ndarray]]]]:
-    """Yield, for each group of tensors that fits ``FETCHED_BYTES``, a function that goes over the feeds once.
-
-    That function yields (tensor name, its value in one feed, any shape) and may be called again for another pass.
+) -> Iterator[tuple[Feed, str, np.ndarray]]:
+    """Yield (feed, tensor name, its value): every tensor of ``ranges`` in every feed, ``FETCHED_BYTES`` at a time.
 
     Raises:
         SampleError / StageError: as ``measure_ranges``.
     """
-    import onnx
-
-    groups: list[list[str]] = [[]]
+    groups: list[list[str]] = []
     used = 0
     for name, found in ranges.items():
-        if groups[-1] and used + found.size * 4 > FETCHED_BYTES:
+        if not groups or used + found.size * 4 > FETCHED_BYTES:
             groups.append([])
             used = 0
         groups[-1].append(name)
         used += found.size * 4
     for group in groups:
-        if not group:
-            continue
-        model = onnx.load(str(path), load_external_data=False)
-        del model.graph.output[:]
-        model.graph.output.extend(onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in group)
-        watched = path.with_name(f"{path.stem}.fetch.onnx")
-        watched.write_bytes(model.SerializeToString())
-        try:
-            session = open_exact(watched, threads)
-        finally:
-            watched.unlink(missing_ok=True)
+        model = passes.load(path)
+        values = _values(model.graph)
+        model.graph.outputs.clear()
+        for name in group:
+            values[name].type = ir.TensorType(ir.DataType.FLOAT)
+            model.graph.outputs.append(values[name])
+        session = _watch(model, path, threads)
+        for feed in feeds:
+            for name, value in zip(group, run(session, group, feed, path.name), strict=True):
+                yield feed, name, value
 
-        def over(session: Any = session, group: list[str] = group) -> Iterator[tuple[str, np.ndarray]]:
-            for feed in feeds:
-                yield from zip(group, run(session, group, feed, path.name), strict=True)
 
-        yield over
+def _values(graph: ir.Graph) -> dict[str, ir.Value]:
+    return {str(v.name): v for v in (*graph.inputs, *(o for node in graph for o in node.outputs))}
+
+
+def _watch(model: ir.Model, path: Path, threads: int, *, once: bool = False) -> Any:
+    """Open a changed graph of ``path`` from a file beside its weights."""
+    watched = path.with_name(f"{path.stem}.watched.onnx")
+    passes.save(model, watched)
+    try:
+        return open_exact(watched, threads, once=once)
+    finally:
+        watched.unlink()

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from accel.graph import measured
+import onnx_ir as ir
+
+from accel.graph import measured, passes
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
+
+
+def names(path: Path) -> list[str]:
+    """Return the names of all products of a file, by which the layers of a plan are recognised."""
+    return [node.name for node in passes.load(path).graph if node.op_type in PRODUCTS and node.name]
 
 
 def products_by_type(path: Path) -> dict[str, int]:
@@ -18,15 +25,13 @@ def products_by_type(path: Path) -> dict[str, int]:
     Raises:
         InputError: the types of the graph cannot be inferred.
     """
-    import onnx
-
-    names = {onnx.TensorProto.FLOAT: "fp32", onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
-    model = onnx.load(str(path), load_external_data=False)
-    types = measured.float_tensors(model)
-    dequantized = {o for n in model.graph.node if n.op_type == "DequantizeLinear" for o in n.output}
+    kinds = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
+    types = measured.file_types(path)
     found: Counter[str] = Counter()
-    for node in model.graph.node:
+    for node in passes.load(path).graph:
         if node.op_type in PRODUCTS:
-            quantized = len(node.input) > 1 and {node.input[0], node.input[1]} <= dequantized
-            found["int8" if quantized else names.get(types.get(node.output[0], 0), "fp32")] += 1
+            makers = [value.producer() for value in node.inputs[:2] if value is not None]
+            quantized = len(makers) > 1 and all(m is not None and m.op_type == "DequantizeLinear" for m in makers)
+            kind = types.get(str(node.outputs[0].name), 0)
+            found["int8" if quantized else kinds.get(ir.DataType(kind), "fp32")] += 1
     return dict(found)

@@ -1,280 +1,257 @@
-"""Write Q/DQ nodes around matrix products, for ONNX Runtime's INT8 kernels on CPU.
+"""Q/DQ pairs around matrix products and convolutions: the one writer of them, for TensorRT and for ONNX Runtime's CPU.
 
-Activations become asymmetric uint8 with one scale for the tensor, weights symmetric int8 with one scale for each
-output channel; outputs stay float, so ONNX Runtime runs each product as one integer kernel with a float result.
+Explicit quantisation is in the graph: a pair of QuantizeLinear and DequantizeLinear before both inputs of a product
+makes it an integer (or FP8) one. Products of two activations (attention) stay as they are, so do every bias and every
+output: the runtime runs each product as one integer kernel with a floating-point result.
+
+Two steps, so that a search can try dozens of choices: ``add_constants`` puts what every product needs into the file
+once, and ``WritePairs`` is then a pass over the graph alone.
+
+Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/quantized-types-explicit-quantization.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
+import onnx_ir as ir
 
-if TYPE_CHECKING:
-    import onnx
+from accel.graph import passes
 
-SWITCH = "accel_switch"
+Quantised = Literal["int8", "fp8", "cpu-int8", "cpu-int7"]
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """All matrix products that read one activation; they are quantised together or not at all.
+class Scheme:
+    """The types that values are quantised to.
 
     Attributes:
-        activation: name of the tensor.
-        nodes: names of the MatMul nodes.
-        weights: name of each node's constant weight, shape (in, out).
-        size: elements of all weights: proportional to the arithmetic.
+        largest: largest magnitude of a quantised weight.
+        folded: whether the file holds the quantised weights, or the floating-point ones behind a pair of their own.
     """
 
-    activation: str
-    nodes: tuple[str, ...]
-    weights: tuple[str, ...]
-    size: int
+    activation: ir.DataType
+    weight: ir.DataType
+    largest: float
+    folded: bool
+
+
+SCHEMES: Mapping[Quantised, Scheme] = {
+    "int8": Scheme(ir.DataType.INT8, ir.DataType.INT8, 127.0, folded=False),
+    "fp8": Scheme(ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E4M3FN, 448.0, folded=False),
+    "cpu-int8": Scheme(ir.DataType.UINT8, ir.DataType.INT8, 127.0, folded=True),
+    "cpu-int7": Scheme(ir.DataType.UINT8, ir.DataType.INT8, 63.0, folded=True),
+}
+"""``int8`` and ``fp8`` are TensorRT's: symmetric, zero-point 0. A CPU's kernels take unsigned activations with a
+zero-point; without VNNI they add pairs in 16 bits, and ``cpu-int7`` leaves them room. Source: symmetric int8 leaves
+-128 out; E4M3 of ONNX's FLOAT8E4M3FN ends at 448."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """How an activation becomes uint8: ``real = (quantised - zero_point) * scale``."""
+class Product:
+    """A matrix product or convolution with a constant weight.
 
-    scale: float
-    zero_point: int
+    Attributes:
+        node: name of the MatMul or Conv node; ``activation`` what it reads; ``weight`` its constant.
+        axis: axis of the weight's output channels.
+        inner: how many products are summed for one output value.
+    """
 
-    @staticmethod
-    def of(low: float, high: float) -> Scale:
-        """Return the scale that covers [low, high] and represents zero exactly."""
-        low, high = min(low, 0.0), max(high, 0.0)
-        scale = (high - low) / 255 or 1.0
-        return Scale(scale, int(np.clip(round(-low / scale), 0, 255)))
-
-    def apply(self, value: np.ndarray) -> np.ndarray:
-        """Return the float values that survive the round trip."""
-        quantised = np.clip(np.rint(value / self.scale) + self.zero_point, 0, 255)
-        return ((quantised - self.zero_point) * self.scale).astype(np.float32)
+    node: str
+    op: str
+    activation: str
+    weight: str
+    axis: int
+    inner: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """How one unit is quantised.
+    """How one activation is quantised: ``real = (quantised - zero) * scale``.
 
     Attributes:
-        scale: scale of the activation, after smoothing.
-        smooth: per channel of the activation, what it is divided by and the weights' rows are multiplied with, so that
+        smooth: per channel, what the activation is divided by and the weights' rows are multiplied with, so that
             outlier channels do not decide the scale of all others; None for no smoothing.
             Source: SmoothQuant, https://arxiv.org/abs/2211.10438.
     """
 
-    scale: Scale
+    scale: float
+    zero: int = 0
     smooth: np.ndarray | None = None
 
+    @staticmethod
+    def unsigned(low: float, high: float, smooth: np.ndarray | None = None) -> Recipe:
+        """Return the uint8 scale that covers [low, high] and represents zero exactly."""
+        low, high = min(low, 0.0), max(high, 0.0)
+        scale = (high - low) / 255 or 1.0
+        return Recipe(scale, int(np.clip(round(-low / scale), 0, 255)), smooth)
 
-def load_model(path: Path) -> onnx.ModelProto:
-    """Load a model with its weights, every node named, each ``Gemm`` on a constant split into MatMul and Add."""
-    import onnx
+    def apply(self, value: np.ndarray) -> np.ndarray:
+        """Return the smoothed values that survive the round trip through uint8."""
+        quantised = np.clip(np.rint(value / self.scale) + self.zero, 0, 255)
+        return ((quantised - self.zero) * self.scale).astype(np.float32)
 
-    model = onnx.load(str(path))
-    graph = model.graph
-    constants = {t.name: t for t in graph.initializer}
-    taken = {n.name for n in graph.node}
-    nodes: list[onnx.NodeProto] = []
-    for index, node in enumerate(graph.node):
-        if not node.name:
-            node.name = next(n for n in (f"{node.op_type}_{index}", f"accel_{node.op_type}_{index}") if n not in taken)
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        plain = attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1.0 and not attributes.get("transA", 0)
-        if node.op_type != "Gemm" or node.input[1] not in constants or not plain:
-            nodes.append(node)
-            continue
-        weight = node.input[1]
-        if attributes.get("transB", 0):
-            turned = onnx.numpy_helper.to_array(constants[weight]).T
-            weight = f"{node.name}_turned"
-            graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(turned), weight))
-        biased = len(node.input) > 2 and node.input[2] != ""
-        product = f"{node.name}_product" if biased else node.output[0]
-        nodes.append(onnx.helper.make_node("MatMul", [node.input[0], weight], [product], node.name))
-        if biased:
-            nodes.append(onnx.helper.make_node("Add", [product, node.input[2]], node.output, f"{node.name}_bias"))
-    replace_nodes(model, nodes)
+
+def load(path: Path) -> ir.Model:
+    """Load a model, every node named, each ``Gemm`` on a constant split into MatMul and Add."""
+    model = passes.load(path)
+    passes.run(model, SplitGemm())
     return model
 
 
-def find_units(model: onnx.ModelProto) -> list[Unit]:
-    """Return the matrix products with a constant float32 matrix on the right, grouped by activation."""
-    import onnx
+class SplitGemm(ir.passes.InPlacePass):
+    """Name every node, and write each ``Gemm`` on a constant as MatMul and Add, which can be quantised."""
 
-    shapes = {
-        t.name: tuple(t.dims)
-        for t in model.graph.initializer
-        if t.data_type == onnx.TensorProto.FLOAT and len(t.dims) == 2
-    }
-    groups: dict[str, list[onnx.NodeProto]] = {}
-    for node in model.graph.node:
-        if node.op_type == "MatMul" and node.input[1] in shapes and node.input[0] not in shapes:
-            groups.setdefault(node.input[0], []).append(node)
-    return [
-        Unit(
-            activation,
-            tuple(n.name for n in nodes),
-            tuple(n.input[1] for n in nodes),
-            sum(int(np.prod(shapes[n.input[1]])) for n in nodes),
-        )
-        for activation, nodes in groups.items()
-    ]
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        graph, modified = model.graph, False
+        taken = {node.name for node in graph}
+        held = set(graph.initializers.values())
+        for index, node in enumerate(list(graph)):
+            if not node.name:
+                names = (f"{node.op_type}_{index}", f"accel_{node.op_type}_{index}")
+                node.name = next(n for n in names if n not in taken)
+                modified = True
+            given = node.attributes
+            scaled = {given.get_float("alpha", 1.0), given.get_float("beta", 1.0)} != {1.0} or given.get_int(
+                "transA", 0
+            )
+            if node.op_type == "Gemm" and not scaled and node.inputs[1] in held:
+                _split(graph, node)
+                modified = True
+        return ir.passes.PassResult(model, modified)
 
 
-def weight_scales(weight: np.ndarray, *, levels: int) -> np.ndarray:
-    """Return one scale for each output channel of a weight (in, out); ``levels`` is 127, or 63 for a reduced range."""
-    return (np.maximum(np.abs(weight).max(axis=0), 1e-12) / levels).astype(np.float32)
+def _split(graph: ir.Graph, node: ir.Node) -> None:
+    activation, weight, *bias = node.inputs
+    assert weight is not None
+    assert node.name is not None
+    if node.attributes.get_int("transB", 0):
+        assert weight.const_value is not None
+        weight = constant(graph, f"{node.name}_turned", np.ascontiguousarray(weight.const_value.numpy().T))
+    made = [ir.node("MatMul", [activation, weight], name=node.name)]
+    if bias and bias[0] is not None:
+        made[0].outputs[0].name = f"{node.name}_product"
+        made.append(ir.node("Add", [made[0].outputs[0], bias[0]], name=f"{node.name}_bias"))
+    ir.convenience.replace_nodes_and_values(graph, node, [node], made, node.outputs, made[-1].outputs)
 
 
-def quantize_weight(weight: np.ndarray, scales: np.ndarray, *, levels: int) -> np.ndarray:
-    """Return the weight as int8."""
-    return np.clip(np.rint(weight / scales), -levels, levels).astype(np.int8)
+def constant(graph: ir.Graph, name: str, value: np.ndarray) -> ir.Value:
+    """Add an initialiser to the graph and return it."""
+    made = ir.val(name, const_value=ir.tensor(value, name=name))
+    graph.register_initializer(made)
+    return made
 
 
-def write_qdq(model: onnx.ModelProto, units: Iterable[Unit], recipes: Mapping[str, Recipe], *, levels: int) -> None:
-    """Quantise ``units`` in place. Float weights that nothing reads any more are dropped."""
-    nodes: list[onnx.NodeProto] = []
-    chosen = {unit.activation: unit for unit in units}
-    wanted = {name for unit in chosen.values() for name in unit.nodes}
-    weights = _weights(model, chosen.values())
-    started: set[str] = set()
-    for node in model.graph.node:
-        if node.name in wanted:
-            activation, weight = node.input
-            if activation not in started:
-                started.add(activation)
-                nodes += _activation_qdq(model, activation, recipes[activation])
-            nodes.append(_weight_dq(model, node, weights[weight], recipes[activation], levels=levels))
-            node.input[0], node.input[1] = f"{activation}_dq", nodes[-1].output[0]
-        nodes.append(node)
-    replace_nodes(model, nodes)
-    drop_unused(model)
-
-
-def write_switches(
-    model: onnx.ModelProto, units: Sequence[Unit], recipes: Mapping[str, Recipe], *, levels: int
-) -> None:
-    """Compute every product of ``units`` both ways, and let the input ``accel_switch`` (float, one per unit) choose.
-
-    One session then shows what any choice of units does to the outputs.
-    """
-    import onnx
-
-    helper = onnx.helper
-    index = {name: i for i, unit in enumerate(units) for name in unit.nodes}
-    weights = _weights(model, units)
-    model.graph.input.append(helper.make_tensor_value_info(SWITCH, onnx.TensorProto.FLOAT, [len(units)]))
-    nodes: list[onnx.NodeProto] = []
-    started: set[str] = set()
-    for node in model.graph.node:
-        if node.name not in index:
-            nodes.append(node)
+def products(model: ir.Model) -> list[Product]:
+    """Return the matrix products and convolutions whose weight is a floating-point constant, in graph order."""
+    found = []
+    for node in model.graph:
+        if node.op_type not in ("MatMul", "Conv"):
             continue
-        activation, weight = node.input
-        result, name = node.output[0], node.name
-        if activation not in started:
-            started.add(activation)
-            nodes += _activation_qdq(model, activation, recipes[activation])
-            _constant(model, f"{activation}_unit", np.array(index[name], np.int64))
-            nodes.append(helper.make_node("Gather", [SWITCH, f"{activation}_unit"], [f"{activation}_on"]))
-        nodes.append(_weight_dq(model, node, weights[weight], recipes[activation], levels=levels))
-        rounded = nodes[-1].output[0]
-        node.output[0] = f"{name}_float"
-        nodes += [
-            node,
-            helper.make_node("MatMul", [f"{activation}_dq", rounded], [f"{name}_int8"], f"{name}_int8"),
-            helper.make_node("Sub", [f"{name}_int8", f"{name}_float"], [f"{name}_error"]),
-            helper.make_node("Mul", [f"{name}_error", f"{activation}_on"], [f"{name}_part"]),
-            helper.make_node("Add", [f"{name}_float", f"{name}_part"], [result], f"{name}_chosen"),
-        ]
-    replace_nodes(model, nodes)
+        activation, weight = (str(value.name) for value in node.inputs[:2] if value is not None)
+        held = model.graph.initializers
+        tensor = held[weight].const_value if weight in held and activation not in held else None
+        if tensor is None or tensor.dtype not in FLOATS:
+            continue
+        shape = tensor.shape.numpy()
+        if node.op_type == "MatMul" and len(shape) == 2:
+            found.append(Product(str(node.name), "MatMul", activation, weight, 1, shape[0]))
+        elif node.op_type == "Conv":
+            found.append(Product(str(node.name), "Conv", activation, weight, 0, math.prod(shape[1:])))
+    return found
 
 
-def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model, weights in ``<path>.data`` beside it; the model in memory has no weights afterwards."""
-    import onnx
-
-    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-    model.graph.ClearField("value_info")  # written for the graph before: ONNX Runtime infers what it needs
-    onnx.save_model(
-        model, str(path), save_as_external_data=True, all_tensors_to_one_file=True, location=f"{path.name}.data"
-    )
+def weight_scales(weight: np.ndarray, axis: int, largest: float) -> np.ndarray:
+    """Return one scale per output channel (float32), from its largest magnitude."""
+    others = tuple(a for a in range(weight.ndim) if a != axis)
+    return np.asarray(np.maximum(np.abs(weight).max(axis=others), 1e-12) / largest, np.float32)
 
 
-def replace_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Make ``nodes`` the graph's nodes."""
-    copies = [type(n).FromString(n.SerializeToString()) for n in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
+def quantize_weight(weight: np.ndarray, scales: np.ndarray, axis: int, largest: float) -> np.ndarray:
+    """Return the weight as int8."""
+    spread = np.expand_dims(scales, tuple(a for a in range(weight.ndim) if a != axis))
+    return np.clip(np.rint(weight / spread), -largest, largest).astype(np.int8)
 
 
-def drop_unused(model: onnx.ModelProto) -> None:
-    """Remove initialisers that nothing reads."""
-    used = _names_read(model.graph) | {o.name for o in model.graph.output}
-    kept = [t for t in model.graph.initializer if t.name in used]
-    if len(kept) < len(model.graph.initializer):
-        copies = [type(t).FromString(t.SerializeToString()) for t in kept]
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(copies)
+def add_constants(
+    model: ir.Model,
+    wanted: Sequence[Product],
+    recipes: Mapping[str, Recipe],
+    types: Mapping[str, int],
+    scheme: Scheme,
+) -> None:
+    """Add what the pairs of all ``wanted`` products need; nothing reads it yet.
+
+    Args:
+        recipes: by activation.
+        types: element type of every floating-point value: a scale has the type of what it scales.
+    """
+    graph = model.graph
+
+    def add(prefix: str, scale: np.ndarray, zero: int, kind: ir.DataType, value: str) -> None:
+        of = ir.DataType(types[value])
+        smallest = 2.0**-14 if of == ir.DataType.FLOAT16 else 2.0**-126  # no subnormal scale: it has few bits
+        constant(graph, f"{prefix}_scale", np.maximum(scale, smallest).astype(of.numpy()))
+        constant(graph, f"{prefix}_zero", np.full(scale.shape, zero).astype(kind.numpy()))
+
+    for product in wanted:
+        recipe, prefix = recipes[product.activation], f"{product.node}_weight"
+        if f"{product.activation}_scale" not in graph.initializers:
+            add(product.activation, np.array(recipe.scale), recipe.zero, scheme.activation, product.activation)
+            if recipe.smooth is not None:
+                constant(graph, f"{product.activation}_divisor", (1 / recipe.smooth).astype(np.float32))
+        tensor = graph.initializers[product.weight].const_value
+        assert tensor is not None
+        weight = tensor.numpy().astype(np.float32)
+        if recipe.smooth is not None:
+            weight = weight * recipe.smooth[:, None]
+        scales = weight_scales(weight, product.axis, scheme.largest)
+        add(prefix, scales, 0, scheme.weight, product.weight)
+        if scheme.folded:
+            constant(graph, f"{prefix}_q", quantize_weight(weight, scales, product.axis, scheme.largest))
 
 
-def _names_read(graph: onnx.GraphProto) -> set[str]:
-    names: set[str] = set()
-    for node in graph.node:
-        names |= set(node.input)
-        for attribute in node.attribute:
-            for inner in [attribute.g, *attribute.graphs]:
-                names |= _names_read(inner)
-    return names
+class WritePairs(ir.passes.InPlacePass):
+    """Quantise both inputs of the ``wanted`` products, whose constants ``add_constants`` added."""
+
+    def __init__(self, wanted: Collection[Product]) -> None:
+        self._wanted = wanted
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        nodes = {node.name: node for node in model.graph}
+        made: dict[str, ir.Value] = {}
+        for product in self._wanted:
+            node = nodes[product.node]
+            sides: tuple[tuple[str, dict[str, int]], ...] = (
+                (product.activation, {}),
+                (f"{product.node}_weight", {"axis": product.axis}),
+            )
+            for index, (prefix, axis) in enumerate(sides):
+                if prefix not in made:
+                    made[prefix] = _pair(model.graph, node, index, prefix, axis)
+                node.replace_input_with(index, made[prefix])
+        return ir.passes.PassResult(model, bool(made))
 
 
-def _weights(model: onnx.ModelProto, units: Collection[Unit]) -> dict[str, np.ndarray]:
-    import onnx
+def _pair(graph: ir.Graph, node: ir.Node, index: int, prefix: str, axis: Mapping[str, int]) -> ir.Value:
+    """Put a pair for an input before the node; return what DequantizeLinear gives."""
+    constants = graph.initializers
+    value: ir.Value | None = node.inputs[index]
+    parameters = [constants[f"{prefix}_scale"], constants[f"{prefix}_zero"]]
 
-    wanted = {w for unit in units for w in unit.weights}
-    return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name in wanted}
+    def put(op: str, inputs: list[ir.Value | None], suffix: str, attributes: Mapping[str, int]) -> ir.Value:
+        new = ir.node(op, inputs, attributes, name=f"{prefix}_{suffix}")
+        new.outputs[0].name = f"{prefix}_{suffix}"
+        graph.insert_before(node, new)
+        return new.outputs[0]
 
-
-def _activation_qdq(model: onnx.ModelProto, name: str, recipe: Recipe) -> list[onnx.NodeProto]:
-    import onnx
-
-    helper = onnx.helper
-    nodes = []
-    read = name
-    if recipe.smooth is not None:
-        read = f"{name}_smooth"
-        _constant(model, f"{name}_divisor", (1 / recipe.smooth).astype(np.float32))
-        nodes.append(helper.make_node("Mul", [name, f"{name}_divisor"], [read], read))
-    _constant(model, f"{name}_scale", np.array(recipe.scale.scale, np.float32))
-    _constant(model, f"{name}_zero", np.array(recipe.scale.zero_point, np.uint8))
-    parameters = [f"{name}_scale", f"{name}_zero"]
-    nodes.append(helper.make_node("QuantizeLinear", [read, *parameters], [f"{name}_q"], f"{name}_q"))
-    nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", *parameters], [f"{name}_dq"], f"{name}_dq"))
-    return nodes
-
-
-def _weight_dq(
-    model: onnx.ModelProto, product: onnx.NodeProto, weight: np.ndarray, recipe: Recipe, *, levels: int
-) -> onnx.NodeProto:
-    import onnx
-
-    if recipe.smooth is not None:
-        weight = weight * recipe.smooth[:, None]
-    scales = weight_scales(weight, levels=levels)
-    name = f"{product.name}_weight"
-    _constant(model, f"{name}_q", quantize_weight(weight, scales, levels=levels))
-    _constant(model, f"{name}_scale", scales)
-    _constant(model, f"{name}_zero", np.zeros(len(scales), np.int8))
-    inputs = [f"{name}_q", f"{name}_scale", f"{name}_zero"]
-    return onnx.helper.make_node("DequantizeLinear", inputs, [f"{name}_dq"], f"{name}_dq", axis=1)
-
-
-def _constant(model: onnx.ModelProto, name: str, value: np.ndarray) -> None:
-    import onnx
-
-    model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    if f"{prefix}_divisor" in constants:
+        value = put("Mul", [value, constants[f"{prefix}_divisor"]], "smooth", {})
+    quantised = constants.get(f"{prefix}_q") or put("QuantizeLinear", [value, *parameters], "q", axis)
+    return put("DequantizeLinear", [quantised, *parameters], "dq", axis)

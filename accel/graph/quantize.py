@@ -1,287 +1,239 @@
-"""Choose what becomes INT8: ranges from real activations, and which matrix products can bear it.
+"""Quantise matrix products and convolutions: measured and calibrated once, then any choice of them is one write.
 
 Naive INT8 ruins transformers: on a sentence encoder with real weights, MinMax ranges on every product leave 3 dB. So
-outlier channels are smoothed and ranges clipped where that lowers the error of the product itself, the effect of each
-product on the outputs is measured, and products are quantised from the least harmful on, as long as the outputs keep
-the SQNR asked for.
+ranges come from real activations, and ``Prepared.search`` finds which products can bear it. The weights lie in one
+file; each choice is a small graph beside it that refers to them. That is what lets a search try dozens of choices.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
-import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnxscript import version_converter
 
-from accel.core.errors import StageError, UsageError
-from accel.graph import qdq
-from accel.graph.qdq import SWITCH, Recipe, Scale, Unit
+from accel.core.errors import StageError, UsageError, nearest
+from accel.core.feeds import Feed
+from accel.graph import calibration, fp16, measured, passes, qdq, sensitivity
+from accel.graph.calibration import METHODS, Method, QuantRange
+from accel.graph.products import PRODUCTS
+from accel.graph.qdq import SCHEMES, Product, Quantised
 
-if TYPE_CHECKING:
-    import onnx
-
-    from accel.graph.prepared import Base, QuantReport
-    from accel.graph.symmetric import Method, Quantised
-
-Feeds = Sequence[Mapping[str, np.ndarray]]
-
-CLIPS = (1.0, 0.9999, 0.999)
-"""Shares of an activation's values that a range may cover; the one with the least product error is taken."""
-SMOOTHING = (None, 0.5, 0.7, 0.85)
-"""SmoothQuant strengths tried on each activation, none first."""
-SMOOTHING_GAIN = 0.7
-"""Smoothing costs one more operation, so it must take this factor off the error."""
-ROWS = 512
-COLUMNS = 384
-"""Rows of an activation and output channels of a weight on which the product's error is computed."""
+Base = Literal["fp32", "fp16", "bf16"]
+BASES = ("fp32", "fp16", "bf16")
+HALF_OPSET = 19
+"""First opset whose Q/DQ take scales in half precision, and FP8. Source: https://onnx.ai/onnx/operators/."""
+EXTRA_TRIALS = 16
+"""Evaluations of a CPU's search beside those of single groups: all, none, the halving, and what still fits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What was quantised and what that did.
+class QuantReport:
+    """What was quantised, and by which scales.
 
     Attributes:
-        units: the activations whose products run in INT8.
-        int8_nodes / nodes: matrix products with constant weights in INT8, and all.
-        int8_share: share of their arithmetic in INT8.
-        sqnr_db: worst output's SQNR on the held-back calibration feeds.
-        search_s: wall time of calibration and search.
+        base: precision of everything that is not quantised; ``half`` the account of its making, None for FP32.
+        products / quantised: products with a constant weight, all and quantised; ``share`` is the share of their
+            multiplications that is quantised, at the shapes of the largest sample.
+        others: products that are never quantised: of two activations, or transposed convolutions.
+        kept: nodes that stay in ``base``.
+        ranges: how each activation is quantised.
+        feeds: calibration samples.
+        opset: as found in the written file.
     """
 
-    units: tuple[Unit, ...]
-    int8_nodes: int
-    nodes: int
-    int8_share: float
-    sqnr_db: float
-    search_s: float
+    to: Quantised
+    base: Base
+    method: Method
+    products: int
+    quantised: int
+    share: float
+    others: int
+    kept: tuple[str, ...]
+    ranges: tuple[QuantRange, ...]
+    feeds: int
+    opset: int
+    half: fp16.HalfReport | None
+    quantize_s: float
 
 
-def quantize_matmuls(
-    path: Path,
-    out: Path,
-    feeds: Feeds,
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """One model and its scales.
+
+    Attributes:
+        path: the base graph, with its weights and all scales; choices are written beside it.
+        products: what can be quantised, in graph order.
+        work: multiplications of each product, by node, at the largest sample.
+        ranges: by activation, how TensorRT's schemes quantise it; empty for a CPU's.
+    """
+
+    path: Path
+    products: tuple[Product, ...]
+    work: Mapping[str, int]
+    ranges: Mapping[str, QuantRange]
+    half: fp16.HalfReport | None
+    others: int
+    opset: int
+
+    def share(self, keep: Collection[str]) -> float:
+        """Return the share of the multiplications that is quantised when ``keep`` is not."""
+        return sum(w for n, w in self.work.items() if n not in keep) / sum(self.work.values())
+
+    def write(self, keep: Collection[str], out: Path, *, data: str | None = None) -> Path:
+        """Write the graph with all products quantised except ``keep``.
+
+        Args:
+            out: a file beside ``path``; elsewhere give ``data``, the name of the file that takes the weights.
+
+        Raises:
+            UsageError: a name in ``keep`` is no product of the model.
+        """
+        names = [p.node for p in self.products]
+        if unknown := sorted(set(keep) - set(names)):
+            raise UsageError(
+                f"the model has no product named {unknown[0]!r}{nearest(unknown[0], names)}",
+                fix="name MatMul, Gemm or Conv nodes with a constant weight",
+            )
+        model = passes.load(self.path)
+        wanted = [p for p in self.products if p.node not in keep]
+        passes.run(model, qdq.WritePairs(wanted), RemoveUnusedNodesPass())
+        passes.save(model, out, data=data)
+        return out
+
+    def search(
+        self,
+        score: Callable[[Path], float],
+        floor: float,
+        *,
+        evaluations: int | None = None,
+        groups: int | None = None,
+        points: int = sensitivity.CURVE,
+    ) -> sensitivity.Search:
+        """Search for the largest share that holds ``floor``; products that read one activation go together.
+
+        Args:
+            score: takes a quantised file, valid until it returns, and gives its accuracy.
+            groups: how many units there may be: with more activations, neighbours are tried together.
+
+        Raises:
+            UsageError: as ``sensitivity.search``.
+        """
+        by_activation: dict[str, tuple[str, ...]] = {}
+        for product in self.products:
+            by_activation[product.activation] = (*by_activation.get(product.activation, ()), product.node)
+        units = list(by_activation.values())
+        together = -(-len(units) // (groups or len(units)))
+        units = [sum(units[i : i + together], ()) for i in range(0, len(units), together)]
+
+        def trial(kept: tuple[str, ...]) -> float:
+            path = self.write(kept, self.path.with_name("trial.onnx"))
+            try:
+                return score(path)
+            finally:
+                path.unlink()
+
+        return sensitivity.search(units, self.work, trial, floor, evaluations=evaluations, points=points)
+
+
+def prepare(
+    source: Path,
+    folder: Path,
     *,
-    mask: str | None,
-    smallest: Mapping[str, tuple[int, ...]],
-    target_db: float,
-    levels: int,
-    threads: int,
-    trials: int,
-) -> Plan:
-    """Write the model at ``path`` to ``out`` with as many matrix products in INT8 as keep ``target_db``.
+    to: Quantised,
+    feeds: Sequence[Feed],
+    method: Method = "percentile",
+    base: Base = "fp32",
+    margin: float = 2.0,
+    mask: str | None = None,
+    threads: int = 0,
+) -> Prepared:
+    """Measure, calibrate and, where asked, convert the rest to half precision.
 
     Args:
-        feeds: calibration inputs; every fourth is held back from the ranges and judges the choice.
-        mask: input that is 0 at padded positions, whose activations are then left out of the ranges.
-        smallest: shapes of the smallest request, which has the fewest values to hide an error among; judges too.
-        levels: largest int8 weight: 127, or 63 where the CPU's kernels add pairs in 16 bits.
-        trials: how many single measurements there may be; with more products, neighbours are measured together. A
-            count, not a time: the result must not depend on how busy the machine is.
+        source: an FP32 file.
+        folder: where the weights and the choices go.
+        to: ``int8`` and ``fp8`` as TensorRT takes them; ``cpu-int8`` and ``cpu-int7`` for ONNX Runtime's CPU provider,
+            which quantises matrix products alone.
+        feeds: the calibration set; its ranges decide about half precision, too.
+        method: of TensorRT's scales; a CPU's are those of the least error.
+        mask: input that is 0 at padded positions, which a CPU's scales leave out.
 
     Raises:
-        StageError: the graph has no matrix product with constant weights.
+        UsageError: an unknown precision or method.
+        InputError: the source is typed already, or its types cannot be inferred.
+        SampleError: there are no feeds, or one does not fit the model.
+        StageError: there is no product with a constant weight, an activation is not finite, or a conversion failed.
+        UnavailableError: a half-precision base without the environment that makes it.
     """
-    start = time.monotonic()
-    model = qdq.load_model(path)
-    units = qdq.find_units(model)
-    if not units:
-        raise StageError(f"{path.name} has no matrix product with constant weights: nothing to quantise")
-    held = [f for i, f in enumerate(feeds) if i % 4 == 3] or list(feeds[-1:])
-    seen = [f for i, f in enumerate(feeds) if i % 4 != 3] or list(feeds)
-    scratch = out.with_name(out.name + ".scratch")
-    try:
-        activations = _collect(model, units, seen, scratch, mask=mask, threads=threads)
-        recipes = _choose_recipes(model, units, activations, levels=levels)
-        del activations
-        trial = qdq.load_model(path)
-        qdq.write_switches(trial, units, recipes, levels=levels)
-        qdq.save_model(trial, scratch)
-        del trial
-        judges = [_cut(held[0], dict.fromkeys(held[0], (4,))), _cut(held[-1], dict.fromkeys(held[-1], (4,)))]
-        judges.append(_cut(held[0], smallest))
-        with_switches = _Switched(scratch, len(units), judges, mask=mask, threads=threads)
-        chosen, sqnr_db = _search(with_switches, units, target_db=target_db, trials=trials)
-    finally:
-        scratch.unlink(missing_ok=True)
-        scratch.with_name(scratch.name + ".data").unlink(missing_ok=True)
-    qdq.write_qdq(model, chosen, recipes, levels=levels)
-    qdq.save_model(model, out)
-    return Plan(
-        tuple(chosen),
-        sum(len(u.nodes) for u in chosen),
-        sum(len(u.nodes) for u in units),
-        sum(u.size for u in chosen) / sum(u.size for u in units),
-        sqnr_db,
-        time.monotonic() - start,
-    )
-
-
-def _collect(
-    model: onnx.ModelProto, units: Sequence[Unit], feeds: Feeds, scratch: Path, *, mask: str | None, threads: int
-) -> dict[str, np.ndarray]:
-    """Return a sample of each activation's unmasked rows (rows, channels), its extreme values included."""
-    import onnx
-
-    watched = type(model)()
-    watched.CopyFrom(model)
-    known = {o.name for o in watched.graph.output}
-    names = [u.activation for u in units]
-    watched.graph.output.extend(
-        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in names if n not in known
-    )
-    qdq.save_model(watched, scratch)
-    del watched
-    session = open_cpu(scratch, threads)
-    rng = np.random.default_rng(0)
-    per_feed = max(16, ROWS // max(len(feeds), 1))
-    kept: dict[str, list[np.ndarray]] = {n: [] for n in names}
-    for feed in feeds:
-        for name, value in zip(names, session.run(names, dict(feed)), strict=True):
-            rows = _unmasked(value, feed[mask] if mask else None)
-            extreme = np.unique(np.concatenate([rows.argmax(axis=0), rows.argmin(axis=0)]))
-            strongest = extreme[np.argsort(-np.abs(rows[extreme]).max(axis=1))[: per_feed // 4]]
-            drawn = rng.choice(len(rows), min(per_feed, len(rows)), replace=False)
-            kept[name].append(rows[np.unique(np.concatenate([drawn, strongest]))])
-    return {name: np.concatenate(parts) for name, parts in kept.items()}
-
-
-def _cut(feed: Mapping[str, np.ndarray], sizes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Return the feed with its leading axes cut to at most these sizes."""
-    return {name: value[tuple(slice(n) for n in sizes[name])] for name, value in feed.items()}
-
-
-def _unmasked(value: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    if mask is not None and value.shape[:-1] == mask.shape:
-        return value[mask.astype(bool)]
-    if mask is not None and value.shape == mask.shape:
-        return value[mask.astype(bool)][:, None]
-    return value.reshape(-1, value.shape[-1])
-
-
-def _choose_recipes(
-    model: onnx.ModelProto, units: Sequence[Unit], activations: Mapping[str, np.ndarray], *, levels: int
-) -> dict[str, Recipe]:
-    """Return for each activation the recipe whose quantised products come closest to the float ones."""
-    import onnx
-
-    constants = {t.name: t for t in model.graph.initializer}
-    chosen: dict[str, Recipe] = {}
-    for unit in units:
-        rows = activations[unit.activation]
-        weight = np.concatenate([onnx.numpy_helper.to_array(constants[w]) for w in unit.weights], axis=1)
-        columns = slice(None, None, max(1, weight.shape[1] // COLUMNS))
-        exact = rows @ weight[:, columns]
-        best: tuple[float, Recipe] | None = None
-        for alpha in SMOOTHING:
-            smooth = None if alpha is None else _smoothing(rows, weight, alpha)
-            turned = rows if smooth is None else rows / smooth
-            scaled = weight if smooth is None else weight * smooth[:, None]
-            channel = qdq.weight_scales(scaled, levels=levels)
-            rounded = (qdq.quantize_weight(scaled, channel, levels=levels) * channel)[:, columns]
-            error, scale = min(
-                ((float(np.square(s.apply(turned) @ rounded - exact).sum()), s) for s in _scales(turned)),
-                key=lambda pair: pair[0],
-            )
-            if best is None or error < SMOOTHING_GAIN * best[0]:
-                best = error, Recipe(scale, smooth)
-        assert best is not None
-        chosen[unit.activation] = best[1]
-    return chosen
-
-
-def _smoothing(rows: np.ndarray, weight: np.ndarray, alpha: float) -> np.ndarray:
-    """Return the divisor of each channel. Formula: max|x| ** alpha / max|w| ** (1 - alpha), median 1."""
-    activation = np.maximum(np.abs(rows).max(axis=0), 1e-5)
-    constant = np.maximum(np.abs(weight).max(axis=1), 1e-5)
-    divisor = activation**alpha / constant ** (1 - alpha)
-    return (divisor / np.median(divisor)).astype(np.float32)
-
-
-def _scales(rows: np.ndarray) -> set[Scale]:
-    """Return the scales of the ranges that ``CLIPS`` leave."""
-    ordered = np.sort(rows, axis=None)
-    last = len(ordered) - 1
-    return {Scale.of(float(ordered[round((1 - c) * last)]), float(ordered[round(c * last)])) for c in CLIPS}
-
-
-class _Switched:
-    """The model with a switch for each unit, and the SQNR that a setting of the switches leaves."""
-
-    def __init__(self, path: Path, count: int, feeds: Feeds, *, mask: str | None, threads: int) -> None:
-        self._session = open_cpu(path, threads)
-        self._outputs = [o.name for o in self._session.get_outputs()]
-        self._count = count
-        self._feeds = feeds
-        self._masks = [feed[mask] if mask else None for feed in feeds]
-        self._truth = self._run(())
-        self._signal = [_power(np.concatenate(parts)) for parts in self._truth]
-
-    def _run(self, on: Sequence[int]) -> list[list[np.ndarray]]:
-        """Return for each float output its unmasked values (rows, channels), feed by feed."""
-        switch = np.zeros(self._count, np.float32)
-        switch[list(on)] = 1.0
-        parts: list[list[np.ndarray]] = [[] for _ in self._outputs]
-        for feed, mask in zip(self._feeds, self._masks, strict=True):
-            for i, value in enumerate(self._session.run(self._outputs, {**feed, SWITCH: switch})):
-                if value.dtype == np.float32:
-                    parts[i].append(_unmasked(value, mask).astype(np.float64))
-        return [p for p in parts if p]
-
-    def noise(self, on: Sequence[int]) -> float:
-        """Return the worst error power, over outputs and feeds, relative to the output's signal power in all feeds."""
-        found = self._run(on)
-        return max(
-            (
-                float(np.square(f - t).mean()) / signal
-                for output, truth, signal in zip(found, self._truth, self._signal, strict=True)
-                for f, t in zip(output, truth, strict=True)
-            ),
-            default=0.0,
+    for given, known, what in ((to, SCHEMES, "precision"), (method, METHODS, "method"), (base, BASES, "base")):
+        if given not in known:
+            raise UsageError(f"unknown {what} {given!r}{nearest(given, known)}", fix=f"choose of {', '.join(known)}")
+    scheme = SCHEMES[to]
+    model = qdq.load(source)
+    fp16.check_plain(model, source)
+    found = [p for p in qdq.products(model) if p.op == "MatMul" or not scheme.folded]
+    if not found:
+        raise StageError(
+            f"{source.name} has no matrix product or convolution with a constant weight: nothing to quantise"
         )
+    path = folder / "plain.onnx"
+    passes.save(model, path, data=f"{path.name}.data")
+    wanted = {p.node for p in found}
+    outputs = {str(n.name): str(n.outputs[0].name) for n in model.graph if n.name in wanted}
+    activations = list(dict.fromkeys(p.activation for p in found))
+    names = list(dict.fromkeys([*activations, *(outputs[p.node] for p in found)]))
+    measures = measured.measure_ranges(path, names, feeds, threads=threads)
+    read = {name: measures[name] for name in activations}
+    calibration.check_finite(read)
+    ranges: dict[str, QuantRange] = {}
+    if scheme.folded:
+        recipes = calibration.least_error(path, model, found, read, feeds, scheme=scheme, mask=mask, threads=threads)
+    else:
+        ranges = calibration.symmetric(path, read, feeds, scheme=scheme, method=method, threads=threads)
+        recipes = {name: qdq.Recipe(r.scale) for name, r in ranges.items()}
+    half = None
+    if base != "fp32":
+        path = folder / "half.onnx"
+        half = fp16.convert(folder / "plain.onnx", path, to=base, feeds=feeds, margin=margin, threads=threads)
+    model = passes.load(path)
+    if base != "fp32" or to == "fp8":
+        _raise_opset(model, HALF_OPSET, source.name)
+    now = [p for p in qdq.products(model) if p.node in outputs]
+    if lost := sorted(set(outputs) - {p.node for p in now}):
+        raise StageError(f"product {lost[0]!r} lost its constant weight on the way to {base}")
+    qdq.add_constants(model, now, recipes, measured.file_types(path), scheme)
+    ready = folder / "base.onnx"
+    passes.save(model, ready, data=f"{ready.name}.data" if scheme.folded else None)
+    return Prepared(
+        path=ready,
+        products=tuple(now),
+        work={p.node: measures[outputs[p.node]].size * p.inner for p in found},
+        ranges=ranges,
+        half=half,
+        others=sum(n.op_type in PRODUCTS and n.name not in outputs for n in model.graph),
+        opset=model.graph.opset_imports[""],
+    )
 
 
-def _power(rows: np.ndarray) -> float:
-    return max(float(np.square(rows - rows.mean(axis=0)).mean()), 1e-30)
+def _raise_opset(model: ir.Model, least: int, name: str) -> None:
+    """Bring the graph to opset ``least`` where it is below.
 
-
-def _search(switched: _Switched, units: Sequence[Unit], *, target_db: float, trials: int) -> tuple[list[Unit], float]:
-    """Return the largest prefix of the units, by harm per arithmetic, that keeps ``target_db``, and its SQNR."""
-    everything = range(len(units))
-    best = switched.noise(everything)
-    if _db(best) >= target_db:
-        return list(units), _db(best)
-    together = -(-len(units) // trials)
-    groups = [list(everything[i : i + together]) for i in range(0, len(units), together)]
-    harm = {i: switched.noise(g) / sum(units[j].size for j in g) for i, g in enumerate(groups)}
-    order = [j for i in sorted(harm, key=lambda i: harm[i]) for j in groups[i]]
-    low, high = 0, len(order)  # low units pass (none is exact), high do not
-    found = 0.0
-    while high - low > 1:
-        middle = (low + high) // 2
-        noise = switched.noise(order[:middle])
-        if _db(noise) >= target_db:
-            low, found = middle, noise
-        else:
-            high = middle
-    return [units[i] for i in sorted(order[:low])], _db(found)
-
-
-def _db(noise: float) -> float:
-    return float(-10 * np.log10(max(noise, 1e-20)))
-
-
-def open_cpu(path: Path, threads: int) -> Any:
-    """Open a session on the CPU provider."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    Raises:
+        StageError: no converter can.
+    """
+    if model.graph.opset_imports[""] < least:
+        version_converter.convert_version(model, least, fallback=True)
+    if (found := model.graph.opset_imports[""]) < least:
+        raise StageError(
+            f"{name} has opset {found} and cannot be brought to {least}", fix=f"export it with opset {least} or later"
+        )
 
 
 def for_tensorrt(
@@ -289,7 +241,7 @@ def for_tensorrt(
     out: Path,
     *,
     to: Quantised,
-    feeds: Feeds,
+    feeds: Sequence[Feed],
     method: Method = "percentile",
     keep: Collection[str] = (),
     base: Base = "fp32",
@@ -299,30 +251,72 @@ def for_tensorrt(
     """Write the FP32 model at ``source`` to ``out`` with Q/DQ pairs as TensorRT takes them.
 
     Every matrix product and convolution with a constant weight is quantised: int8 or E4M3, symmetric, zero-point 0, one
-    scale per activation and one per output channel of a weight. Which of them to keep out is what
-    ``sensitivity.search`` finds.
+    scale per activation and one per output channel of a weight. Weights keep their floating-point values behind a pair
+    of their own, which every release folds at build time. What to keep out is what ``Prepared.search`` finds.
 
     Args:
         out: the ``.onnx`` to write, weights in ``<out>.data`` beside it.
         feeds: the calibration set, real samples by input name.
-        method: how an activation's range is cut; see ``symmetric.calibrate``.
+        method: how an activation's range is cut; see ``calibration.symmetric``.
         keep: names of the products that stay in ``base``.
         base: precision of everything else; ``fp16`` and ``bf16`` as ``fp16.convert`` makes them, with ``margin``.
         threads: CPU threads for measuring; 0 for all.
 
     Raises:
         UsageError: an unknown precision or method, an unknown name in ``keep``, or ``out`` is the source.
-        InputError, SampleError, StageError, UnavailableError: as ``prepared.prepare``.
+        InputError, SampleError, StageError, UnavailableError: as ``prepare``.
     """
-    from accel.graph import fp16, prepared
-
     start = time.monotonic()
     if out.resolve() == source.resolve():
         raise UsageError(f"{out} is the source itself", fix="choose another file to write")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
-        ready = prepared.prepare(
+        ready = prepare(
             source, Path(name), to=to, feeds=feeds, method=method, base=base, margin=margin, threads=threads
         )
-        fp16.move(ready.write(keep, "chosen.onnx"), out, data=ready.path)
-    return ready.report(keep, start=start)
+        ready.write(keep, out, data=f"{out.name}.data")
+    used = {p.activation for p in ready.products if p.node not in keep}
+    return QuantReport(
+        to=to,
+        base=base,
+        method=method,
+        products=len(ready.products),
+        quantised=len(ready.products) - len(set(keep)),
+        share=ready.share(keep),
+        others=ready.others,
+        kept=tuple(p.node for p in ready.products if p.node in keep),
+        ranges=tuple(r for name, r in ready.ranges.items() if name in used),
+        feeds=len(feeds),
+        opset=ready.opset,
+        half=ready.half,
+        quantize_s=time.monotonic() - start,
+    )
+
+
+def for_cpu(
+    source: Path,
+    out: Path,
+    feeds: Sequence[Feed],
+    score: Callable[[Path], float],
+    floor: float,
+    *,
+    to: Literal["cpu-int8", "cpu-int7"],
+    mask: str | None,
+    threads: int,
+    trials: int,
+) -> sensitivity.Search:
+    """Write the model at ``source`` to ``out`` for ONNX Runtime, as many matrix products in INT8 as hold ``floor``.
+
+    Args:
+        feeds: the calibration set; ``score`` has other samples.
+        trials: how many single measurements there may be. A count, not a time: the result must not depend on how busy
+            the machine is.
+
+    Raises:
+        InputError, SampleError, StageError: as ``prepare``.
+    """
+    with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
+        ready = prepare(source, Path(name), to=to, feeds=feeds, mask=mask, threads=threads)
+        found = ready.search(score, floor, evaluations=trials + EXTRA_TRIALS, groups=trials, points=1)
+        ready.write(found.chosen.kept, out, data=f"{out.name}.data")
+    return found

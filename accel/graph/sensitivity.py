@@ -1,26 +1,22 @@
-"""Find the largest share of INT8 products that keeps an accuracy floor, and the trade-off on the way.
+"""The one search for layers: the largest share of INT8 that keeps an accuracy floor, and the trade-off on the way.
 
 Naive INT8 ruins a transformer, and a few layers do most of the harm. Trying every combination is out of the question,
 and even the exhaustive greedy search, which tries every remaining layer at every step, takes n(n+1)/2 evaluations of
 the whole task. Here each layer is tried alone once; added in the order of harm per work saved, the layers give a curve;
 where it crosses the floor is found by halving; and layers left out there are tried once more, each on top.
+
+Knows names of nodes and a score, nothing of graphs.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from accel.core.errors import StageError, UsageError
-from accel.core.feeds import Feed
-from accel.graph import prepared
-from accel.graph.prepared import Base, Prepared
-from accel.graph.symmetric import Method, Quantised
+from accel.core.errors import UsageError
 
 CURVE = 8
 """Points of the curve that are measured besides those that the search needs."""
@@ -44,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Products that read one activation, quantised together; what quantising them alone does.
+    """Products that are quantised together; what quantising them alone does.
 
     Attributes:
         work: share of all multiplications.
@@ -65,13 +61,11 @@ class Search:
             ``quantize.for_tensorrt`` takes. Nothing is quantised where no choice holds it.
         holds: whether the chosen score reaches the floor: False where even the floating-point graph misses it.
         float_score: the score with nothing quantised.
-        units: least harmful per work first.
+        units: least harmful per work first; empty where the order was given, or no unit had to be tried.
         curve: choices along that order, by share.
         evaluations / exhaustive: how often ``score`` was called, and how often an exhaustive greedy search would.
     """
 
-    to: Quantised
-    method: Method
     floor: float
     chosen: Step
     holds: bool
@@ -84,106 +78,73 @@ class Search:
 
 
 def search(
-    source: Path,
-    calibration: Sequence[Feed],
-    score: Callable[[Path], float],
+    units: Sequence[tuple[str, ...]],
+    work: Mapping[str, int],
+    score: Callable[[tuple[str, ...]], float],
     floor: float,
     *,
-    to: Quantised = "int8",
-    method: Method = "percentile",
-    base: Base = "fp32",
+    order: Sequence[int] | None = None,
     evaluations: int | None = None,
-    threads: int = 0,
+    points: int = CURVE,
 ) -> Search:
-    """Search the FP32 model at ``source``.
+    """Search the choices of units.
 
     Args:
-        calibration: real samples by input name; disjoint from those that ``score`` uses.
-        score: takes a quantised file, valid until it returns, and gives its accuracy: more is better, and what is not
+        units: nodes that are quantised together; ``work`` the multiplications of each node.
+        score: takes the nodes that stay in floating point and gives the accuracy: more is better, and what is not
             finite counts as the lowest score there is.
         floor: the least score that will do.
-        base: what the rest of the scored files is in; FP32 runs fastest on a CPU.
+        order: in which units are quantised, where that is known; otherwise each is tried alone.
         evaluations: how often ``score`` may be called; by default a quarter of the exhaustive search, at least two
             for each unit.
+        points: of the curve that are measured in any case.
 
     Raises:
         UsageError: too few evaluations to try every unit once.
-        InputError, SampleError, StageError, UnavailableError: as ``prepared.prepare``.
     """
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="accel-search-") as name:
-        ready = prepared.prepare(
-            source, Path(name), to=to, feeds=calibration, method=method, base=base, threads=threads
+    count, total = len(units), sum(work[n] for unit in units for n in unit)
+    exhaustive = count * (count + 1) // 2
+    allowed = max(exhaustive // 4, 2 * count) if evaluations is None else evaluations
+    if order is None and allowed < count + 2:
+        raise UsageError(
+            f"{allowed} evaluations cannot try {count} groups of products once, and all and none of them",
+            fix=f"allow {count + 2} or more",
         )
-        trials = _Trials(ready, score)
-        groups = _groups(ready)
-        exhaustive = len(groups) * (len(groups) + 1) // 2
-        allowed = max(exhaustive // 4, 2 * len(groups)) if evaluations is None else evaluations
-        if allowed < len(groups) + 2:
-            raise UsageError(
-                f"{allowed} evaluations cannot try {len(groups)} groups of products once, and all and none of them",
-                fix=f"allow {len(groups) + 2} or more",
-            )
-        everything = trials.step(range(len(groups)), groups)
-        nothing = trials.step((), groups)
-        if everything.score >= floor or not nothing.score >= floor:
-            chosen = everything if everything.score >= floor else nothing
-            units: tuple[Unit, ...] = ()
-        else:
-            alone = [trials.step((i,), groups) for i in range(len(groups))]
+    known: dict[frozenset[int], Step] = {}
+
+    def trial(on: Collection[int]) -> Step:
+        key = frozenset(on)
+        if key not in known:
+            kept = tuple(n for i, unit in enumerate(units) if i not in key for n in unit)
+            quantised = [n for i in sorted(key) for n in units[i]]
+            found = float(score(kept))
+            value = found if math.isfinite(found) else -sys.float_info.max
+            known[key] = Step(sum(work[n] for n in quantised) / total, len(quantised), value, kept)
+        return known[key]
+
+    everything, nothing = trial(range(count)), trial(())
+    along = {everything, nothing}
+    tried: tuple[Unit, ...] = ()
+    if everything.score >= floor or not nothing.score >= floor:
+        chosen = everything if everything.score >= floor else nothing
+    else:
+        if order is None:
+            alone = [trial((i,)) for i in range(count)]
             order = _order(alone, nothing)
-            chosen = _climb(trials, groups, order, floor, allowed=allowed)
-            units = tuple(Unit(groups[i], alone[i].share, alone[i].score) for i in order)
+            tried = tuple(Unit(units[i], alone[i].share, alone[i].score) for i in order)
+        chosen = _climb(trial, order, floor, points=points, more=lambda: len(known) < allowed, along=along)
     return Search(
-        to=to,
-        method=method,
         floor=floor,
         chosen=chosen,
         holds=chosen.score >= floor,
         float_score=nothing.score,
-        units=units,
-        curve=tuple(sorted(trials.along, key=lambda s: s.share)),
-        evaluations=trials.count,
+        units=tried,
+        curve=tuple(sorted(along, key=lambda s: s.share)),
+        evaluations=len(known),
         exhaustive=exhaustive,
         search_s=time.monotonic() - start,
     )
-
-
-class _Trials:
-    """Scores choices, each once, and counts."""
-
-    def __init__(self, ready: Prepared, score: Callable[[Path], float]) -> None:
-        self._ready = ready
-        self._score = score
-        self._known: dict[frozenset[int], Step] = {}
-        self.along: list[Step] = []
-
-    @property
-    def count(self) -> int:
-        """How many choices were scored."""
-        return len(self._known)
-
-    def step(self, on: Sequence[int], groups: Sequence[tuple[str, ...]]) -> Step:
-        """Score the graph with these groups quantised and the others not."""
-        key = frozenset(on)
-        if key not in self._known:
-            kept = tuple(n for i, group in enumerate(groups) if i not in key for n in group)
-            path = self._ready.write(kept, "trial.onnx")
-            found = float(self._score(path))
-            path.unlink()
-            score = found if math.isfinite(found) else -sys.float_info.max
-            self._known[key] = Step(self._ready.share(kept), len(self._ready.products) - len(kept), score, kept)
-            if len(key) in (0, len(groups)):
-                self.along.append(self._known[key])
-        return self._known[key]
-
-
-def _groups(ready: Prepared) -> list[tuple[str, ...]]:
-    """Return the products' nodes by the activation that they read, in graph order."""
-    found: dict[str, list[str]] = {}
-    for product in ready.products:
-        found.setdefault(product.activation, []).append(product.node)
-    return [tuple(nodes) for nodes in found.values()]
 
 
 def _order(alone: Sequence[Step], nothing: Step) -> list[int]:
@@ -198,51 +159,40 @@ def _order(alone: Sequence[Step], nothing: Step) -> list[int]:
 
 
 def _climb(
-    trials: _Trials, groups: Sequence[tuple[str, ...]], order: Sequence[int], floor: float, *, allowed: int
+    trial: Callable[[Collection[int]], Step],
+    order: Sequence[int],
+    floor: float,
+    *,
+    points: int,
+    more: Callable[[], bool],
+    along: set[Step],
 ) -> Step:
-    """Follow the order to the floor, then add what still fits."""
+    """Follow the order to the floor, then add what still fits; ``along`` collects the steps that were measured."""
 
-    def along(count: int) -> Step:
-        step = trials.step(order[:count], groups)
-        if step not in trials.along:
-            trials.along.append(step)
-        return step
+    def holds(length: int) -> bool:
+        step = trial(order[:length])
+        along.add(step)
+        return step.score >= floor
 
-    low, high = 0, len(order)  # ``low`` units hold the floor, ``high`` do not
-    for count in _evenly(len(order)):
-        if trials.count >= allowed:
-            break
-        if along(count).score >= floor:
-            low = max(low, count)
-    high = min((c for c in _evenly(len(order)) if c > low), default=high)
-    while high - low > 1 and trials.count < allowed:
+    lengths = sorted({round(len(order) * i / points) for i in range(1, points)} - {0, len(order)})
+    low = 0  # so many units hold the floor
+    for length in lengths:
+        if more() and holds(length):
+            low = length
+    high = min((n for n in lengths if n > low), default=len(order))  # so many do not
+    while high - low > 1 and more():
         middle = (low + high) // 2
-        if along(middle).score >= floor:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if holds(middle) else (low, middle)
     on = list(order[:low])
-    best = trials.step(on, groups)
     for index in order[low:]:
-        if trials.count >= allowed:
-            break
-        step = trials.step([*on, index], groups)
-        if step.score >= floor:
+        if more() and trial([*on, index]).score >= floor:
             on.append(index)
-            best = step
-    return best
-
-
-def _evenly(count: int) -> Iterator[int]:
-    """Yield the lengths, from one to less than all, at which the curve is measured."""
-    yield from sorted({round(count * i / CURVE) for i in range(1, CURVE)} - {0, count})
+    return trial(on)
 
 
 def table(found: Search) -> str:
     """Return the trade-off curve as text: share of INT8 against score, the chosen row marked."""
     rows = sorted({*found.curve, found.chosen}, key=lambda s: s.share)
-    if not rows:
-        raise StageError("the search scored nothing")
     lines = [f"{'share':>6} {'products':>8} {'score':>9}   floor {found.floor:g}"]
     for row in rows:
         mark = "  <- chosen" if row == found.chosen else "" if row.score >= found.floor else "  below the floor"

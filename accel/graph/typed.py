@@ -1,7 +1,7 @@
 """Hold a typed ONNX file against the published rules of a strongly typed TensorRT network, versions 10 and 11.
 
 TensorRT's own parser needs a GPU; this needs none and proves less: a file without findings keeps every rule below, and
-may still be refused for one that is not written down. Each finding names the node, the rule's source and the mend.
+may still be refused for one that is not written down. Each finding names the node, the rule's source and the fix.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
 
 from accel.core.errors import InputError
-
-if TYPE_CHECKING:
-    import onnx
+from accel.graph import passes
 
 DOCS = "https://docs.nvidia.com/deeplearning/tensorrt/latest/"
 QUANTISATION = f"{DOCS}inference-library/quantized-types-explicit-quantization.html"
@@ -72,7 +72,7 @@ class Finding:
         severity: ``error``: TensorRT refuses the file, or computes something else; ``warning``: it takes the file, and
             something is lost.
         node: name of the node or value, empty for the file.
-        message: what was found and expected; ``fix`` how to mend it; ``source`` where the rule is published.
+        message: what was found and expected; ``fix`` how to fix it; ``source`` where the rule is published.
     """
 
     rule: Rule
@@ -86,26 +86,25 @@ class Finding:
         return f"{self.severity}: {self.message}\n  fix: {self.fix}\n  source: {self.source}"
 
 
+FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
+QUANTISED = frozenset({ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN, ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
+KNOWN = FLOATS | QUANTISED | {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.BOOL}
+
+
 def check(path: Path) -> tuple[Finding, ...]:
     """Return every broken rule, errors first; weights are not read, scales and zero-points are.
 
     Raises:
         InputError: the file is no ONNX model.
     """
-    import onnx
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-        if not model.graph.node:
-            raise InputError(f"{path} holds no graph", fix="give an ONNX file")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path} cannot be read as ONNX: {error}", fix="give an ONNX file") from error
-    except Exception as error:
-        if type(error).__name__ != "DecodeError":
-            raise
-        raise InputError(f"{path} cannot be read as ONNX: {error}", fix="give an ONNX file") from error
-    seen = _Graph(model, path.parent)
-    rules: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
+    model = passes.load(path)
+    if not len(model.graph):
+        raise InputError(f"{path} cannot be read as ONNX: it holds no graph", fix="give an ONNX file")
+    ends = {*model.graph.inputs, *model.graph.outputs}
+    for value in (v for node in model.graph.all_nodes() for v in node.outputs if v not in ends):
+        value.type = None  # what was written for an earlier form of the graph is inferred again
+    ShapeInferencePass()(model)
+    rules: tuple[Callable[[ir.Model], Iterator[Finding]], ...] = (
         _versions,
         _operators,
         _dtypes,
@@ -113,73 +112,43 @@ def check(path: Path) -> tuple[Finding, ...]:
         _pairs,
         _placement,
     )
-    found = [finding for rule in rules for finding in rule(seen)]
+    found = [finding for rule in rules for finding in rule(model)]
     return tuple(sorted(found, key=lambda f: f.severity))
 
 
-class _Graph:
-    """The graph, its bodies' nodes, the type of each value, its producers and readers."""
-
-    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
-        import onnx
-
-        self.model = model
-        self.folder = folder
-        self.constants = {t.name: t for t in model.graph.initializer}
-        self.nodes = list(_all_nodes(model.graph))
-        self.producers = {o: n for n in self.nodes for o in n.output}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.nodes:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
-        bare = type(model)()
-        bare.CopyFrom(model)
-        bare.graph.ClearField("value_info")
-        try:
-            graph = onnx.shape_inference.infer_shapes(bare).graph
-        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-            graph = model.graph  # what is declared is all there is
-        values = (*graph.input, *graph.value_info, *graph.output)
-        self.types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.tensor_type.elem_type}
-        self.types |= {name: tensor.data_type for name, tensor in self.constants.items()}
-
-    def constant(self, name: str) -> np.ndarray | None:
-        """Return the value of a small constant: an initialiser or a Constant node; None for anything else."""
-        import onnx
-
-        tensor = self.constants.get(name)
-        if tensor is None and name in self.producers and self.producers[name].op_type == "Constant":
-            tensor = next((a.t for a in self.producers[name].attribute if a.name == "value"), None)
-        if tensor is None:
-            return None
-        try:
-            return onnx.numpy_helper.to_array(tensor, base_dir=str(self.folder))
-        except (OSError, ValueError, onnx.checker.ValidationError):
-            return None
-
-    def is_constant(self, name: str) -> bool:
-        """Say whether a value is known when the engine is built."""
-        return name in self.constants or (name in self.producers and self.producers[name].op_type == "Constant")
+def _constant(value: ir.Value | None) -> np.ndarray | None:
+    """Return the value of a constant: an initialiser or a Constant node; None for anything else."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    try:
+        return tensor.numpy() if tensor is not None else None
+    except (OSError, ValueError):
+        return None
 
 
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _all_nodes(inner)
+def _is_constant(value: ir.Value) -> bool:
+    """Say whether a value is known when the engine is built."""
+    producer = value.producer()
+    return value.is_initializer() or (producer is not None and producer.op_type == "Constant")
 
 
-def _label(node: onnx.NodeProto) -> str:
-    return f"{node.op_type} {node.name or node.output[0]!r}"
+def _given(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None]
 
 
-def _name(node: onnx.NodeProto) -> str:
-    return node.name or node.output[0]
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if len(node.inputs) > index else None
 
 
-def _versions(seen: _Graph) -> Iterator[Finding]:
-    opset = next((o.version for o in seen.model.opset_import if o.domain in ("", "ai.onnx")), 0)
+def _name(node: ir.Node) -> str:
+    return node.name or str(node.outputs[0].name)
+
+
+def _label(node: ir.Node) -> str:
+    return f"{node.op_type} {_name(node)!r}"
+
+
+def _versions(model: ir.Model) -> Iterator[Finding]:
+    opset = model.graph.opset_imports.get("", 0)
     if not FIRST_OPSET <= opset <= LAST_OPSET:
         yield Finding(
             "opset",
@@ -198,20 +167,20 @@ def _versions(seen: _Graph) -> Iterator[Finding]:
             "build it with a TensorRT that reads this opset",
             OPERATORS,
         )
-    if seen.model.ir_version > LAST_IR:
+    if model.ir_version > LAST_IR:
         yield Finding(
             "ir",
             "error",
             "",
-            f"the file has IR version {seen.model.ir_version}, expected at most {LAST_IR}",
+            f"the file has IR version {model.ir_version}, expected at most {LAST_IR}",
             "save it with an earlier ir_version",
             SCHEMAS,
         )
 
 
-def _operators(seen: _Graph) -> Iterator[Finding]:
-    local = {(f.domain, f.name) for f in seen.model.functions}
-    for node in seen.nodes:
+def _operators(model: ir.Model) -> Iterator[Finding]:
+    local = {(domain, name) for domain, name, _ in model.functions}
+    for node in model.graph.all_nodes():
         standard = node.domain in ("", "ai.onnx")
         if standard and node.op_type in NOT_KNOWN:
             yield Finding(
@@ -224,50 +193,42 @@ def _operators(seen: _Graph) -> Iterator[Finding]:
             )
         elif not standard and (node.domain, node.op_type) not in local:
             fused = node.domain == "com.microsoft"
-            mend = "give TensorRT the unfused file" if fused else "register a plugin of that name"
+            advice = "give TensorRT the unfused file" if fused else "register a plugin of that name"
             yield Finding(
                 "operator",
                 "error",
                 _name(node),
                 f"TensorRT's parser does not know {_label(node)} of domain {node.domain!r}",
-                mend,
+                advice,
                 OPERATORS,
             )
         else:
-            yield from _restrictions(seen, node)
+            yield from _restrictions(node)
 
 
-def _restrictions(seen: _Graph, node: onnx.NodeProto) -> Iterator[Finding]:
+def _restrictions(node: ir.Node) -> Iterator[Finding]:
     """Check what the operator list says in its column of restrictions, as far as the file shows it."""
-    import onnx
-
-    values: dict[str, Any] = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    complaint = None
-    if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1]:
-        complaint = "its output Indices is not supported"
-    elif node.op_type in ("MaxPool", "AveragePool", "LpPool") and any(d != 1 for d in values.get("dilations", ())):
-        complaint = "its dilations must all be 1"
-    elif node.op_type in ("MaxPool", "AveragePool") and len(values.get("kernel_shape", (1, 1))) not in (2, 3):
-        complaint = "only pooling in two or three dimensions is supported"
-    elif node.op_type == "LayerNormalization" and any(node.output[1:]):
-        complaint = "only its first output is supported"
-    elif node.op_type == "TopK" and values.get("sorted", 1) != 1:
-        complaint = "sorted must be 1"
-    elif node.op_type == "ScatterND" and values.get("reduction", b"none") != b"none":
-        complaint = "a reduction is not supported"
-    elif node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
-        complaint = None if seen.is_constant(node.input[1]) else "its axes must be a constant"
-    elif node.op_type in ("CumSum", "OneHot") and not seen.is_constant(node.input[1]):
-        complaint = f"its {'axis' if node.op_type == 'CumSum' else 'depth'} must be a constant"
-    elif node.op_type in ("Squeeze", "Unsqueeze") and len(node.input) > 1 and not seen.is_constant(node.input[1]):
-        complaint = "its axes must be a constant"
-    elif node.op_type == "Resize" and values.get("antialias", 0):
-        complaint = "antialiasing is not supported"
-    elif node.op_type == "Resize" and values.get("mode", b"nearest") == b"cubic":
-        complaint = "the mode cubic is not supported"
-    elif node.op_type == "LSTM" and (values.get("input_forget", 0) or values.get("layout", 0)):
-        complaint = "input_forget and layout must be 0"
-    if complaint is not None:
+    op, given, dynamic = node.op_type, node.attributes, [not _is_constant(v) for v in _given(node)]
+    late = len(dynamic) > 1 and dynamic[1]  # the second input is not known when the engine is built
+    pooling = op in ("MaxPool", "AveragePool")
+    used = [bool(v.name) and (v.is_graph_output() or bool(v.uses())) for v in node.outputs]
+    broken = {
+        "its output Indices is not supported": op == "MaxPool" and any(used[1:]),
+        "its dilations must all be 1": (pooling or op == "LpPool") and {*given.get_ints("dilations", [1])} != {1},
+        "only pooling in two or three dimensions is supported": pooling
+        and len(given.get_ints("kernel_shape", [1, 1])) not in (2, 3),
+        "only its first output is supported": op == "LayerNormalization" and any(used[1:]),
+        "sorted must be 1": op == "TopK" and given.get_int("sorted", 1) != 1,
+        "a reduction is not supported": op == "ScatterND" and given.get_string("reduction", "none") != "none",
+        "its axes must be a constant": (op.startswith("Reduce") or op in ("Squeeze", "Unsqueeze")) and late,
+        "its axis must be a constant": op == "CumSum" and late,
+        "its depth must be a constant": op == "OneHot" and late,
+        "antialiasing is not supported": op == "Resize" and given.get_int("antialias", 0) != 0,
+        "the mode cubic is not supported": op == "Resize" and given.get_string("mode", "nearest") == "cubic",
+        "input_forget and layout must be 0": op == "LSTM"
+        and (given.get_int("input_forget", 0), given.get_int("layout", 0)) != (0, 0),
+    }
+    for complaint in [text for text, is_broken in broken.items() if is_broken][:1]:
         yield Finding(
             "restriction",
             "error",
@@ -278,72 +239,44 @@ def _restrictions(seen: _Graph, node: onnx.NodeProto) -> Iterator[Finding]:
         )
 
 
-def _dtypes(seen: _Graph) -> Iterator[Finding]:
-    import onnx
-
-    kinds = onnx.TensorProto
-    narrow = "run `accel narrow --runtime tensorrt` first (accel convert does)"
-    ends = {v.name for v in (*seen.model.graph.input, *seen.model.graph.output)}
-    known = {
-        kinds.FLOAT,
-        kinds.FLOAT16,
-        kinds.BFLOAT16,
-        kinds.INT64,
-        kinds.INT32,
-        kinds.INT8,
-        kinds.UINT8,
-        kinds.BOOL,
-        kinds.FLOAT8E4M3FN,
-        kinds.INT4,
-        kinds.FLOAT4E2M1,
-        kinds.DOUBLE,
-    }
-    for name, kind in seen.types.items():
-        text = kinds.DataType.Name(kind)
-        if kind == kinds.DOUBLE:
+def _dtypes(model: ir.Model) -> Iterator[Finding]:
+    graph, narrow = model.graph, "run `accel narrow --runtime tensorrt` first (accel convert does)"
+    ends = [*graph.inputs, *graph.outputs]
+    made = [v for node in graph for v in node.outputs if not v.is_graph_output()]
+    held = [v for v in graph.initializers.values() if not v.is_graph_input()]
+    for value in (*ends, *made, *held):
+        name, kind = str(value.name), value.dtype
+        if kind is None:
+            continue
+        around = [*value.consumers(), *([] if (producer := value.producer()) is None else [producer])]
+        paired = any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in around)
+        if kind == ir.DataType.DOUBLE:
             what = f"value {name!r} is DOUBLE, which TensorRT casts down and clamps"
             yield Finding("double", "error", name, what, narrow, OPERATORS)
-        elif kind not in known:
-            what = f"value {name!r} is {text}, a type that TensorRT does not have"
+        elif kind not in KNOWN:
+            what = f"value {name!r} is {kind.name}, a type that TensorRT does not have"
             yield Finding("dtype", "error", name, what, narrow, TYPES)
-        elif kind == kinds.UINT8 and name not in ends and not _reads_quantised(seen, name):
-            yield Finding(
-                "uint8",
-                "error",
-                name,
-                f"value {name!r} inside the graph is UINT8, which only inputs and outputs may be",
-                "cast it to INT32 or FLOAT",
-                OPERATORS,
-            )
-    for value in (*seen.model.graph.input, *seen.model.graph.output):
-        if seen.types.get(value.name) == kinds.INT64 and value.name not in seen.constants:
+        elif kind == ir.DataType.UINT8 and value not in ends and not paired:  # a pair has its own rule about UINT8
+            what = f"value {name!r} inside the graph is UINT8, which only inputs and outputs may be"
+            yield Finding("uint8", "error", name, what, "cast it to INT32 or FLOAT", OPERATORS)
+        elif kind == ir.DataType.INT64 and value in ends and not value.is_initializer():
             yield Finding(
                 "int64",
                 "warning",
-                value.name,
-                f"{value.name!r} is INT64 at the border: twice the bytes of a request, where its values fit INT32",
+                name,
+                f"{name!r} is INT64 at the border: twice the bytes of a request, where its values fit INT32",
                 "give its range (--range NAME=LO:HI) so that it can be narrowed",
                 f"{DOCS}reference/data-format-desc.html",
             )
 
 
-def _reads_quantised(seen: _Graph, name: str) -> bool:
-    """Say whether a value belongs to a Q/DQ pair, which has its own rule about UINT8."""
-    nodes = [*seen.readers.get(name, []), *([seen.producers[name]] if name in seen.producers else [])]
-    return any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in nodes)
-
-
-def _one_type(seen: _Graph) -> Iterator[Finding]:
-    import onnx
-
-    kinds = onnx.TensorProto
-    floats = {kinds.FLOAT, kinds.FLOAT16, kinds.BFLOAT16, kinds.DOUBLE}
-    for node in seen.nodes:
+def _one_type(model: ir.Model) -> Iterator[Finding]:
+    for node in model.graph.all_nodes():
         if node.op_type not in ONE_TYPE or node.domain not in ("", "ai.onnx"):
             continue
-        found = {n: seen.types[n] for n in node.input if seen.types.get(n) in floats}
+        found = {v.name: v.dtype for v in _given(node) if v.dtype in FLOATS}
         if len(set(found.values())) > 1:
-            listed = ", ".join(f"{n!r} is {kinds.DataType.Name(k)}" for n, k in found.items())
+            listed = ", ".join(f"{n!r} is {k.name}" for n, k in found.items() if k is not None)
             yield Finding(
                 "types",
                 "error",
@@ -354,19 +287,18 @@ def _one_type(seen: _Graph) -> Iterator[Finding]:
             )
 
 
-def _pairs(seen: _Graph) -> Iterator[Finding]:
+def _pairs(model: ir.Model) -> Iterator[Finding]:
     """Check zero-points, quantised types and scales."""
-    import onnx
-
-    kinds = onnx.TensorProto
-    for node in seen.nodes:
+    for node in model.graph.all_nodes():
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             continue
         name, label = _name(node), _label(node)
-        zero = seen.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        side = node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
-        kind = seen.types.get(node.input[2] if zero is not None else side, kinds.UINT8)
-        if kind == kinds.UINT8:
+        point = _input(node, 2)
+        zero = _constant(point)
+        side = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+        typed = side if zero is None else point
+        kind = (typed.dtype if typed is not None else None) or ir.DataType.UINT8
+        if kind == ir.DataType.UINT8:
             yield Finding(
                 "uint8",
                 "error",
@@ -375,38 +307,29 @@ def _pairs(seen: _Graph) -> Iterator[Finding]:
                 "quantise with a symmetric signed type (accel.graph.quantize.for_tensorrt)",
                 QUANTISATION,
             )
-        elif kind not in (kinds.INT8, kinds.FLOAT8E4M3FN, kinds.INT4, kinds.FLOAT4E2M1):
+        elif kind not in QUANTISED:
+            what = f"{label} quantises to {kind.name}, expected INT8 or FLOAT8E4M3FN"
+            yield Finding("dtype", "error", name, what, "quantise with a type that TensorRT has", QUANTISATION)
+        if point is not None and zero is None:
+            what = f"the zero-point of {label} is no constant"
+            yield Finding("zero-point", "error", name, what, "make it a constant of zeros", OPERATORS)
+        elif zero is not None and np.any(values := zero.astype(np.float32)):
             yield Finding(
-                "dtype",
+                "zero-point",
                 "error",
                 name,
-                f"{label} quantises to {kinds.DataType.Name(kind)}, expected INT8 or FLOAT8E4M3FN",
-                "quantise with a type that TensorRT has",
-                QUANTISATION,
+                f"{label} is asymmetric: zero-point {values[values != 0].min():g}, expected 0",
+                "calibrate symmetrically (accel.graph.quantize.for_tensorrt)",
+                OPERATORS,
             )
-        if len(node.input) > 2 and node.input[2]:
-            if zero is None:
-                what = f"the zero-point of {label} is no constant"
-                yield Finding("zero-point", "error", name, what, "make it a constant of zeros", OPERATORS)
-            elif np.any(zero.astype(np.float32) != 0):
-                values = np.unique(zero.astype(np.float32))
-                yield Finding(
-                    "zero-point",
-                    "error",
-                    name,
-                    f"{label} is asymmetric: zero-point {values[values != 0][0]:g}, expected 0",
-                    "calibrate symmetrically (accel.graph.quantize.for_tensorrt)",
-                    OPERATORS,
-                )
-        yield from _scale(seen, node)
+        yield from _scale(node)
 
 
-def _scale(seen: _Graph, node: onnx.NodeProto) -> Iterator[Finding]:
-    import onnx
-
+def _scale(node: ir.Node) -> Iterator[Finding]:
     name, label = _name(node), _label(node)
-    scale = seen.constant(node.input[1])
-    if scale is None:
+    value, held = (_input(node, index) for index in (0, 1))
+    scale = _constant(held)
+    if scale is None or held is None or value is None:
         what = f"the scale of {label} is not known when the engine is built"
         yield Finding("scale", "error", name, what, "make it a constant", QUANTISATION)
         return
@@ -418,46 +341,38 @@ def _scale(seen: _Graph, node: onnx.NodeProto) -> Iterator[Finding]:
     if values.ndim > 1:
         what = f"the scale of {label} has shape {values.shape}; INT8 takes a scalar or one value per channel"
         yield Finding("scale", "error", name, what, "use one axis", QUANTISATION)
-    source = seen.types.get(node.input[0] if node.op_type == "QuantizeLinear" else node.output[0])
-    if source is not None and source != seen.types.get(node.input[1]):
-        kinds = onnx.TensorProto.DataType
-        what = f"{label} scales {kinds.Name(source)} with a scale of {kinds.Name(seen.types[node.input[1]])}"
+    real = value.dtype if node.op_type == "QuantizeLinear" else node.outputs[0].dtype
+    if real is not None and held.dtype is not None and real != held.dtype:
+        what = f"{label} scales {real.name} with a scale of {held.dtype.name}"
         yield Finding("types", "error", name, what, "give the scale the type of the value", STRONG)
-    size = _channels(seen, node)
-    if values.size > 1 and size is not None and values.size != size:
-        what = f"{label} has {values.size} scales for {size} channels"
+    axis, dims = node.attributes.get_int("axis", 1), value.shape.dims if value.is_initializer() and value.shape else ()
+    if values.size > 1 and -len(dims) <= axis < len(dims) and values.size != dims[axis]:
+        what = f"{label} has {values.size} scales for {dims[axis]} channels"
         yield Finding("scale", "error", name, what, "give one scale per channel of its axis", LAYERS)
 
 
-def _channels(seen: _Graph, node: onnx.NodeProto) -> int | None:
-    tensor = seen.constants.get(node.input[0])
-    if tensor is None:
-        return None
-    axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-    return tensor.dims[axis] if -len(tensor.dims) <= axis < len(tensor.dims) else None
-
-
-def _placement(seen: _Graph) -> Iterator[Finding]:
+def _placement(model: ir.Model) -> Iterator[Finding]:
     """Check that pairs stand together, before both inputs of what they quantise, per tensor before activations."""
-    for node in seen.nodes:
+    for node in model.graph.all_nodes():
         name, label = _name(node), _label(node)
+        source = _input(node, 0)
         if node.op_type == "QuantizeLinear":
-            readers = seen.readers.get(node.output[0], [])
+            readers = node.outputs[0].consumers()
             if others := [r for r in readers if r.op_type != "DequantizeLinear"]:
                 yield _misplaced(name, f"{label} feeds {_label(others[0])}, expected DequantizeLinear alone")
             elif not readers:
                 yield _misplaced(name, f"nothing dequantises what {label} gives")
-            scale = seen.constant(node.input[1])
-            if scale is not None and scale.size > 1 and not seen.is_constant(node.input[0]):
+            scale = _constant(_input(node, 1))
+            if scale is not None and scale.size > 1 and source is not None and not _is_constant(source):
                 yield _misplaced(name, f"{label} quantises an activation per channel, expected one scale")
         elif node.op_type == "DequantizeLinear":
-            maker = seen.producers.get(node.input[0])
-            if maker is not None and maker.op_type == "QuantizeLinear" and _differ(seen, maker, node):
+            maker = source.producer() if source is not None else None
+            if maker is not None and maker.op_type == "QuantizeLinear" and _differ(maker, node):
                 yield _misplaced(name, f"{label} and {_label(maker)} differ in scale")
             elif maker is not None and maker.op_type not in ("QuantizeLinear", "Constant"):
                 yield _misplaced(name, f"{label} reads {_label(maker)}, expected QuantizeLinear or a constant")
         elif node.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose"):
-            quantised = [_dequantised(seen, n) for n in node.input[:2]]
+            quantised = [_dequantised(value) for value in node.inputs]
             if quantised[0] != quantised[1]:
                 side = "weight" if quantised[0] else "activation"
                 yield Finding(
@@ -468,25 +383,25 @@ def _placement(seen: _Graph) -> Iterator[Finding]:
                     "quantise both inputs, or neither",
                     QUANTISATION,
                 )
-            if len(node.input) > 2 and _dequantised(seen, node.input[2]):
+            if any(quantised[2:]):
                 yield _misplaced(name, f"the bias of {label} is quantised, expected floating point")
 
 
 def _misplaced(name: str, what: str) -> Finding:
-    mend = "write Q/DQ pairs with accel.graph.quantize.for_tensorrt"
-    return Finding("placement", "error", name, what, mend, QUANTISATION)
+    advice = "write Q/DQ pairs with accel.graph.quantize.for_tensorrt"
+    return Finding("placement", "error", name, what, advice, QUANTISATION)
 
 
-def _dequantised(seen: _Graph, name: str) -> bool:
+def _dequantised(value: ir.Value | None) -> bool:
     """Say whether a value comes from DequantizeLinear, with at most layout operators in between."""
-    maker = seen.producers.get(name)
+    maker = value.producer() if value is not None else None
     while maker is not None and maker.op_type in ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity"):
-        maker = seen.producers.get(maker.input[0])
+        maker = maker.inputs[0].producer() if maker.inputs[0] is not None else None
     return maker is not None and maker.op_type == "DequantizeLinear"
 
 
-def _differ(seen: _Graph, one: onnx.NodeProto, two: onnx.NodeProto) -> bool:
-    first, second = seen.constant(one.input[1]), seen.constant(two.input[1])
+def _differ(one: ir.Node, two: ir.Node) -> bool:
+    first, second = (_constant(_input(node, 1)) for node in (one, two))
     if first is None or second is None:
-        return one.input[1] != two.input[1]
+        return _input(one, 1) is not _input(two, 1)
     return not np.array_equal(first.astype(np.float64), second.astype(np.float64), equal_nan=True)

@@ -10,20 +10,20 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel import pipeline
-from accel.core import hardware
+from accel.core import document, hardware
+from accel.core.document import RunDocument, VariantRecord
 from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.files import write_text
 from accel.core.progress import Progress
-from accel.core.values import SCHEMA
+from accel.core.values import SCHEMA, to_json
 from accel.report.formats import figures, seconds
-from accel.run import options
-from accel.run.job import Job
+from accel.run.job import Job, assemble
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +74,7 @@ def check(asked: Asked, progress: Progress | None = None) -> list[Row]:
     for name, job in wanted:
         progress.stage(name)
         try:
-            row = summary(pipeline.convert(job, progress), name)
+            row = summary(document.parse(pipeline.convert(job, progress)), name)
         except AccelError as error:
             row = _broken(name, job, error)
             progress.notice(f"{name}: {error}")
@@ -110,53 +110,42 @@ def _job(name: str, asked: Asked) -> tuple[str, Job]:
     if not asked.full:
         given |= {"rounds": ROUNDS, "round_s": ROUND_S}
     words = [given["source"], *(f"--{k.replace('_', '-')}={v}" for k, v in given.items() if k != "source")]
-    return name, options.assemble(given, None, command=shlex.join(["accel", "convert", *words]))
+    return name, assemble(given, None, command=shlex.join(["accel", "convert", *words]))
 
 
-def summary(run: Mapping[str, Any], name: str) -> Row:
-    """Reduce a ``run.json`` to a model's row: its variants with their figures, its decisions, hardware and versions."""
-    model = run["model"]
+def summary(run: RunDocument, name: str) -> Row:
+    """Reduce a run to a model's row: its variants with their figures, its decisions, hardware and versions."""
+    written = to_json(run)
+    kept = ("source", "framework", "weights", "accuracy", "samples")
+    told = ("device", "objective", "via", "chosen", "baseline", "speedup", "speedup_ci", "ties")
     return {
         "schema": SCHEMA,
         "model": name,
-        "source": model["source"],
-        "framework": model["framework"],
-        "weights": model["weights"],
-        "accuracy": model["accuracy"],
-        "samples": model["samples"],
-        "accel": run["accel"],
-        "created": run["created"],
-        "command": run["command"],
-        "hardware": run["hardware"],
-        "settings": run["settings"],
-        "timings_s": run["timings_s"],
+        **{k: written["model"][k] for k in kept},
+        **{k: written[k] for k in ("accel", "created", "command", "hardware", "settings", "timings_s")},
         "error": None,
-        "variants": [_cell(v) for v in run["variants"]],
-        "decisions": [
-            {k: d[k] for k in ("device", "objective", "via", "chosen", "baseline", "speedup", "speedup_ci", "ties")}
-            for d in run["decisions"]
-        ],
+        "variants": to_json([_cell(v) for v in run.variants]),
+        "decisions": [{k: d[k] for k in told} for d in written["decisions"]],
     }
 
 
-def _cell(variant: Mapping[str, Any]) -> Row:
-    artifact, parity = variant["artifact"] or {}, variant["parity"] or {}
-    timed = [m for m in variant["measurements"] if m["scenario"] == "latency" and m["via"] == "inprocess"]
-    last = timed[-1] if timed else {}
+def _cell(variant: VariantRecord) -> Row:
+    built, parity = variant.artifact, variant.parity
+    timed = [m for m in variant.measurements if m.scenario == "latency" and m.via == "inprocess"]
     return {
-        "id": variant["id"],
-        "target": variant["target"],
-        "static": variant["static"],
-        "status": variant["status"],
-        "reason": variant["reason"],
-        "fix": variant["fix"],
-        "build_s": artifact.get("build_s"),
-        "bytes": artifact.get("bytes"),
-        "effective_precision": artifact.get("effective_precision"),
-        "gate": parity.get("gate"),
-        "found": parity.get("found"),
-        "p50_ms": last.get("p50_ms"),
-        "p50_ci_ms": last.get("p50_ci_ms"),
+        "id": variant.id,
+        "target": variant.target,
+        "static": variant.static,
+        "status": variant.status,
+        "reason": variant.reason,
+        "fix": variant.fix,
+        "build_s": built.build_s if built else None,
+        "bytes": built.bytes if built else None,
+        "effective_precision": built.effective_precision if built else None,
+        "gate": parity.gate if parity else None,
+        "found": parity.found if parity else None,
+        "p50_ms": timed[-1].p50_ms if timed else None,
+        "p50_ci_ms": timed[-1].p50_ci_ms if timed else None,
     }
 
 
@@ -167,13 +156,13 @@ def _broken(name: str, job: Job, error: AccelError) -> Row:
     return {
         "schema": SCHEMA,
         "model": name,
-        "source": job.source.reference,
+        "source": job.request.reference,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "command": job.command,
         "hardware": {"id": machine.id},
         "timings_s": {},
         "error": str(error),
-        "variants": [{"id": str(t), "target": t.name, **cell} for t in job.targets],
+        "variants": [{"id": str(t), "target": t.name, **cell} for t in job.wanted],
         "decisions": [],
     }
 

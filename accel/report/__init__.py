@@ -1,18 +1,18 @@
 """Lay out finished runs: a page, Markdown for a pull request, a table for the terminal, a comparison of several runs.
 
-The only input is the JSON of ``run.json``; this package measures nothing and decides nothing. Every renderer draws the
+The only input is the run document; this package measures nothing and decides nothing. Every renderer draws the
 same ``RunView``, so that they cannot disagree.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accel.core import document
 from accel.core.errors import OutputError, UsageError
+from accel.core.files import write_text
 from accel.report.compare import Comparison, comparison_markdown, comparison_page, merge_runs
 from accel.report.from_run import run_view
 
@@ -38,7 +38,7 @@ def write_reports(run: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     from accel.report.markdown import run_markdown
     from accel.report.page import run_page
 
-    view = run_view(run)
+    view = run_view(document.parse(run))
     page, text = folder / "report.html", folder / "report.md"
     _write(page, run_page(view))
     _write(text, run_markdown(view))
@@ -53,7 +53,7 @@ def terminal_table(run: Mapping[str, Any]) -> RunTable:
     """
     from accel.report.terminal import RunTable
 
-    return RunTable(run_view(run))
+    return RunTable(run_view(document.parse(run)))
 
 
 def write_comparison(paths: Sequence[Path], out: Path) -> Path:
@@ -76,15 +76,6 @@ def write_comparison(paths: Sequence[Path], out: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write under a temporary name beside ``path`` and rename, so that nobody reads half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as cause:
-        raise OutputError(
-            f"cannot write {path}: {cause.strerror or cause}", fix="name a folder that exists and can be written"
-        ) from cause
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no such folder", fix="name a folder that exists")
+    write_text(path, text)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel.core import document
 from accel.core.errors import UsageError
 from accel.report.formats import NONE, between, figures, moment, times
 from accel.report.from_run import run_view
 from accel.report.markdown import code, escape, table
 from accel.report.page import render
-from accel.report.reading import read_run
 from accel.report.view import WORDS, DecisionView, RunView, VariantView
 
 
@@ -100,14 +100,14 @@ def merge_runs(paths: Sequence[Path]) -> Comparison:
         UsageError: no path.
         InputError: a run cannot be read; the message names it.
     """
-    files = dict.fromkeys((path / "run.json" if path.is_dir() else path).resolve() for path in paths)
+    files = dict.fromkeys((path / document.FILENAME if path.is_dir() else path).resolve() for path in paths)
     if not files:
         raise UsageError(
             "no run to compare", fix="name run directories, for example `accel report runs/bert runs/minilm`"
         )
-    runs = [run_view(read_run(file), origin=str(file)) for file in files]
+    runs = [run_view(document.read(file)) for file in files]
     groups: dict[str, list[RunView]] = {}
-    for run in sorted(runs, key=lambda run: run.created or ""):
+    for run in sorted(runs, key=lambda run: run.document.created or ""):
         groups.setdefault(run.hardware_id, []).append(run)
     return Comparison(tuple(_target(identity, tuple(group)) for identity, group in sorted(groups.items())))
 
@@ -118,14 +118,14 @@ def _target(identity: str, runs: tuple[RunView, ...]) -> HardwareTarget:
     for index, run in enumerate(runs):
         label = run.name
         if names.count(run.name) > 1:
-            label += f" ({moment(run.created) if run.created else index + 1})"
+            label += f" ({moment(run.document.created) if run.document.created else index + 1})"
         labels.append(label)
     return HardwareTarget(identity, runs[0].title, runs, tuple(labels))
 
 
 def _mean_speedup(row: Row) -> float:
     """Return the geometric mean of a variant's speed-ups where it passed; below zero where it never did."""
-    logs = [math.log(c.speedup) for c in row.cells if c and c.status == "ok" and c.speedup]
+    logs = [math.log(c.speedup) for c in row.cells if c and c.status == "ok" and c.speedup and c.speedup > 0]
     return math.exp(sum(logs) / len(logs)) if logs else -1.0
 
 
@@ -135,7 +135,8 @@ def _mean_speedup(row: Row) -> float:
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the comparison as one self-contained HTML document."""
-    return render("comparison.html.j2", comparison=comparison)
+    variants = [variant for target in comparison.targets for run in target.runs for variant in run.variants]
+    return render("comparison.html.j2", variants, comparison=comparison)
 
 
 def comparison_markdown(comparison: Comparison) -> str:

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accel.report.formats import decibels, figures
-from accel.report.view import Point, RunView, VariantView
+from accel.core.values import Measurement
+from accel.report.formats import between, decibels, figures
+from accel.report.view import RunView, VariantView
 
 Figure = Mapping[str, Any]
 SYMBOLS = {
@@ -38,7 +39,7 @@ def accuracy_figure(run: RunView) -> Figure | None:
     Exact matches have no SQNR: they stand on a line of their own above the others. A variant that failed its gate is
     a cross.
     """
-    rows = [v for v in run.variants if v.family != "null" and _p50(v) and (v.exact or v.sqnr_db is not None)]
+    rows = [v for v in run.variants if v.computes and _p50(v) and (v.exact or v.sqnr_db is not None)]
     if not rows:
         return None
     known = [v.sqnr_db for v in rows if v.sqnr_db is not None and not v.exact]
@@ -71,10 +72,10 @@ def throughput_figure(run: RunView) -> Figure | None:
     speeds: list[float] = []
     for row in run.variants:
         points = row.by_batch
-        if len(points) < 2 or row.family == "null":
+        if len(points) < 2 or not row.computes:
             continue
-        batches |= {p.batch or 1 for p in points}
-        speeds += [p.throughput_per_s or 0.0 for p in points]
+        batches |= {p.batch for p in points}
+        speeds += [p.throughput_per_s for p in points]
         traces.append(
             {
                 "type": "scatter",
@@ -110,7 +111,7 @@ def served_figure(run: RunView) -> Figure | None:
     """Plot p95 latency (log) against throughput as served, one line a repository over its loads, or None."""
     traces: list[dict[str, Any]] = []
     for row in run.variants:
-        closed = [p for p in row.served if p.p95_ms and p.throughput_per_s and not p.rate_per_s]
+        closed = [p for p in row.served if (p.p95_ms or 0) > 0 and p.throughput_per_s > 0 and not p.rate_per_s]
         for repository in dict.fromkeys(p.repository for p in closed):
             points = [p for p in closed if p.repository == repository]
             name = html.escape((repository or row.id).removeprefix("repositories/"))
@@ -144,18 +145,18 @@ def served_figure(run: RunView) -> Figure | None:
 
 
 def _p50(row: VariantView) -> float:
-    return (row.latency.p50_ms if row.latency else None) or 0.0
+    return max((row.latency.p50_ms if row.latency else None) or 0.0, 0.0)
 
 
-def _symbols(row: VariantView, points: Sequence[Point]) -> list[str]:
+def _symbols(row: VariantView, points: Sequence[Measurement]) -> list[str]:
     """Open markers where a point did not settle."""
     symbol = SYMBOLS[row.kind]
     return [symbol if p.stable else f"{symbol}-open" for p in points]
 
 
-def _hover_throughput(point: Point) -> str:
-    ends = point.throughput_ci_per_s
-    interval = f" ({figures(ends[0])}–{figures(ends[1])})" if ends else ""
+def _hover_throughput(point: Measurement) -> str:
+    ends = between(point.throughput_ci_per_s)
+    interval = f" ({ends})" if ends else ""
     return f"{figures(point.throughput_per_s)} / s{interval}{'' if point.stable else ', unstable'}"
 
 

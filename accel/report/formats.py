@@ -6,14 +6,23 @@ Every renderer of a report takes its numbers from here, so that the page, the Ma
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any, TypeGuard
+
+from accel.core.values import clean
 
 NONE = "—"
 
 
+def known(value: float | None) -> TypeGuard[float]:
+    """Say whether there is a number: a run that lacks one reads as None or NaN."""
+    return value is not None and value == value
+
+
 def figures(value: float | None) -> str:
     """Format with three significant figures and no exponent: ``0.0842``, ``3.46``, ``34.6``, ``346``, ``3,460``."""
-    if value is None:
+    if not known(value):
         return NONE
     rounded = float(f"{value:.2e}")  # first, so that 9.996 reads 10.0 and not 10.00
     if rounded == 0:
@@ -24,22 +33,24 @@ def figures(value: float | None) -> str:
 
 def times(value: float | None) -> str:
     """Format a ratio: ``6.42×``."""
-    return NONE if value is None else f"{figures(value)}×"
+    return f"{figures(value)}×" if known(value) else NONE
 
 
 def between(interval: tuple[float, float] | None, unit: str = "") -> str:
     """Format an interval: ``6.31–6.53×``; empty where there is none."""
-    return "" if interval is None else f"{figures(interval[0])}–{figures(interval[1])}{unit}"
+    if interval is None or not all(map(known, interval)):
+        return ""
+    return f"{figures(interval[0])}–{figures(interval[1])}{unit}"
 
 
 def decibels(value: float | None) -> str:
     """Format dB with one decimal: ``32.1 dB``."""
-    return NONE if value is None else f"{round(value, 1) + 0.0:.1f} dB"
+    return f"{round(value, 1) + 0.0:.1f} dB" if known(value) else NONE
 
 
 def size(value: float | None) -> str:
     """Format bytes in binary units: ``104 MiB``."""
-    if value is None:
+    if not known(value):
         return NONE
     for unit in ("B", "KiB", "MiB"):
         if value < 1000:
@@ -50,12 +61,12 @@ def size(value: float | None) -> str:
 
 def mebibytes(value: float | None) -> str:
     """Format MiB: ``512 MiB``."""
-    return NONE if value is None else size(value * 1024 * 1024)
+    return size(value * 1024 * 1024) if known(value) else NONE
 
 
 def seconds(value: float | None) -> str:
     """Format a duration in s: ``below 0.01 s``, ``8.20 s``, ``3 min 05 s``."""
-    if value is None:
+    if not known(value):
         return NONE
     if value < 0.01:
         return "below 0.01 s"
@@ -66,7 +77,7 @@ def seconds(value: float | None) -> str:
 
 def error(value: float | None) -> str:
     """Format a difference or a tolerance, which spans many decades: ``3.1e-05``, ``0.042``, ``0``."""
-    if value is None:
+    if not known(value):
         return NONE
     return f"{value:#.2g}".removesuffix(".") if value else "0"
 
@@ -106,3 +117,23 @@ def spans(text: str) -> list[tuple[bool, str]]:
     if len(parts) == 1:
         return [(text.startswith("accel "), text)]
     return [(bool(i % 2), part) for i, part in enumerate(parts) if part]
+
+
+def plain(value: object) -> str:
+    """Write any JSON value as one short line of text."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{clean(k)} {plain(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        # Lists of numbers are shapes; everything else reads as an enumeration.
+        numbers = bool(value) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        return ("×" if numbers else ", ").join(plain(v) for v in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else NONE
+    return NONE if value is None else clean(value)
+
+
+def pairs(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return every entry that says something as (name, text)."""
+    return tuple((name, text) for name, value in values.items() if value is not None and (text := plain(value)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from accel.core.values import ServerSplit
 from accel.report.formats import (
     NONE,
     between,
@@ -63,15 +64,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, align: str) -
 
 def run_markdown(run: RunView) -> str:
     """Return the report of one run as Markdown."""
-    created = f" on {moment(run.created)}" if run.created else ""
+    document = run.document
+    created = f" on {moment(document.created)}" if document.created else ""
     lines = [f"# {escape(run.name)}", ""]
-    lines += [
-        f"{run.framework} model, weights {escape(run.weights or 'unknown')}; {escape(run.title)}{escape(created)}."
-    ]
-    lines.append("")
-    if run.notice or not run.proved:
+    weights = escape(document.model.weights or "unknown")
+    lines += [f"{run.framework} model, weights {weights}; {escape(run.title)}{escape(created)}.", ""]
+    if (notice := document.model.notice) or not run.proved:
         lines.append(f"> **{run.accuracy_line}**")
-        lines += [">", f"> {escape(run.notice)}"] if run.notice else []
+        lines += [">", f"> {escape(notice)}"] if notice else []
         lines.append("")
     for group in run.verdicts:
         lines += [*_verdict(run, group), ""]
@@ -89,14 +89,14 @@ def run_markdown(run: RunView) -> str:
     lines += ["## Hardware, model and samples", ""]
     facts = [("hardware", run.hardware_id), *run.hardware, *run.model]
     facts += [(f"samples: {name}" if name != "samples" else name, value) for name, value in run.sample_facts]
-    facts.append(("versions", ", ".join(f"{name} {value}" for name, value in run.versions)))
+    facts.append(("versions", ", ".join(f"{name} {value}" for name, value in document.hardware.versions.items())))
     lines += [*table(("", ""), [(escape(k), escape(v)) for k, v in facts if v], align="ll"), ""]
     lines += ["## How it was measured", "", *(f"{sentence}\n" for sentence in run.method)]
     lines += [*table(("", ""), [(escape(k), escape(v)) for k, v in run.settings_and_times], align="ll"), ""]
-    if run.command:
+    if command := document.command:
         # The fence is longer than any run of backticks in the command.
-        fence = "`" * max(3, 1 + max((len(r) for r in re.findall(r"`+", run.command)), default=0))
-        lines += ["## Do it again", "", f"{fence}sh", run.command, fence, ""]
+        fence = "`" * max(3, 1 + max((len(r) for r in re.findall(r"`+", command)), default=0))
+        lines += ["## Do it again", "", f"{fence}sh", command, fence, ""]
     return "\n".join(lines)
 
 
@@ -129,8 +129,8 @@ def _verdict(run: RunView, group: Sequence[DecisionView]) -> list[str]:
     cells += [
         (g.label, f"{'exact' if g.found is None and g.passed else g.text} (gate {g.needed_text})") for g in best.gates
     ]
-    if best.unverified:
-        cells.append(("Triton release", f"**unverified**: {escape('; '.join(best.unverified))}"))
+    if best.unverified_for_release:
+        cells.append(("Triton release", f"**unverified**: {escape('; '.join(best.unverified_for_release))}"))
     cells += [("accuracy", "proved" if run.proved else "**UNPROVED**"), ("size", size(best.bytes))]
     names, values = zip(*cells, strict=True)
     return [*lines, *table([escape(n) for n in names], [values], align="l" * len(cells))]
@@ -226,13 +226,17 @@ def _served(run: RunView) -> list[str]:
             escape(p.backend),
             escape(p.load),
             _settled(p.stable, p.throughput_per_s),
-            *(figures(n) for n in (p.p50_ms, p.p95_ms, p.p99_ms, p.queue_ms, p.infer_ms, p.merged)),
+            *(figures(n) for n in (p.p50_ms, p.p95_ms, p.p99_ms, *_inside(p.server))),
             thousands(p.failures or None),
         ]
         for v, p in run.served
     ]
     rows = table((*header, "failed"), cells, align="lllrrrrrrrr")
     return ["## As served", "", escape(run.served_line), "", *rows, ""]
+
+
+def _inside(server: ServerSplit | None) -> tuple[float | None, ...]:
+    return (server.queue_ms, server.infer_ms, server.merged) if server else (None,) * 3
 
 
 def _details(run: RunView) -> list[str]:
@@ -261,7 +265,7 @@ def _details(run: RunView) -> list[str]:
     built = [
         [
             code(v.id),
-            seconds(v.build_s) + (" (cached)" if v.cached else ""),
+            seconds(v.artifact.build_s if v.artifact else None) + (" (cached)" if v.cached else ""),
             thousands(v.latency.samples if v.latency else None),
             figures(v.latency.load_ms if v.latency else None),
             figures(v.latency.first_ms if v.latency else None),

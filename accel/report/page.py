@@ -9,17 +9,26 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
+import itertools
 import json
 import re
+from collections.abc import Iterable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from accel.report import formats
 from accel.report.figures import Figure, accuracy_figure, served_figure, throughput_figure
-from accel.report.view import WORDS, RunView
+from accel.report.view import WORDS, RunView, VariantView
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+PALETTE = (
+    *(("#6f7780", "#a3abb4"), ("#b25e93", "#d98bbb"), ("#d18a00", "#f0b03c"), ("#0072b2", "#4ba8e0")),
+    *(("#008f68", "#3fc79c"), ("#4a9fd1", "#86cdf5"), ("#8b6d4a", "#c2a27c")),
+)
+"""Colours on a light page and on a dark one, for runtimes of which the run names none."""
 
 
 def run_page(run: RunView) -> str:
@@ -30,6 +39,7 @@ def run_page(run: RunView) -> str:
     fastest = max((v.speedup for v in run.variants if v.speedup and v.status == "ok"), default=1.0)
     return render(
         "run.html.j2",
+        run.variants,
         run=run,
         accuracy=accuracy,
         throughput=throughput,
@@ -41,11 +51,27 @@ def run_page(run: RunView) -> str:
     )
 
 
-def render(template: str, **values: Any) -> str:
-    """Render a template of this folder, with the style and the number formats at hand."""
+def render(template: str, variants: Iterable[VariantView], **values: Any) -> str:
+    """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
     from markupsafe import Markup
 
-    return _environment().get_template(template).render(style=Markup(_asset("style.css")), **values)
+    style = Markup(_asset("style.css") + colours(variants))
+    return _environment().get_template(template).render(style=style, **values)
+
+
+def colours(variants: Iterable[VariantView]) -> str:
+    """Return the CSS that gives each runtime its colours: those that it declares, else the next free ones."""
+    found: dict[str, tuple[str, ...] | None] = {}
+    for variant in variants:
+        found[variant.family] = found.get(variant.family) or variant.colours
+    free = itertools.cycle([pair for pair in PALETTE if pair not in found.values()] or PALETTE)
+    light, dark, dots = "", "", ""
+    for family, own in found.items():
+        pair = own or next(free)
+        light += f"--c-{family}: {pair[0]}; "
+        dark += f"--c-{family}: {pair[1]}; "
+        dots += f".rt-{family} {{ --dot: var(--c-{family}); }}\n"
+    return f":root {{ {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n{dots}"
 
 
 @functools.cache

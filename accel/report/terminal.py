@@ -38,10 +38,11 @@ class RunTable:
         yield Text("")
         for decision in self.run.decisions:
             yield from _headline(self.run, decision, say)
-        if self.run.notice or not self.run.proved:
+        notice = self.run.document.model.notice
+        if notice or not self.run.proved:
             yield Text(self.run.accuracy_line, "bold yellow")
-        if self.run.notice:
-            yield Text(say(self.run.notice), "yellow")
+        if notice:
+            yield Text(say(notice), "yellow")
         for device, rows in self.run.by_device:
             measured = [v for v in rows if v.latency or v.best]
             if measured:
@@ -123,7 +124,7 @@ def _settled(stable: bool, value: float | None) -> str:
 
 
 def _remarks(run: RunView, say: Callable[[str], str]) -> Iterator[Text]:
-    """Say of every variant that did not pass why, and how to mend it."""
+    """Say of every variant that did not pass why, and how to fix it."""
     from rich.text import Text
 
     for v in run.variants:

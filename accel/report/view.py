@@ -1,66 +1,20 @@
 """What a report shows, as frozen values: the page, the Markdown and the terminal only lay them out.
 
-``from_run`` makes them from the JSON of a run. Properties are words and figures that more than one layout wants.
+``from_run`` makes them from a run document. Properties are words and figures that more than one layout wants.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from accel.report.formats import decibels, metric, metric_name, seconds, size
-from accel.report.reading import Node
+from accel.core.document import RunDocument, VariantRecord
+from accel.core.values import Measurement, OutputParity, to_json
+from accel.report.formats import decibels, metric, metric_name, pairs, seconds, size
 
-FAMILIES = ("torch", "aoti", "ort", "openvino", "trt", "tf", "null")
-"""Runtimes that have a colour of their own."""
+COLOUR = re.compile("#[0-9a-fA-F]{6}")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 WORDS = {"ok": "passed", "gate_failed": "gate failed", "failed": "failed", "skipped": "skipped", "deferred": "deferred"}
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measurement. Times in ms, memory in MiB, throughput in batch items per second."""
-
-    scenario: str
-    via: str
-    backend: str
-    batch: int | None
-    concurrency: int | None
-    threads: int | None
-    p50_ms: float | None
-    p90_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
-    mean_ms: float | None
-    p50_ci_ms: tuple[float, float] | None
-    throughput_per_s: float | None
-    throughput_ci_per_s: tuple[float, float] | None
-    stable: bool
-    samples: int | None
-    peak_rss_mib: float | None
-    load_ms: float | None
-    first_ms: float | None
-    rounds_ms: tuple[float, ...]
-    session: str | None
-    rate_per_s: float | None = None
-    failures: int | None = None
-    repository: str | None = None
-    queue_ms: float | None = None
-    copy_ms: float | None = None
-    infer_ms: float | None = None
-    requests: int | None = None
-    executions: int | None = None
-    cache_hits: int | None = None
-
-    @property
-    def load(self) -> str:
-        """What was asked of the server: ``4 at a time``, ``20 / s``."""
-        return f"{self.rate_per_s:g} / s" if self.rate_per_s else f"{self.concurrency or 1} at a time"
-
-    @property
-    def merged(self) -> float | None:
-        """Requests in each call of the backend, on average: more than one is dynamic batching."""
-        answered = (self.requests or 0) - (self.cache_hits or 0)
-        return answered / self.executions if self.executions else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +48,12 @@ class GateView:
         return f"{self.label} {found}, gate {self.needed_text}"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputView:
-    """How one output compares with the reference."""
-
-    name: str
-    max_abs: float | None
-    cosine: float | None
-    sqnr_db: float | None
-    exact: bool
-    agreement: float | None
-    atol_needed: float | None
-    rtol_needed: float | None
-    by_shape_db: tuple[tuple[str, float | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class VariantView:
-    """One row: a variant, its points of the table, and why it stands where it stands.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantView(VariantRecord):
+    """One row: what the run says of a variant, its points of the table, and why it stands where it stands.
 
     Attributes:
-        unverified: how its toolchain differs from that of the Triton release it was emitted for.
+        facts: of the build, and of the GPU while it was measured.
         latency: batch 1, one at a time; None where it was not measured.
         best: the batch size with the highest throughput.
         objective: the first objective of its device; by it the rows are sorted.
@@ -125,27 +64,11 @@ class VariantView:
         contested: how many decisions its device has.
     """
 
-    id: str
-    target: str
-    device: str
-    status: str
-    reason: str | None
-    fix: str | None
-    requested: str | None
-    precision: str | None
-    bytes: float | None
-    build_s: float | None
-    cached: bool | None
-    facts: tuple[tuple[str, str], ...]
-    versions: tuple[tuple[str, str], ...]
-    repository: str | None
-    passed: bool | None
     gates: tuple[GateView, ...]
-    outputs: tuple[OutputView, ...]
-    points: tuple[Point, ...]
-    unverified: tuple[str, ...]
-    latency: Point | None = None
-    best: Point | None = None
+    outputs: tuple[OutputParity, ...]
+    facts: tuple[tuple[str, str], ...]
+    latency: Measurement | None = None
+    best: Measurement | None = None
     objective: str = "latency"
     latency_speedup: float | None = None
     throughput_speedup: float | None = None
@@ -157,10 +80,31 @@ class VariantView:
     baseline: bool = False
 
     @property
+    def precision(self) -> str | None:
+        """What really runs."""
+        return self.artifact.effective_precision if self.artifact else None
+
+    @property
+    def bytes(self) -> int | None:
+        """Size of the built files."""
+        built = self.artifact
+        return (built.bytes or sum(f.bytes for f in built.files) or None) if built else None
+
+    @property
     def family(self) -> str:
-        """The runtime, as far as it has a colour of its own."""
-        runtime = self.target.split("-")[0]
-        return runtime if runtime in FAMILIES else "other"
+        """The first word of the target, which shares one colour."""
+        return re.sub("[^a-z0-9]", "", self.target.split("-")[0].lower()) or "other"
+
+    @property
+    def colours(self) -> tuple[str, ...] | None:
+        """Of its runtime on a light page and on a dark one; None where the run does not say, or not in ``#rrggbb``."""
+        given = self.runtime.colours if self.runtime else None
+        return given if given and len(given) == 2 and all(map(COLOUR.fullmatch, given)) else None
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes anything: what asks for no precision and has none shows the harness's own cost."""
+        return not (self.artifact and self.artifact.precision == self.precision == "none")
 
     @property
     def chosen(self) -> bool:
@@ -221,7 +165,7 @@ class VariantView:
     @property
     def kind(self) -> str:
         """One of fp32, tf32, bf16, fp16, int8, fp8: what really runs, else what was asked for, else ``none``."""
-        for text in (self.requested, self.precision):
+        for text in (self.artifact and self.artifact.precision, self.precision):
             for name in PRECISIONS:
                 if text and name in text.lower():
                     return name
@@ -230,12 +174,13 @@ class VariantView:
     @property
     def built(self) -> tuple[tuple[str, str], ...]:
         """What was built, from what and where it lies, as name and text."""
-        asked = None if self.requested in (None, "none") else self.requested
-        rows = [("precision asked for", asked), ("precision that runs", self.precision)]
+        asked = self.artifact.precision if self.artifact else None
+        rows = [("precision asked for", None if asked == "none" else asked), ("precision that runs", self.precision)]
         rows += [("size", None if self.bytes is None else size(self.bytes)), ("repository", self.repository)]
-        rows += [("differs from the release", "; ".join(self.unverified))]
+        rows += [("differs from the release", "; ".join(self.unverified_for_release))]
         rows += [(name.replace("_", " "), value) for name, value in self.facts]
-        rows += [("versions", ", ".join(f"{name} {value}" for name, value in self.versions))]
+        versions = self.artifact.versions if self.artifact else {}
+        rows += [("versions", ", ".join(f"{name} {value}" for name, value in versions.items()))]
         return tuple((name, value) for name, value in rows if value)
 
     @property
@@ -245,22 +190,22 @@ class VariantView:
         return point.peak_rss_mib if point else None
 
     @property
-    def served(self) -> tuple[Point, ...]:
+    def served(self) -> tuple[Measurement, ...]:
         """The newest point of each load that a Triton server was put under, by repository and then by load."""
-        newest = {(p.repository, p.batch, p.rate_per_s, p.concurrency): p for p in self.points if p.via == "triton"}
+        newest = {
+            (p.repository, p.batch, p.rate_per_s, p.concurrency): p for p in self.measurements if p.via == "triton"
+        }
         order = lambda p: (p.repository or "", p.rate_per_s or 0.0, p.concurrency or 0, p.batch or 0)  # noqa: E731
         return tuple(sorted(newest.values(), key=order))
 
     @property
-    def by_batch(self) -> tuple[Point, ...]:
+    def by_batch(self) -> tuple[Measurement, ...]:
         """The best point of each batch size in process, over the scenarios that look for throughput."""
-        best: dict[int, Point] = {}
-        for point in self.points:
-            if point.scenario == "latency" or not point.batch or not point.throughput_per_s:
+        best: dict[int, Measurement] = {}
+        for point in self.measurements:
+            if point.scenario == "latency" or point.via != "inprocess" or point.batch < 1:
                 continue
-            if point.via != "inprocess":
-                continue
-            if point.batch not in best or point.throughput_per_s > (best[point.batch].throughput_per_s or 0.0):
+            if point.throughput_per_s > (best[point.batch].throughput_per_s if point.batch in best else 0.0):
                 best[point.batch] = point
         return tuple(best[batch] for batch in sorted(best))
 
@@ -283,41 +228,38 @@ class DecisionView:
     objective: str
     constraints: tuple[str, ...]
     chosen: VariantView | None
-    latency: Point | None
-    best: Point | None
+    latency: Measurement | None
+    best: Measurement | None
     via: str
     repository: str | None
     reason: str | None
-    baseline: str | None
     speedup: float | None
     speedup_ci: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A whole run, ready to be laid out."""
+    """A whole run, ready to be laid out.
 
+    Attributes:
+        document: the run itself; the rest is what is made of it.
+        integers: what became of 64-bit integers.
+        hardware: name and text of each fact.
+    """
+
+    document: RunDocument
     name: str
     framework: str
-    source: str | None
-    weights: str | None
-    revision: str | None
-    proved: bool
-    notice: str | None
-    inputs: tuple[tuple[str, str, str], ...]
-    outputs: tuple[tuple[str, str, str], ...]
     integers: str | None
-    samples: Node
-    created: str | None
-    accel: str | None
-    command: str | None
     hardware_id: str
     hardware: tuple[tuple[str, str], ...]
-    versions: tuple[tuple[str, str], ...]
-    settings: tuple[tuple[str, str], ...]
-    timings: tuple[tuple[str, float], ...]
     variants: tuple[VariantView, ...]
     decisions: tuple[DecisionView, ...]
+
+    @property
+    def proved(self) -> bool:
+        """Whether the accuracy figures are worth something."""
+        return self.document.model.accuracy == "proved"
 
     @property
     def accuracy_line(self) -> str:
@@ -329,24 +271,25 @@ class RunView:
     @property
     def model(self) -> tuple[tuple[str, str], ...]:
         """Where the model came from and what it takes and gives, as name and text."""
-        rows = [("source", self.source), ("weights", self.weights), ("revision", self.revision)]
-        rows += [("input", f"{name}: {dtype} {dims}") for name, dtype, dims in self.inputs]
-        rows += [("output", f"{name}: {dtype} {dims}") for name, dtype, dims in self.outputs]
+        model = self.document.model
+        rows = [("source", model.source), ("weights", model.weights), ("revision", model.revision)]
+        for name, specs in (("input", model.inputs), ("output", model.outputs)):
+            rows += [(name, f"{s.name}: {s.dtype} {'×'.join(map(str, s.dims)) or 'scalar'}") for s in specs]
         rows.append(("integers", self.integers))
         return tuple((name, value) for name, value in rows if value)
 
     @property
     def sample_facts(self) -> tuple[tuple[str, str], ...]:
         """What calibration and gate ran on, as name and text."""
-        names = {"origin": "origin", "calibration_items": "calibration items", "gate_items": "gate items"}
-        found = dict(self.samples.pairs())
-        rows = [(label, found.get(key)) for key, label in names.items()] + [("sha256", found.get("sha256"))]
-        return tuple((name, value) for name, value in rows if value) or (("samples", "not recorded in this run"),)
+        found = pairs(to_json(self.document.model.samples) or {})
+        return tuple((name.replace("_", " "), value) for name, value in found) or (
+            ("samples", "not recorded in this run"),
+        )
 
     @property
     def method(self) -> tuple[str, ...]:
         """How the figures came about, in sentences."""
-        settings = dict(self.settings)
+        settings = dict(pairs(self.document.settings))
         rounds = f"{settings['rounds']} rounds" if "rounds" in settings else "Rounds"
         length = f" of {settings['round_s']} s" if "round_s" in settings else ""
         return (
@@ -361,11 +304,11 @@ class RunView:
     @property
     def settings_and_times(self) -> tuple[tuple[str, str], ...]:
         """The settings of the run and how long its stages took, as name and text."""
-        times = tuple((f"{name} took", seconds(value)) for name, value in self.timings)
-        return tuple((name.replace("_", " "), value) for name, value in self.settings) + times
+        times = tuple((f"{name} took", seconds(value)) for name, value in self.document.timings_s.items())
+        return tuple((name.replace("_", " "), value) for name, value in pairs(self.document.settings)) + times
 
     @property
-    def served(self) -> tuple[tuple[VariantView, Point], ...]:
+    def served(self) -> tuple[tuple[VariantView, Measurement], ...]:
         """Every point that a Triton server answered, with its variant."""
         return tuple((v, p) for v in self.variants for p in v.served)
 

@@ -1,4 +1,4 @@
-"""The child's half of a worker process: it serves the tasks of ``accel.run.tasks`` from stdin until that closes.
+"""The child's half of a worker process: it runs the tasks that come on stdin until that closes.
 
 It ends itself when the parent disappears. ``accel.core.processes`` is the parent's half and describes the protocol.
 """
@@ -6,6 +6,7 @@ It ends itself when the parent disappears. ``accel.core.processes`` is the paren
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -13,12 +14,13 @@ import sys
 import threading
 import time
 import traceback
+import typing
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from accel.core import progress
 from accel.core.errors import AccelError
-from accel.run import tasks
+from accel.core.values import from_json, to_json
 
 
 def child() -> None:
@@ -38,10 +40,10 @@ def child() -> None:
 
     progress.listen(say)
     while True:
-        request = json.loads(requests.get())
+        line = requests.get()
         begin = time.monotonic()
         try:
-            answer: dict[str, Any] = {"result": tasks.TASKS[request["task"]](**request["params"])}
+            answer: dict[str, Any] = {"result": _run(json.loads(line))}
         except AccelError as error:
             traceback.print_exc()
             answer = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
@@ -55,6 +57,14 @@ def child() -> None:
         sys.stderr.flush()
         answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
         answers.flush()
+
+
+def _run(message: dict[str, Any]) -> Any:
+    """Run a task (``module:function``) with values of the types that it declares."""
+    module, _, name = message["task"].partition(":")
+    task = getattr(importlib.import_module(module), name)
+    hints = typing.get_type_hints(task)
+    return to_json(task(**{key: from_json(hints[key], value) for key, value in message["params"].items()}))
 
 
 def _first_lines(error: Exception) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Literal
 
 from accel.bench.stability import ratio_interval
-from accel.core.values import Decision, Measurement, Status
+from accel.core.values import Decision, Measurement, Rejected, Status
 
 TIE = 0.03
 _PRECISION = {"fp32": 5, "tf32": 4, "fp16": 3, "bf16": 2, "int8": 1, "fp8": 1}
@@ -97,7 +98,7 @@ def decide(
     )
     if not field:
         why = "no variant passed its gate and the constraints, was built and was measured"
-        return verdict(chosen=None, ties=(), rejected=tuple(rejected.items()), reason=why)
+        return verdict(chosen=None, ties=(), rejected=tuple(starmap(Rejected, rejected.items())), reason=why)
 
     shown = {c.id: tuple(m for m in _points(c, objective) if _place(m) == _place(points[c.id])) for c in field}
 
@@ -118,7 +119,7 @@ def decide(
         chosen=chosen.id,
         repository=chosen.repository,
         ties=ties,
-        rejected=tuple((c.id, rejected[c.id]) for c in candidates if c.id != chosen.id),
+        rejected=tuple(Rejected(c.id, rejected[c.id]) for c in candidates if c.id != chosen.id),
         reason=_won(chosen, points[chosen.id], speedup, ties, baseline),
         speedup=speedup[0] if speedup else None,
         speedup_ci=(speedup[1], speedup[2]) if speedup else None,

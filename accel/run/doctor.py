@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+from importlib.metadata import requires
 from typing import Any
 
 from accel.builders import targets
+from accel.builders.requirements import versions
 from accel.core import environments, hardware
 from accel.core.values import Target
 from accel.run import store
@@ -26,7 +29,7 @@ def examine() -> list[Row]:
         _row(
             "INT8 in hardware (VNNI, AMX)",
             any(flag in machine.cpu.flags for flag in ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")),
-            fix="INT8 may be no faster here; nothing mends that",
+            fix="INT8 may be no faster here; nothing fixes that",
         ),
         _row("memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
         _row("free disk", f"{free / 2**30:.1f} GiB", ok=free > 5 << 30, fix="free 5 GiB, or write elsewhere with -o"),
@@ -37,9 +40,11 @@ def examine() -> list[Row]:
             fix="GPU targets need a machine with one",
         ),
     ]
-    for package in ("torch", "transformers", "onnx", "onnxruntime", "openvino", "nncf", "tritonclient"):
-        found = store.package_versions(package).get(package, False)
-        rows.append(_row(package, found, needed=True, fix="make demo, or pip install -c constraints.txt -e ."))
+    required = [re.split(r"[^\w.-]", line)[0] for line in requires("accel") or () if "extra ==" not in line]
+    installed = versions(required) | store.toolchain()
+    for package in dict.fromkeys([*required, *installed]):
+        fix = "make demo, or pip install -c constraints.txt -e ."
+        rows.append(_row(package, installed.get(package, ""), needed=package in required, fix=fix))
     for name in environments.ENVIRONMENTS:
         rows.append(_row(f"environment {name}", environments.installed(name), fix=environments.fix(name)))
     rows.append(
@@ -49,7 +54,7 @@ def examine() -> list[Row]:
 
 
 def targets_here() -> list[Row]:
-    """Return one row per target and device: whether it can be built here, or why not and what mends that."""
+    """Return one row per target and device: whether it can be built here, or why not and what fixes that."""
     rows = []
     for name, builder in targets.discover().items():
         for device in builder.targets[name].devices:
@@ -95,7 +100,7 @@ def _row(what: str, found: Any, *, ok: bool | None = None, needed: bool = False,
     good = bool(found) if ok is None else ok
     return {
         "what": what,
-        "found": found if found is not False else "no",
+        "found": found or "no",
         "ok": good,
         "needed": needed,
         "fix": None if good else fix,

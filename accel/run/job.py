@@ -1,69 +1,410 @@
-"""Everything the user asked of one ``accel convert``, as one frozen value."""
+"""Everything a user asks of one conversion: one model, of which every other form is made.
+
+The flags of ``accel convert`` (``accel.cli.convert``), the keys of a job file (``accel convert -c job.yaml``), the
+keyword arguments of ``accel.Job`` and what a deferred build takes to another machine are the fields of ``Job``. A new
+option is a new field, with its default, its limits and its help.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from accel.core.values import Target
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from accel.accuracy.parity import GATES_DB
+from accel.builders import targets
+from accel.core import hardware, signing
+from accel.core.errors import AccelError, InputError, UsageError, nearest
+from accel.core.values import GraphChoice, Target
+from accel.core.yaml_file import read_yaml
+from accel.exporters import ensemble_request, sources
 from accel.exporters.ensemble_request import Asked
-from accel.exporters.request import SourceRequest
+from accel.exporters.request import SourceRequest, Weights
 from accel.run.decide import Constraints, Objective
+from accel.triton import releases
+
+PYTHON_VARIANT = ".python"
+"""What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
+
+SOURCE_FIX = "accel convert SOURCE --targets cpu; `accel zoo` lists known models"
+TARGETS_FIX = "--targets cpu, or --targets openvino,ort; `accel targets` lists them"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One conversion.
+class Mark(Enum):
+    """What else there is to say of a field."""
+
+    REPEATED = "a flag that may be given several times"
+    SWITCH = "a flag without a value"
+    CARRIED = "matters also where a deferred build is finished"
+
+
+def _texts(given: Any) -> Sequence[str]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise ValueError("expected a text, or a list of them")
+    return given
+
+
+def names(given: Any) -> Any:
+    """Read names given one by one, or several separated by commas."""
+    if not isinstance(given, str | list | tuple):
+        return given
+    text = given if isinstance(given, str) else ",".join(map(str, given))
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def shapes(given: Any) -> Any:
+    """Read shapes given as trtexec writes them; ``sources.parse_shapes``."""
+    if isinstance(given, Mapping):
+        return given
+    return {name: shape for text in _texts(given) for name, shape in sources.parse_shapes(text).items()}
+
+
+def ranges(given: Any) -> Any:
+    """Read ranges given as ``NAME=LO:HI``; ``sources.parse_range``."""
+    return given if isinstance(given, Mapping) else dict(sources.parse_range(text) for text in _texts(given))
+
+
+def _gates(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return given
+    found = {}
+    for text in _texts(given):
+        name, _, value = text.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            found[name.strip()] = math.nan
+        if not math.isfinite(found[name.strip()]):
+            fix = f"a precision ({', '.join(GATES_DB)}: dB) or a metric"
+            raise UsageError(f"--gate {text!r}: expected NAME=VALUE", fix=fix)
+    return found
+
+
+def _targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
+    """Return the targets of fields that were read, each on the devices it is wanted for."""
+    device = given.get("device")
+    devices = (device,) if device else hardware.detect().devices
+    return targets.parse(",".join(map(str, given["targets"])), devices=devices, only=device is not None)
+
+
+def _ints(given: Mapping[str, Any]) -> str:
+    """Return ``io`` where a runtime takes part that gains by int32 or forces it."""
+    wanted = _targets(given) if "targets" in given else ()
+    return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(names), Mark.REPEATED]
+Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes), Mark.REPEATED]
+Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges), Mark.REPEATED]
+Gates = Annotated[dict[str, float], BeforeValidator(_gates), Mark.REPEATED]
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts), Field(min_length=1)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Job(BaseModel):
+    """One conversion. A field with a description is a flag of ``accel convert``, under its alias where it has one.
 
     Attributes:
-        source: what to convert.
-        targets: what to build, in the user's order.
-        grouped: names of targets that only a group brought in: they are left out where the source is another
-            framework's than theirs.
-        run_dir: where everything is written.
-        command: shell line that repeats it; written into run.json and the report.
-        static: also build each target that can be built for one fixed shape, at the opt shape.
-        objectives: what is measured, with one decision each, per device.
-        gates: ``--gate NAME=VALUE``.
-        required: targets whose variants must end ``ok``.
+        source / targets: as ``accel convert`` takes them, or what ``recognise`` and ``parse_targets`` made of them.
         options: builder options by target name.
-        ensemble: which steps to serve around the model, as an ensemble; None for none.
-        triton: overrides of the emitted configs by target name, as the text of a partial ``config.pbtxt``.
-        bench: whether variants are measured in process, as a Triton server serves them, or both.
-        via: where that server comes from (``embedded``, ``local``, ``docker``, or None for what is here).
-        rounds / round_s: interleaved rounds of the latency scenario and the least time of each.
-        opset: ONNX opset to ask the exporter for.
-        ints: which INT64 values become INT32, where that is proved; decides what clients of every repository see.
-        sign_kits: private key with which every kit of a deferred variant is signed; None for no signature.
-        sandbox: run every worker process in ``core.sandbox``.
-        allow_unproved_int64: let runtimes that compute int64 as int32 pass although their interior is not proved.
+        triton: changes of the emitted configs, by target name (``""`` for all, ``NAME.python`` for what the Python
+            backend serves), as the text of a partial ``config.pbtxt``; in a job file, fields of Triton's ModelConfig.
+        command: shell line that repeats the job; written into run.json and the report.
+
+    Raises:
+        UsageError: an option that is missing, unknown, out of its limits, or contradicts another.
+        InputError: the source or another file is missing or broken.
     """
 
-    source: SourceRequest
-    targets: tuple[Target, ...]
-    run_dir: Path
-    command: str
-    grouped: frozenset[str] = frozenset()
-    static: bool = False
-    objectives: tuple[Objective, ...] = ("latency", "throughput")
-    constraints: Constraints = field(default_factory=Constraints)
-    gates: Mapping[str, float] = field(default_factory=dict)
-    required: tuple[str, ...] = ()
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    triton: Mapping[str, str] = field(default_factory=dict)
-    ensemble: Asked | None = None
-    ints: Literal["keep", "io", "interior"] = "keep"
-    allow_unproved_int64: bool = False
-    threads: int = 1
-    timeout_s: float = 1800.0
-    triton_release: str = ""
-    model_version: int = 1
-    bench: Literal["inprocess", "triton", "both"] = "inprocess"
-    via: str | None = None
-    rounds: int = 8
-    round_s: float = 0.5
-    opset: int = 18
-    sign_kits: Path | None = None
-    sandbox: bool = False
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    source: Annotated[
+        str | InstanceOf[SourceRequest],
+        Field(description="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx, SavedModel, .keras, .pb"),
+    ]
+    targets: Annotated[
+        str | tuple[str | Target, ...], BeforeValidator(names), Field(description="Comma-separated, or cpu, gpu, all")
+    ]
+    out: Annotated[Path | None, Field(description="Run directory  [default: runs/<model>]")] = None
+    device: Annotated[Literal["cpu", "cuda"] | None, Field(description="Only this device: cpu or cuda")] = None
+    weights: Annotated[Weights, Field(description="auto, pretrained or random")] = "auto"
+    task: Annotated[str | None, Field(description="Hugging Face task or class, over the one in the config")] = None
+    revision: Annotated[str | None, Field(description="Revision of a hub id")] = None
+    signature: Annotated[
+        str | None, Field(description="Signature of a SavedModel  [default: serving_default, or the only one]")
+    ] = None
+    input_tensors: Annotated[Names, Field(description="x:0,…  of a frozen graph  [default: its placeholders]")] = ()
+    output_tensors: Annotated[Names, Field(description="y:0,…  of a frozen graph  [default: its only end]")] = ()
+    inputs_as_nchw: Annotated[
+        Names, Field(description="Inputs of a TensorFlow model that clients give with channels first")
+    ] = ()
+    samples: Annotated[str | None, Field(description=".npz, .jsonl or file.py:generator for calibration and gate")] = (
+        None
+    )
+    random_samples: Annotated[bool, Field(description="Accept random values as samples")] = False
+    ranges: Annotated[Ranges, Field(alias="range", description="NAME=LO:HI of an integer input")] = {}
+    min_shapes: Annotated[Shapes, Field(alias="min_shape", description="input_ids:1x1,…")] = {}
+    opt_shapes: Annotated[Shapes, Field(alias="shape", description="input_ids:1x128,…  the typical (opt) shape")] = {}
+    max_shapes: Annotated[Shapes, Field(alias="max_shape", description="input_ids:16x512,…")] = {}
+    ints: Annotated[
+        Literal["keep", "io", "interior"],
+        Field(default_factory=_ints, description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
+    ]
+    allow_unproved_int64: Annotated[bool, Field(description="Let OpenVINO wrap what is not proved to fit int32")] = (
+        False
+    )
+    static: Annotated[bool, Field(description="Also build for the one typical shape")] = False
+    model_name: Annotated[str | None, Field(description="Name on the server")] = None
+    model_version: Annotated[int, Mark.CARRIED, Field(ge=1, description="Version folder on the server")] = 1
+    objectives: Annotated[
+        Objectives,
+        Mark.CARRIED,
+        Field(alias="objective", description="latency or throughput  [default: one decision for each]"),
+    ] = ("latency", "throughput")
+    max_p99_ms: Annotated[AboveZero | None, Field(description="Constraint on the p99's upper bound")] = None
+    min_throughput_per_s: Annotated[
+        AboveZero | None, Field(alias="min_throughput", description="Constraint, items per second")
+    ] = None
+    max_memory_mib: Annotated[AboveZero | None, Field(description="Constraint on peak memory")] = None
+    gates: Annotated[
+        Gates,
+        Mark.CARRIED,
+        Field(alias="gate", description="NAME=VALUE: int8=25 (dB), sqnr_db=40, or a task metric"),
+    ] = {}
+    required: Annotated[Names, Field(alias="require", description="Target that must end ok")] = ()
+    timeout_s: Annotated[
+        AboveZero, Mark.CARRIED, Field(alias="timeout", description="Limit per build and measurement, s")
+    ] = 1800.0
+    threads: Annotated[
+        int,
+        Field(default_factory=hardware.cpu_threads, ge=1, description="CPU threads  [default: what this cgroup has]"),
+    ]
+    triton_release: Annotated[
+        str, Mark.CARRIED, Field(description="Release that repositories are for  [default: newest]")
+    ] = releases.NEWEST
+    triton_config: Annotated[
+        Path | None, Field(description=".pbtxt with fields that override those of every emitted config")
+    ] = None
+    ensemble: Annotated[
+        Asked | None,
+        Mark.SWITCH,
+        PlainValidator(ensemble_request.asked),
+        Field(description="Also serve text or pictures in, answers out"),
+    ] = None
+    bench: Annotated[
+        Literal["inprocess", "triton", "both"],
+        Field(description="Measure inprocess, as triton serves it, or both  [default: inprocess]"),
+    ] = "inprocess"
+    via: Annotated[
+        Literal["embedded", "local", "docker"] | None,
+        Field(description="Server to measure on: embedded, local or docker  [default: what is here]"),
+    ] = None
+    rounds: Annotated[  # one round has no interval
+        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds of the latency scenario")
+    ] = 8
+    round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
+    opset: Annotated[int, Field(description="ONNX opset")] = 18
+    sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
+    sandbox: Annotated[
+        bool, Field(description="Run the model without network, able to write to its output only (needs bubblewrap)")
+    ] = False
+    options: dict[str, dict[str, Any]] = {}
+    triton: dict[str, str] = {}
+    command: str = ""
+
+    @cached_property
+    def request(self) -> SourceRequest:
+        """What is to be converted."""
+        if isinstance(self.source, SourceRequest):
+            return self.source
+        return sources.recognise(
+            self.source,
+            task=self.task,
+            weights=self.weights,
+            revision=self.revision,
+            samples=self.samples,
+            random_samples=self.random_samples,
+            ranges=self.ranges,
+            min_shapes=self.min_shapes,
+            opt_shapes=self.opt_shapes,
+            max_shapes=self.max_shapes,
+            model_name=self.model_name,
+            graph=GraphChoice(self.signature, self.input_tensors, self.output_tensors, self.inputs_as_nchw),
+        )
+
+    @cached_property
+    def wanted(self) -> tuple[Target, ...]:
+        """What to build, in the user's order."""
+        return _targets({"device": self.device, "targets": self.targets})
+
+    @property
+    def grouped(self) -> frozenset[str]:
+        """Names of targets that only a group brought in: left out where the source is another framework's."""
+        return frozenset(t.name for t in self.wanted) - targets.named(",".join(map(str, self.targets)))
+
+    @property
+    def run_dir(self) -> Path:
+        """Where everything is written."""
+        return self.out or Path("runs") / self.request.name
+
+    @property
+    def constraints(self) -> Constraints:
+        """What a chosen variant must keep."""
+        return Constraints(self.max_p99_ms, self.min_throughput_per_s, self.max_memory_mib)
+
+    @cached_property
+    def overrides(self) -> dict[str, str]:
+        """What changes in the emitted configs of each wanted target, ``triton_config`` winning over ``triton``."""
+        if not self.triton and self.triton_config is None:
+            return {}
+        from accel.triton import overrides
+
+        last = overrides.from_file(self.triton_config) if self.triton_config is not None else ""
+        found = {}
+        for name in dict.fromkeys(target.name for target in self.wanted):
+            own = overrides.merged(self.triton.get("", ""), self.triton.get(name, ""))
+            found[name] = overrides.merged(own, last)
+            found[name + PYTHON_VARIANT] = overrides.merged(own, self.triton.get(name + PYTHON_VARIANT, ""), last)
+        return found
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """The options that matter also where a deferred build is finished."""
+        marked = (name for name, info in Job.model_fields.items() if Mark.CARRIED in info.metadata)
+        return {name: getattr(self, name) for name in marked}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, given: Any, handler: ModelWrapValidatorHandler[Job], info: ValidationInfo) -> Job:
+        try:
+            job = handler(given)
+        except ValidationError as error:
+            raise _explained(error, **(info.context or {})) from error
+        releases.release(job.triton_release)
+        known = [text for target in job.wanted for text in (target.name, str(target))]
+        for text in job.required:  # a target's name, ``name@device``, or a static variant's id
+            if text.partition("+")[0] not in known:
+                raise UsageError(
+                    f"--require {text!r} is not among the targets{nearest(text, known)}", fix="add it to --targets"
+                )
+        if job.sandbox and job.bench != "inprocess":
+            raise UsageError(
+                f"--sandbox holds accel's own processes, and --bench {job.bench} runs a server beside them",
+                fix="measure in process, or run accel in a container",
+            )
+        if job.sign_kits is not None:
+            signing.check_key(job.sign_kits)
+        _check_options(job.options)
+        _ = job.request, job.overrides  # wrong ones are refused at once
+        return job
+
+
+KEYS = [info.alias or name for name, info in Job.model_fields.items() if name != "command"]
+"""What a job file may hold."""
+
+
+def assemble(given: Mapping[str, Any], config: Path | None, *, command: str) -> Job:
+    """Make the job from what was typed, and a job file beneath it.
+
+    Args:
+        given: options by the keys of a job file; only those that were given.
+        config: job file whose values stand where ``given`` has none.
+        command: shell line that repeats the job.
+
+    Raises:
+        UsageError: as ``Job``.
+        InputError: as ``Job``, or the job file is missing or broken; the message names the key.
+    """
+    asked = read(config) if config is not None else {}
+    # The flag asks for an ensemble; which one, a job file may say.
+    asked |= {k: v for k, v in given.items() if k != "ensemble" or not asked.get(k)}
+    return Job.model_validate(asked | {"command": command}, context={"config": config, "typed": given})
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read the keys and values of a job file, the changes of the emitted configs as their text.
+
+    Raises:
+        UsageError: changes for a target that does not exist.
+        InputError: the file is missing, no YAML, or has a key that is not known.
+    """
+    data = read_yaml(path, "job file")
+    if not isinstance(data, dict | None):
+        raise InputError(f"job file {path} holds {type(data).__name__}: expected keys and values")
+    asked = {str(k): v for k, v in (data or {}).items() if v is not None}
+    for key in asked:
+        if key not in KEYS:
+            raise InputError(
+                f"job file {path}: unknown key {key!r}{nearest(key, KEYS)}", fix=f"known keys: {', '.join(KEYS)}"
+            )
+    if asked.get("triton") and isinstance(asked["triton"], dict):
+        from accel.triton import overrides
+
+        known = [name + twin for name in targets.discover() for twin in ("", PYTHON_VARIANT)]
+        asked["triton"] = overrides.from_job(asked["triton"], path, known)
+    return asked
+
+
+def _explained(error: ValidationError, config: Path | None = None, typed: Iterable[str] = ()) -> AccelError:
+    """Say what is wrong with the fields of a job: by its flag what was typed, by its key what a job file holds."""
+    errors = [found for found in error.errors() if found["type"] != "default_factory_not_called"]  # others say why
+    if all(found["type"] == "missing" for found in errors):
+        name = errors[0]["loc"][0]
+        return UsageError(f"no {name} given", fix=SOURCE_FIX if name == "source" else TARGETS_FIX)
+    messages: dict[str, None] = {}
+    from_file = False
+    keyed = {info.alias or name for name, info in Job.model_fields.items() if info.default == {}}
+    for found in errors:
+        name, kind, limits = str(found["loc"][0]), found["type"], found.get("ctx", {})
+        if kind == "missing":
+            continue
+        from_file |= config is not None and name not in typed
+        label = ".".join(map(str, found["loc"])) if name in keyed else name
+        label = f"--{name.replace('_', '-')}" if name in typed else label
+        known = re.findall("'([^']*)'", limits["expected"]) if kind == "literal_error" else []
+        expected = {
+            "literal_error": str(limits.get("expected")).replace("'", "") + nearest(str(found["input"]), known),
+            "greater_than_equal": f"{limits.get('ge')} or more",
+            "greater_than": "a number above 0",
+            "finite_number": "a number above 0",
+        }.get(kind)
+        plain = found["msg"].removeprefix("Value error, ")
+        said = f" is {found['input']!r}: expected {expected}" if expected else f": {plain}"
+        messages[label + said] = None
+    if from_file:
+        return InputError(f"job file {config}: {'; '.join(messages)}", fix=f"known keys: {', '.join(KEYS)}")
+    return UsageError("; ".join(messages))
+
+
+def _check_options(given: Mapping[str, Mapping[str, Any]]) -> None:
+    """Hold builder options against each builder's own dataclass."""
+    known = targets.discover()
+    for target, values in given.items():
+        if target not in known:
+            raise UsageError(f"options for unknown target {target!r}{nearest(target, known)}")
+        fields = [f.name for f in dataclasses.fields(known[target].options)]
+        for name in values:
+            if name not in fields:
+                raise UsageError(
+                    f"target {target} has no option {name!r}{nearest(name, fields)}", fix=f"it has: {fields}"
+                )

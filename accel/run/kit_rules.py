@@ -6,7 +6,6 @@ file or an entry of the zoo, its files lie inside it, and its numbers are those 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -14,12 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from accel.accuracy.parity import check_names
-from accel.builders import TypedBuilder, targets
+from accel.builders import ConvertingBuilder, targets
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, UsageError
 from accel.core.files import stays_inside
-from accel.core.values import Dim, FileRef, ModelSource, OnnxModel, ShapeRange, TensorSpec, Variant, from_json
+from accel.core.values import Dim, FileRef, ModelSource, OnnxModel, ShapeRange, TensorSpec, Variant, from_json, to_json
 from accel.exporters.zoo import zoo
+from accel.run.decide import Constraints
 
 FIX = "make the kit again on the machine that it comes from; do not build one from somebody you do not trust"
 LONGEST_TEXT = 1 << 16
@@ -132,11 +132,48 @@ def typed_targets() -> tuple[str, ...]:
     """Return the targets of accel's own whose precision is made in the ONNX file."""
     found = targets.discover().items()
     return tuple(
-        n for n, b in found if isinstance(b, TypedBuilder) and type(b).__module__.startswith("accel.builders.")
+        n for n, b in found if isinstance(b, ConvertingBuilder) and type(b).__module__.startswith("accel.builders.")
     )
 
 
-def check_gates(gates: Mapping[str, float], source: ModelSource) -> None:
+def check_settings(settings: Mapping[str, Any], carried: Iterable[str], source: ModelSource) -> None:
+    """Hold what the kit's job asked for: the options that it carries, and no others.
+
+    Args:
+        carried: names of these options.
+
+    Raises:
+        InputError: another option, or a value that no job has.
+    """
+    from accel.triton.releases import RELEASES
+
+    expected = {*carried, "constraints", "overrides"}
+    if settings.keys() != expected:
+        raise refuse(f"settings are {sorted(settings)}: expected {sorted(expected)}")
+    if settings["triton_release"] not in RELEASES:
+        raise refuse(f"this accel knows no Triton {settings['triton_release']!r}")
+    asked = settings["objectives"]
+    if not isinstance(asked, list | tuple) or not asked or not set(asked) <= {"latency", "throughput"}:
+        raise refuse(f"objectives are {asked!r}")
+    if not isinstance(settings["overrides"], str) or not isinstance(settings["gates"], Mapping):
+        raise refuse("overrides are no text, or gates no numbers by name")
+    check_gates(settings["gates"], source)
+    check_number("rounds", settings["rounds"], 2, 10_000)
+    check_number("round_s", settings["round_s"], 0.001, 3600)
+    check_number("timeout_s", settings["timeout_s"], 1e-3, 7 * 86400)
+    check_number("model_version", settings["model_version"], 1, 2**31 - 1)
+    said = to_json(settings["constraints"])
+    try:
+        constraints = from_json(Constraints, said)
+    except ValueError as error:
+        raise refuse(f"constraints: {error}") from error
+    if to_json(constraints) != said:
+        raise refuse(f"constraints are {said!r}")
+    for name, value in constraints.named().items():
+        check_number(name, value, 0, 1e12)
+
+
+def check_gates(gates: Mapping[str, Any], source: ModelSource) -> None:
     """Hold the gates that the kit's job set.
 
     Raises:
@@ -154,14 +191,14 @@ def check_gates(gates: Mapping[str, float], source: ModelSource) -> None:
         check_number(f"gate {name}", value, least, 400.0)
 
 
-def check_number(name: str, value: float | None, least: float, most: float) -> None:
-    """Hold a number, where there is one.
+def check_number(name: str, value: Any, least: float, most: float) -> None:
+    """Hold a number.
 
     Raises:
-        InputError: it lies outside.
+        InputError: it is none, or lies outside.
     """
-    if value is not None and not (math.isfinite(value) and least <= value <= most):
-        raise refuse(f"{name} is {value}: expected {least:g} to {most:g}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:  # NaN, too
+        raise refuse(f"{name} is {value!r}: expected {least:g} to {most:g}")
 
 
 def check_files(listed: Iterable[FileRef], needed: Mapping[str, FileRef | None], folder: Path, own: set[str]) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from accel.core import signing
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
-from accel.core.files import link_or_copy
+from accel.core.files import link_or_copy, read_value
 from accel.core.values import (
     SCHEMA,
     FileRef,
@@ -38,13 +38,13 @@ from accel.core.values import (
     SampleSet,
     Variant,
     file_refs,
-    from_json,
     sha256_file,
     sha256_json,
     to_json,
 )
+from accel.exporters.request import SourceRequest
 from accel.run import kit_rules
-from accel.run.decide import Constraints, Objective
+from accel.run.job import Job, Mark
 
 MANIFEST = "kit.json"
 SCRIPT = "build.sh"
@@ -52,25 +52,6 @@ ONNX = "onnx"
 SAMPLES = "samples"
 REFERENCE = "reference.npz"
 GIVEN = "given"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the job asked for that still matters on the other machine.
-
-    Attributes:
-        overrides: what the user changed in the emitted config; files are named relative to the kit.
-    """
-
-    gates: Mapping[str, float]
-    objectives: tuple[Objective, ...]
-    constraints: Constraints
-    rounds: int
-    round_s: float
-    timeout_s: float
-    triton_release: str
-    model_version: int
-    overrides: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +70,14 @@ class Toolchain:
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class DeferredBuild:
     """What ``kit.json`` says.
 
     Attributes:
         proof: how the typed file compared with the reference on the CPU that made the kit.
         feeds: how many feeds the reference holds.
+        settings: the options that the job carries here, its ``constraints``, and ``overrides``: what the user changed
+            in the emitted config, with files named relative to the kit.
         reason: why the variant was not built there.
         command: the command of that run.
         seal: sha256 of all the rest.
@@ -107,7 +90,7 @@ class Kit:
     typing: Mapping[str, Any]
     proof: Parity
     feeds: int
-    settings: Settings
+    settings: Mapping[str, Any]
     toolchain: Toolchain
     reason: str
     command: str
@@ -118,13 +101,13 @@ class Kit:
 
 
 def write(
-    kit: Kit,
+    kit: DeferredBuild,
     folder: Path,
     *,
     onnx: Path,
     samples: Path,
     reference: Path,
-) -> Kit:
+) -> DeferredBuild:
     """Write a kit into an empty folder and return it with its files and seal.
 
     Args:
@@ -156,7 +139,7 @@ def write(
     return kit
 
 
-def read(folder: Path) -> Kit:
+def read(folder: Path) -> DeferredBuild:
     """Read a kit, hold every field against what a kit may be, and every file against its hash.
 
     Raises:
@@ -164,24 +147,12 @@ def read(folder: Path) -> Kit:
             changed.
     """
     path = folder / MANIFEST
-    try:
-        data = json.loads(path.read_text(), parse_constant=_no_number)
-        kit_rules.check_texts(data)
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder} has no {MANIFEST}", fix="give the folder variants/<id>/kit of a run with a deferred variant"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {error}", fix="copy the kit again") from error
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise InputError(f"{path} has schema {schema!r}, expected {SCHEMA} or older", fix="update accel")
-    try:
-        kit = from_json(Kit, data)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}", fix="copy the kit again") from error
+    missing = "give the folder variants/<id>/kit of a run with a deferred variant"
+    kit = read_value(path, DeferredBuild, missing=missing, fix="copy the kit again")
+    data = json.loads(path.read_text())
     if sha256_json({**data, "seal": ""}) != kit.seal:
         raise InputError(f"{path} was changed since the kit was made", fix="copy the kit again")
+    kit_rules.check_texts(data)
     _check(kit, folder)
     for file in kit.files:
         found = folder / file.path
@@ -196,49 +167,69 @@ def read(folder: Path) -> Kit:
     return kit
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-def _check(kit: Kit, folder: Path) -> None:
+def _check(kit: DeferredBuild, folder: Path) -> None:
     """Hold a kit against what a kit may be; its files' content is held against the hashes apart.
 
     Raises:
         InputError: it is something else.
     """
-    from accel.triton.releases import RELEASES
-
-    settings, samples = kit.settings, kit.samples
+    samples = kit.samples
+    carried = [name for name, info in Job.model_fields.items() if Mark.CARRIED in info.metadata]
     kit_rules.check_source(kit.source, f"{ONNX}/{kit.onnx.file.path}")
     kit_rules.check_variant(kit.variant, kit.source)
-    kit_rules.check_gates(settings.gates, kit.source)
+    kit_rules.check_settings(kit.settings, carried, kit.source)
     if not kit.proof.passed:
         raise kit_rules.refuse("the typed file did not pass its gate where it was made")
-    if settings.triton_release not in RELEASES:
-        raise kit_rules.refuse(f"this accel knows no Triton {settings.triton_release!r}")
-    if not settings.objectives:
-        raise kit_rules.refuse("it has no objective")
     kit_rules.check_number("feeds", kit.feeds, 1, 1 << 20)
-    kit_rules.check_number("rounds", settings.rounds, 2, 10_000)
-    kit_rules.check_number("round_s", settings.round_s, 0.001, 3600)
-    kit_rules.check_number("timeout_s", settings.timeout_s, 1e-3, 7 * 86400)
-    kit_rules.check_number("model_version", settings.model_version, 1, 2**31 - 1)
-    for name, value in settings.constraints.named().items():
-        kit_rules.check_number(name, value, 0, 1e12)
     needed: dict[str, FileRef | None] = {f"{ONNX}/{f.path}": f for f in (kit.onnx.file, *kit.onnx.data)}
     parts = (samples.calibration, samples.gate, samples.shapes)
     needed |= {f"{SAMPLES}/{f.path}": f for f in parts if f is not None} | {REFERENCE: None, SCRIPT: None}
     kit_rules.check_files(kit.files, needed, folder, {MANIFEST, signing.SIGNATURE})
-    kit_rules.check_overrides(settings.overrides, (f.path for f in kit.files), GIVEN)
+    kit_rules.check_overrides(kit.settings["overrides"], (f.path for f in kit.files), GIVEN)
 
 
-def overrides(kit: Kit, folder: Path) -> str:
+def overrides(kit: DeferredBuild, folder: Path) -> str:
     """Return the overrides with the kit's own files by absolute path."""
-    if not kit.settings.overrides:
+    if not kit.settings["overrides"]:
         return ""
     from accel.triton.overrides import moved
 
-    return moved(kit.settings.overrides, lambda path: (folder / path).resolve())
+    return moved(kit.settings["overrides"], lambda path: (folder / path).resolve())
+
+
+def job(
+    kit: DeferredBuild,
+    folder: Path,
+    *,
+    out: Path | None,
+    threads: int | None,
+    timeout_s: float | None,
+    command: str,
+    sandbox: bool = False,
+) -> Job:
+    """Make the job that finishes a kit, from what the kit's own job asked for.
+
+    Args:
+        folder: where the kit lies.
+        out: run directory; ``runs/<model>-<target>`` when None.
+        threads / timeout_s: in place of this machine's, and the kit's.
+    """
+    asked: dict[str, Any] = {n: v for n, v in kit.settings.items() if n not in ("constraints", "overrides")}
+    asked |= {"threads": threads} if threads else {}
+    asked |= {"timeout_s": timeout_s} if timeout_s else {}
+    reference, target = kit.source.reference, kit.variant.target
+    return Job(
+        **asked,
+        **kit.settings["constraints"],
+        source=SourceRequest(reference, kit.source.kind, reference, model_name=kit.source.name),
+        targets=(target,),
+        out=out or Path("runs") / f"{kit.source.name}-{target.name}",
+        triton={target.name: overrides(kit, folder)},
+        ints="keep",  # what clients see was decided when the kit was made
+        opset=kit.onnx.opset,
+        sandbox=sandbox,
+        command=command,
+    )
 
 
 def image_of(toolchain: str) -> str:
@@ -292,9 +283,9 @@ def _stamp(file: Path) -> int | None:
     return file.stat().st_mtime_ns if file.exists() else None
 
 
-def _with_given(kit: Kit, folder: Path) -> Kit:
+def _with_given(kit: DeferredBuild, folder: Path) -> DeferredBuild:
     """Bring the files that the overrides name into the kit."""
-    if not kit.settings.overrides:
+    if not kit.settings["overrides"]:
         return kit
     from accel.triton.overrides import moved
 
@@ -307,12 +298,12 @@ def _with_given(kit: Kit, folder: Path) -> Kit:
             shutil.copyfile(path, folder / taken[path])
         return taken[path]
 
-    return replace(kit, settings=replace(kit.settings, overrides=moved(kit.settings.overrides, take)))
+    return replace(kit, settings={**kit.settings, "overrides": moved(kit.settings["overrides"], take)})
 
 
-def _script(kit: Kit) -> str:
+def _script(kit: DeferredBuild) -> str:
     packages = ", ".join(f"{name} {v}" for name, v in sorted(kit.toolchain.packages.items()))
-    release = kit.settings.triton_release
+    release = kit.settings["triton_release"]
     return f"""#!/bin/sh
 # Finishes {kit.variant.id} of {kit.source.name}: builds, compares with the reference, packages, measures.
 # Made for Triton {release} ({packages or "its TensorRT is not known"}); a plan fits one TensorRT version and one GPU.

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast, get_args
 from accel.bench.load import Arrivals, Load
 from accel.bench.ranges import concurrencies, rates
 from accel.bench.served import Labels, Method
+from accel.builders import targets
 from accel.core import hardware
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
@@ -109,7 +110,7 @@ def bench(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable
             _measure(asked, running, subject, asked.loads, logs, points, notice)
 
 
-def classic(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
+def batching_sweep(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
     """Measure a repository without and with dynamic batching, with one and two instances, at concurrency 10.
 
     The repository stays as it is: servers run on temporary copies of it with the config changed.
@@ -165,7 +166,7 @@ def configure(root: Path, *, batching: bool, instances: int) -> bool:
         if any(key in model.parameters for key in THREADS):
             for key in THREADS:
                 model.parameters.pop(key, None)
-            wanted = configs.measured_parameters(model.backend, threads=hardware.cpu_threads(), instances=instances)
+            wanted = targets.backend(model.backend).parameters(hardware.cpu_threads(), instances)
             for key, value in wanted.items():
                 model.parameters[key].string_value = value
         write_text(file, configs.to_text(model))
@@ -287,7 +288,7 @@ def _document(
             "load": asked.tool,
             "via": running.endpoint.via,
             "release": running.endpoint.release,
-            "twin": bool(running.twins),
+            "twin": bool(running.python_models),
             "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
             "measurements": points,
         }

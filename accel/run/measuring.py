@@ -1,8 +1,9 @@
-"""Which variants are measured together, at which points; what was measured before is kept.
+"""Which variants are measured together, in process and as served; what was measured before is kept.
 
-A measuring session is a stored result like any other. A run whose variants were all measured measures nothing; a
-variant that is new is measured in a session of its own together with the finalists and the baseline, so that ratios
-stay ratios of one session.
+A measuring session is a stored result like any other. In process, a run whose variants were all measured measures
+nothing; a variant that is new is measured in a session of its own together with the finalists and the baseline, so
+that ratios stay ratios of one session. As served, one session holds every repository of the run, all under the same
+loads.
 """
 
 from __future__ import annotations
@@ -12,82 +13,82 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.bench.rounds import Contestant, Plan, Point, measure
+from accel.bench.card import watch_card
+from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.rounds import measure
 from accel.bench.stability import p99_calls
+from accel.core.document import Served
+from accel.core.feeds import read_feeds, write_feeds
 from accel.core.files import replace_folder
-from accel.core.hardware import Hardware
-from accel.core.processes import run_task
-from accel.core.values import Failed, Measurement, ModelSource, Variant, to_json
-from accel.run import store
-from accel.run.decide import Objective
+from accel.core.hardware import Hardware, available_memory_bytes
+from accel.core.values import Failed, Measurement, ModelSource, Variant
+from accel.exporters.samples import fit_shape
+from accel.run import serving, store
+from accel.run.decide import Objective, finalists
 from accel.run.job import Job
-from accel.run.stages import FILES, Described, Stage, Stages
+from accel.run.results import Result, baseline, candidate, status_of
+from accel.run.serving import ServerRunner
+from accel.run.stages import FILES, REPOSITORY, Stage, Stages
 from accel.run.store import Store
+from accel.run.tasks import Described
 
 THROUGHPUT = Plan("throughput", rounds=3, round_s=0.3, warm_s=0.2, least=1)
+FEEDS = 8
+"""Different real samples that requests to a server carry, all at the typical shape."""
+
+Progress = Callable[[str, str], None]
+"""Called with (id of a variant or name of a repository, what is being done)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One variant in a session: the build that was measured, and its points."""
+    """What one variant or repository did in a session: the key of what was measured, its points or its failure."""
 
     id: str
-    build_key: str
+    key: str
     points: tuple[Measurement, ...]
+    failed: Failed | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """One interleaved session. ``settings`` hashes everything but the contestants."""
+class MeasuringSession:
+    """One interleaved session.
+
+    Attributes:
+        settings: hash of everything but what was measured.
+        via / release: how servers were run (``embedded``, ``local`` or ``docker``) and their Triton release; None in
+            process, and where nothing was served or the release is not known.
+    """
 
     settings: str
-    scenario: Objective
+    scenario: str
     number: int
     entries: tuple[Entry, ...]
+    via: str | None = None
+    release: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """A variant that can be measured, and what it really computes in, as its proof found."""
-
-    variant: Variant
-    built: Stage
-    precision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """All that is known of the entrants: their points from every session (oldest first), failures, and what was new."""
-
-    points: Mapping[str, tuple[Measurement, ...]]
-    failed: Mapping[str, Failed]
-    fresh: frozenset[str]
-
-
-Finalists = Callable[[Mapping[str, tuple[Measurement, ...]]], Sequence[str]]
-
-
-def measure_all(
-    entrants: Sequence[Entrant],
-    described: Stage,
-    *,
+def measure_in_process(
+    results: Sequence[Result],
+    described: Stage[Described],
     scenario: Objective,
+    *,
     job: Job,
     stages: Stages,
     kept: Store,
     hardware: Hardware,
-    finalists: Finalists,
-    progress: Callable[[str, str], None],
-) -> Measured:
-    """Measure what no stored session holds, and return all points.
+    progress: Progress,
+) -> None:
+    """Time everything that was built, also what failed its gate: a reader sees what the error would have bought.
 
-    Args:
-        entrants: variants that were built and compared.
-        finalists: from the points known so far, the ids a newcomer is measured beside.
+    What no stored session holds is measured; each result gets its points of all sessions, oldest first.
     """
-    made: Described = described.value
+    built = {r.variant.id: r for r in results if r.outcome is None and r.built is not None and r.proof is not None}
+    if not built:
+        return
+    made = described.value
     plan = _plan(scenario, job)
-    points = {e.variant.id: _points(e.variant, made.source, scenario) for e in entrants}
+    points = {id: _points(r.variant, made.source, scenario) for id, r in built.items()}
     settings = store.key(
         plan=plan,
         samples=made.samples.sha256,
@@ -95,49 +96,150 @@ def measure_all(
         hardware=hardware.fingerprint,
         code=store.code_hash("bench", "run/tasks.py", "builders/__init__.py"),
     )
-    keys = {e.variant.id: e.built.key for e in entrants}
-    known = _known(kept, settings, keys, {id: [p.key for p in wanted] for id, wanted in points.items()})
-    missing = [e.variant.id for e in entrants if e.variant.id not in known]
-    for name, session in kept.all("measure", Session).items():
+    keys = {id: r.built.key for id, r in built.items() if r.built is not None}
+    sessions = kept.all("measure", MeasuringSession)
+    known = _known(sessions, kept, settings, keys, {id: len(wanted) for id, wanted in points.items()})
+    for name, session in sessions.items():
         if name in kept.used:
             _show_raw(kept.root / name, f"{session.scenario}-{session.number}", job)
-    if not missing:
-        return Measured(known, {}, frozenset())
-    beside = [id for id in finalists(known) if id in keys] if known else []
-    chosen = [e for e in entrants if e.variant.id in {*missing, *beside}]
-    number = 1 + max((s.number for s in kept.all("measure", Session).values()), default=0)
-    key = store.key(settings=settings, number=number, entries=[(e.variant.id, e.built.key) for e in chosen])
-    with kept.writing("measure", key) as folder:
-        feeds = _feeds({p.key: p for e in chosen for p in points[e.variant.id]}, described, folder, job)
-        contestants = [
-            Contestant(
-                id=e.variant.id,
-                artifact=e.built.value,
-                folder=e.built.folder / FILES,
-                python=stages.python(e.variant),
-                log=job.run_dir / "logs" / f"{e.variant.id}.log",
-                points=points[e.variant.id],
-                precision=e.precision,
+    missing = [id for id in built if id not in known]
+    if missing:
+        beside = _finalists(results, known, scenario, made.source) if known else []
+        chosen = [id for id in built if id in {*missing, *beside}]
+        number = 1 + max((s.number for s in sessions.values()), default=0)
+        key = store.key(settings=settings, number=number, entries=[(id, keys[id]) for id in chosen])
+        with kept.writing("measure", key) as folder:
+            feeds = _feeds({p.key: p.shapes for id in chosen for p in points[id]}, described, folder)
+            watch = watch_card(built[id].variant.target.device for id in chosen)
+            runners = [
+                ProcessRunner(
+                    name=id,
+                    artifact=stage.value,
+                    folder=stage.folder / FILES,
+                    python=stages.python(built[id].variant),
+                    log=job.run_dir / "logs" / f"{id}.log",
+                    timed_shapes=points[id],
+                    precision=proof.value.precision,
+                    plan=plan,
+                    feeds=feeds,
+                    threads=job.threads,
+                    timeout_s=job.timeout_s,
+                    watch=watch,
+                )
+                for id in chosen
+                if (stage := built[id].built) and (proof := built[id].proof)
+            ]
+            found = measure(
+                runners,
+                plan.rounds,
+                stage="measure",
+                opening="loading and warming up",
+                turn="round",
+                raw_dir=folder / "raw",
+                raw_name=f"measurements/{scenario}-{number}/{scenario}-{{}}.npz",
+                progress=lambda id, doing: progress(id, f"{scenario}, {doing}"),
+                free_memory=(available_memory_bytes, *((watch.room_mib,) if watch else ())),
             )
-            for e in chosen
-        ]
-        results = measure(
-            contestants,
-            plan,
-            feeds=feeds,
-            raw_dir=folder / "raw",
-            raw_prefix=f"measurements/{scenario}-{number}",
-            threads=job.threads,
-            timeout_s=job.timeout_s,
-            progress=progress,
-        )
-        good = {id: found for id, found in results.items() if not isinstance(found, Failed)}
-        entries = tuple(Entry(id, keys[id], found) for id, found in good.items())
-        final = kept.put("measure", key, Session(settings, scenario, number, entries), folder)
-    _show_raw(final, f"{scenario}-{number}", job)
-    merged = {id: (*known.get(id, ()), *good.get(id, ())) for id in {*known, *good}}
-    failed = {id: found for id, found in results.items() if isinstance(found, Failed)}
-    return Measured(merged, failed, frozenset(good))
+            good = {id: new for id, new in found.items() if not isinstance(new, Failed)}
+            entries = tuple(Entry(id, keys[id], new) for id, new in good.items())
+            final = kept.put("measure", key, MeasuringSession(settings, scenario, number, entries), folder)
+        _show_raw(final, f"{scenario}-{number}", job)
+        for id, new in found.items():
+            if isinstance(new, Failed):
+                built[id].outcome = new
+            else:
+                known[id] = (*known.get(id, ()), *new)
+                built[id].freshly_measured = True
+    for id, every in known.items():
+        built[id].points = (*built[id].points, *every)
+
+
+def measure_served(
+    results: Sequence[Result],
+    described: Stage[Described],
+    *,
+    job: Job,
+    kept: Store,
+    hardware: Hardware,
+    progress: Progress,
+) -> Served | None:
+    """Measure every repository of every variant that passed, each behind a server of its own.
+
+    Returns:
+        How the servers were had; None where there is nothing to serve.
+
+    Raises:
+        UnavailableError: there is no server to be had.
+    """
+    passed = [r for r in results if status_of(r)[0] == "ok" and r.proof is not None]
+    owners = {name: r for r in passed for name in r.repositories}
+    if not owners:
+        return None
+    made = described.value
+    emitted = {name: r.repositories[name] for name, r in owners.items()}
+    key = store.key(
+        repositories=[(name, stage.key) for name, stage in emitted.items()],
+        samples=made.samples.sha256,
+        via=job.via,
+        limit=job.constraints.max_p99_ms,
+        hardware=hardware.fingerprint,
+        code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
+    )
+    if (session := kept.get("served", key, MeasuringSession)) is None:
+        with kept.writing("served", key) as folder:
+            shapes = {"opt": {name: shape.opt for name, shape in made.source.profile.items()}}
+            stored = read_feeds(_feeds(shapes, described, folder, items=FEEDS))
+            runners = [
+                ServerRunner(
+                    name,
+                    stage.folder / REPOSITORY,
+                    backend=stage.value.repository.backend,
+                    precision=proof.value.precision,
+                    has_python_variant=owners[name].python_variant is not None
+                    and stage.value.repository.backend != "python",
+                    job=job,
+                    feeds=[stored[feed] for feed in sorted(stored)],
+                )
+                for name, stage in emitted.items()
+                if (proof := owners[name].proof)
+            ]
+            session = serve(runners, {name: stage.key for name, stage in emitted.items()}, folder, progress)
+            kept.put("served", key, session, folder)
+    _show_raw(kept.folder("served", key), "served", job)
+    for entry in session.entries:
+        owner = owners[entry.id]
+        owner.points = (*owner.points, *entry.points)
+        if entry.failed is not None:
+            owner.unserved[entry.id] = entry.failed.cause
+    return Served(via=session.via, release=session.release)
+
+
+def serve(
+    runners: Sequence[ServerRunner], keys: Mapping[str, str], folder: Path, progress: Progress
+) -> MeasuringSession:
+    """Measure repositories in one session.
+
+    Args:
+        keys: of the emitted repositories, by name.
+        folder: takes the raw samples, in ``raw``.
+    """
+    found = measure(
+        runners,
+        serving.ROUNDS,
+        stage="serve",
+        opening="starting a server",
+        turn="served, round",
+        raw_dir=folder / "raw",
+        raw_name="measurements/served/{}.npz",
+        progress=progress,
+    )
+    entries = tuple(
+        Entry(name, keys[name], (), new) if isinstance(new, Failed) else Entry(name, keys[name], new)
+        for name, new in found.items()
+    )
+    answered = [r.endpoint for r in runners if r.endpoint is not None and not isinstance(found[r.name], Failed)]
+    via, release = (answered[0].via, answered[0].release) if answered else (None, None)
+    return MeasuringSession("", "served", 1, entries, via, release)
 
 
 def batch_axis(source: ModelSource) -> str | None:
@@ -172,46 +274,71 @@ def _plan(scenario: Objective, job: Job) -> Plan:
     return dataclasses.replace(plan, least=p99_calls(plan.rounds), limit_ms=limit)
 
 
-def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[Point, ...]:
+def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[TimedShape, ...]:
     opt = {name: shape.opt for name, shape in variant.profile.items()}
     if variant.static is not None:
         batch = next(iter(opt.values()))[0] if batch_axis(source) else 1
-        return (Point(f"static-{variant.static}", batch, opt),)
+        return (TimedShape(f"static-{variant.static}", batch, opt),)
     axis = batch_axis(source)
     sizes = batches(source)[:1] if scenario == "latency" else batches(source)
     return tuple(
-        Point(f"b{n}", n, {name: (n, *shape[1:]) if axis else shape for name, shape in opt.items()}) for n in sizes
+        TimedShape(f"b{n}", n, {name: (n, *shape[1:]) if axis else shape for name, shape in opt.items()}) for n in sizes
     )
 
 
 def _known(
-    kept: Store, settings: str, keys: Mapping[str, str], wanted: Mapping[str, Sequence[str]]
+    sessions: Mapping[str, MeasuringSession],
+    kept: Store,
+    settings: str,
+    keys: Mapping[str, str],
+    counts: Mapping[str, int],
 ) -> dict[str, tuple[Measurement, ...]]:
+    """Return the points of each id from the sessions that serve; ``counts`` says how many points each must have."""
     found: dict[str, tuple[Measurement, ...]] = {}
-    sessions = sorted(kept.all("measure", Session).items(), key=lambda item: item[1].number)
-    for folder, session in sessions:
+    for folder, session in sorted(sessions.items(), key=lambda item: item[1].number):
         if session.settings == settings:
             for entry in session.entries:
-                if keys.get(entry.id) == entry.build_key and len(entry.points) == len(wanted[entry.id]):
+                if keys.get(entry.id) == entry.key and len(entry.points) == counts[entry.id]:
                     found[entry.id] = (*found.get(entry.id, ()), *entry.points)
                     kept.used.add(folder)
     return found
 
 
-def _feeds(points: Mapping[str, Point], described: Stage, folder: Path, job: Job) -> Path:
-    made: Described = described.value
+def _finalists(
+    results: Sequence[Result], known: Mapping[str, tuple[Measurement, ...]], scenario: Objective, source: ModelSource
+) -> list[str]:
+    """Return the ids that a newcomer is measured beside: of each device the best so far, and the baseline."""
+    found = []
+    for device in dict.fromkeys(r.variant.target.device for r in results):
+        pool = [r for r in results if r.variant.target.device == device]
+        seen = [dataclasses.replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
+        found += finalists(seen, objective=scenario, baseline=baseline(pool, source, device))
+    return found
+
+
+def _feeds(
+    points: Mapping[str, Mapping[str, tuple[int, ...]]],
+    described: Stage[Described],
+    folder: Path,
+    *,
+    items: int | None = None,
+) -> Path:
+    """Write the inputs that variants are timed on: real samples brought to each point's shapes.
+
+    Args:
+        points: key of the point → shapes by input.
+        items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
+
+    Returns:
+        An ``.npz`` with keys ``<point>/<input>``.
+    """
+    source = described.value.source
+    stored = read_feeds(described.folder / described.value.samples.gate.path)
+    shaped = {}
+    for point, shapes in points.items():
+        for number, name in enumerate(sorted(stored)[: items or 1]):
+            key = point if items is None else f"{point}-{number}"
+            shaped[key] = fit_shape(stored[name], source.inputs, shapes, mask=source.mask)
     feeds = folder / "feeds.npz"
-    run_task(
-        "bench_feeds",
-        {
-            "source": to_json(made.source),
-            "samples": to_json(made.samples),
-            "samples_folder": str(described.folder),
-            "points": {key: to_json(point.shapes) for key, point in points.items()},
-            "out": str(feeds),
-        },
-        log=job.run_dir / "logs" / "measure.log",
-        threads=job.threads,
-        timeout_s=job.timeout_s,
-    )
+    write_feeds(feeds, shaped)
     return feeds

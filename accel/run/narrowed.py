@@ -1,8 +1,8 @@
 """What clients of a run see, once integers have been narrowed: one contract for every variant.
 
-The exported ONNX is narrowed where that is proved (``accel.graph.int32``); the dtypes of the result are the contract,
-and a variant that wants int64 inside casts at its own door. Ranges that the proof rests on become ranges of the inputs,
-which sessions and servers check before they cast.
+The exported ONNX is narrowed where that is proved (``accel.graph.narrow``); the dtypes of the result are the contract,
+and a variant that wants int64 inside casts at its own inputs. Ranges that the proof rests on become ranges of the
+inputs, which sessions and servers check before they cast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel.core.values import ModelSource, OnnxModel, TensorSpec
-from accel.graph.narrow_report import NarrowReport
+from accel.graph.narrow.report import NarrowReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from accel.builders import targets
+from accel.core.document import Served
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
-from accel.run.job import Job
-from accel.run.serving import Session
-from accel.run.stages import TWIN, Described, Emitted, Proof, Stage
-
-BASELINES = {"torch": "torch", "onnx": "ort", "tensorflow": "tf"}
-"""The target that is the source framework itself: what speed-ups are relative to."""
+from accel.run.job import PYTHON_VARIANT, Job
+from accel.run.stages import Proof, Stage
+from accel.run.tasks import Described, Emitted
 
 Outcome = Skipped | Deferred | Failed
 
@@ -41,7 +40,7 @@ class Result:
     built: Stage | None = None
     proof: Stage | None = None
     emitted: Stage | None = None
-    twin: Stage | None = None
+    python_variant: Stage | None = None
     points: tuple[Measurement, ...] = ()
     freshly_measured: bool = False
     unserved: dict[str, str] = field(default_factory=dict)
@@ -50,13 +49,13 @@ class Result:
     def repositories(self) -> dict[str, Stage]:
         """The emitted repositories by their names: the variant's own, and its twin."""
         id = self.variant.id
-        named = {id: self.emitted, id + TWIN: self.twin}
+        named = {id: self.emitted, id + PYTHON_VARIANT: self.python_variant}
         return {n: stage for n, stage in named.items() if stage is not None and stage.value.repository is not None}
 
 
 @dataclass(slots=True)
 class Run:
-    """Everything a run found; ``runfile`` writes it down."""
+    """Everything a run found; ``run_json`` writes it down."""
 
     job: Job
     hardware: Hardware
@@ -64,14 +63,14 @@ class Run:
     onnx: Stage | None
     narrowed: Stage | None
     results: list[Result]
-    served: Session | None = None
+    served: Served | None = None
     decisions: tuple[Decision, ...] = ()
     timings_s: dict[str, float] = field(default_factory=dict)
 
 
 def candidate(result: Result) -> Candidate:
     """Reduce a result to what the choice looks at, as it was measured in process."""
-    status, reason, _ = standing(result)
+    status, reason, _ = status_of(result)
     proof: Proof | None = result.proof.value if result.proof else None
     emitted: Emitted | None = result.emitted.value if result.emitted else None
     unserved = emitted is not None and emitted.repository is None
@@ -102,7 +101,7 @@ def served_candidates(result: Result) -> list[Candidate]:
     return found or [dataclasses.replace(candidate(result), measurements=())]
 
 
-def alone(variant: Variant, job: Job) -> str:
+def rerun_command(variant: Variant, job: Job) -> str:
     """Return the job's command with this variant's target alone, writing beside the run."""
     words = shlex.split(job.command)
     if words[1:2] == ["build"]:  # a kit holds one variant
@@ -114,7 +113,7 @@ def alone(variant: Variant, job: Job) -> str:
     return shlex.join([*words, "--targets", str(variant.target), "-o", f"{job.run_dir}-{variant.target.name}"])
 
 
-def standing(result: Result) -> tuple[Status, str | None, str | None]:
+def status_of(result: Result) -> tuple[Status, str | None, str | None]:
     """Return a result's status, reason and fix, as run.json has them."""
     if isinstance(result.outcome, Failed):
         where = f" (log: {result.outcome.log})" if result.outcome.log else ""
@@ -135,7 +134,6 @@ def standing(result: Result) -> tuple[Status, str | None, str | None]:
 
 def baseline(results: Sequence[Result], source: ModelSource, device: str) -> str | None:
     """Return the id of the source framework's own variant on a device, if it was asked for."""
-    found = [
-        r.variant.id for r in results if r.variant.target.name == BASELINES[source.framework] and not r.variant.static
-    ]
+    target = targets.baseline(source.framework)
+    found = [r.variant.id for r in results if r.variant.target.name == target and not r.variant.static]
     return next((id for id in found if id.endswith(f"@{device}")), found[0] if found else None)

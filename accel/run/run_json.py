@@ -14,12 +14,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accel.builders import targets
 from accel.core import signing
+from accel.core.document import (
+    FILENAME,
+    Baseline,
+    Build,
+    Integers,
+    Machine,
+    Model,
+    RunDocument,
+    Samples,
+    Typing,
+    VariantRecord,
+    Verdict,
+)
 from accel.core.files import remove, replace_folder, write_text
-from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, to_json
+from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, extended, to_json
 from accel.run import store
-from accel.run.results import Result, Run, alone, standing
-from accel.run.stages import FILES, LOG, REPOSITORY, TOOLCHAIN, TWIN, Emitted, Proof
+from accel.run.job import PYTHON_VARIANT
+from accel.run.results import Result, Run, rerun_command, status_of
+from accel.run.stages import FILES, LOG, REPOSITORY, Proof
+from accel.run.tasks import Emitted
 
 
 def show(run: Run) -> None:
@@ -57,9 +73,9 @@ def write(run: Run) -> dict[str, Any]:
     from accel import report
 
     folder = run.job.run_dir
-    document = _document(run)
+    document: dict[str, Any] = to_json(_document(run))
     _keep_history(folder)
-    write_text(folder / "run.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_text(folder / FILENAME, json.dumps(document, indent=1, allow_nan=False) + "\n")
     report.write_reports(document, folder)
     return document
 
@@ -70,7 +86,7 @@ def _show_variant(folder: Path, result: Result, run: Run) -> None:
         about = f"# Builds, proves and measures {id} again, from nothing but the source."
         files: dict[str, Path | str] = {f.path: result.built.folder / FILES / f.path for f in result.built.value.files}
         files[LOG] = result.built.folder / LOG
-        files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {alone(result.variant, run.job)}\n"
+        files["reproduce.sh"] = f"#!/bin/sh\n{about}\nexec {rerun_command(result.variant, run.job)}\n"
         replace_folder(folder / "variants" / id, files)
     elif result.kit is not None:
         kit = {f"kit/{name}": path for name, path in _all(result.kit.folder / FILES).items()}
@@ -87,57 +103,56 @@ def _all(root: Path) -> dict[str, Path | str]:
     return {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
 
 
-def _document(run: Run) -> dict[str, Any]:
-    source, samples = run.described.source, run.described.samples
-    return {
-        "schema": SCHEMA,
-        "accel": version("accel"),
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "command": run.job.command,
-        "model": {
-            "name": source.name,
-            "source": source.reference,
-            "kind": source.kind,
-            "framework": source.framework,
-            "weights": source.weights,
-            "revision": source.revision,
-            "inputs": to_json(source.inputs),
-            "outputs": to_json(source.outputs),
-            "profile": to_json(source.profile),
-            "accuracy": source.accuracy,
-            "notice": _notice(run),
-            "samples": {
-                "origin": samples.origin,
-                "calibration_items": samples.calibration_items,
-                "gate_items": samples.gate_items,
-                "sha256": samples.sha256,
-            },
-            "onnx": to_json(run.onnx.value) if run.onnx else None,
-            "integers": _integers(run),
+def _document(run: Run) -> RunDocument:
+    source, samples, job = run.described.source, run.described.samples, run.job
+    return RunDocument(
+        schema=SCHEMA,
+        accel=version("accel"),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        command=job.command,
+        model=Model(
+            name=source.name,
+            source=source.reference,
+            kind=source.kind,
+            framework=source.framework,
+            baseline=_baseline(source.framework),
+            weights=source.weights,
+            revision=source.revision,
+            inputs=source.inputs,
+            outputs=source.outputs,
+            profile=source.profile,
+            accuracy=source.accuracy,
+            notice=_notice(run),
+            samples=Samples(
+                origin=samples.origin,
+                calibration_items=samples.calibration_items,
+                gate_items=samples.gate_items,
+                sha256=samples.sha256,
+            ),
+            onnx=run.onnx.value if run.onnx else None,
+            integers=_integers(run),
+        ),
+        hardware=extended(
+            Machine,
+            run.hardware,
+            id=run.hardware.id,
+            fingerprint=run.hardware.fingerprint,
+            versions=store.toolchain(),
+        ),
+        settings={
+            "threads": job.threads,
+            "rounds": job.rounds,
+            "round_s": job.round_s,
+            "triton_release": job.triton_release,
+            "ints": job.ints,
+            "bench": job.bench,
+            "gates": dict(job.gates),
         },
-        "hardware": {
-            "id": run.hardware.id,
-            "fingerprint": run.hardware.fingerprint,
-            "cpu": to_json(run.hardware.cpu),
-            "gpus": to_json(run.hardware.gpus),
-            "memory_bytes": run.hardware.memory_bytes,
-            "system": run.hardware.system,
-            "versions": store.package_versions(*TOOLCHAIN),
-        },
-        "settings": {
-            "threads": run.job.threads,
-            "rounds": run.job.rounds,
-            "round_s": run.job.round_s,
-            "triton_release": run.job.triton_release,
-            "ints": run.job.ints,
-            "bench": run.job.bench,
-            "gates": dict(run.job.gates),
-        },
-        "variants": [_variant(r) for r in run.results],
-        "served": run.served and {"via": run.served.via, "release": run.served.release},
-        "decisions": [_decision(d) for d in run.decisions],
-        "timings_s": {name: round(value, 3) for name, value in run.timings_s.items()},
-    }
+        variants=tuple(_variant(r) for r in run.results),
+        served=run.served,
+        decisions=run.decisions,
+        timings_s={name: round(value, 3) for name, value in run.timings_s.items()},
+    )
 
 
 def _notice(run: Run) -> str | None:
@@ -152,80 +167,89 @@ def _notice(run: Run) -> str | None:
     return "; ".join(lines) or None
 
 
-def _integers(run: Run) -> dict[str, Any]:
-    """Say what narrowing changed at the door and kept, and what is not proved inside."""
+def _integers(run: Run) -> Integers:
+    """Say what narrowing changed in inputs and outputs and kept, and what is not proved inside."""
     report = run.narrowed.value.report if run.narrowed else None
-    return {
-        "level": run.job.ints,
-        "narrowed_inputs": list(report.narrowed_inputs) if report else [],
-        "narrowed_outputs": list(report.narrowed_outputs) if report else [],
-        "narrowed": report.count("narrowed") if report else 0,
-        "kept": report.count("kept") if report else 0,
-        "preconditions": to_json(report.inputs) if report else [],
-        "unproved_int64": list(run.described.source.unproved_int64),
-        "allow_unproved_int64": run.job.allow_unproved_int64,
-    }
+    return Integers(
+        level=run.job.ints,
+        narrowed_inputs=tuple(report.narrowed_inputs) if report else (),
+        narrowed_outputs=tuple(report.narrowed_outputs) if report else (),
+        narrowed=report.count("narrowed") if report else 0,
+        kept=report.count("kept") if report else 0,
+        preconditions=tuple(report.inputs) if report else (),
+        unproved_int64=tuple(run.described.source.unproved_int64),
+        allow_unproved_int64=run.job.allow_unproved_int64,
+    )
 
 
-def _variant(result: Result) -> dict[str, Any]:
-    status, reason, fix = standing(result)
+def _baseline(framework: str) -> Baseline:
+    """Return the target that runs the source as it is, and what a report calls it."""
+    target = targets.baseline(framework)
+    return Baseline(target=target, name=targets.runtime(target).name)
+
+
+def _variant(result: Result) -> VariantRecord:
+    status, reason, fix = status_of(result)
     artifact: Artifact | None = result.built.value if result.built else None
     proof: Proof | None = result.proof.value if result.proof else None
     emitted: Emitted | None = result.emitted.value if result.emitted else None
-    served = emitted is not None and emitted.repository is not None
-    return {
-        "id": result.variant.id,
-        "target": result.variant.target.name,
-        "device": result.variant.target.device,
-        "shapes": to_json(result.variant.profile),
-        "static": result.variant.static,
-        "status": status,
-        "reason": reason,
-        "fix": fix,
-        "artifact": artifact
-        and {
-            "files": to_json(artifact.files),
-            "bytes": artifact.bytes,
-            "build_s": artifact.build_s,
-            "precision": artifact.built.precision,
-            "effective_precision": proof.precision if proof else None,
-            "versions": to_json(artifact.built.versions),
-            "facts": to_json(artifact.built.facts),
-            "parent_sha256": artifact.parent_sha256,
-        },
-        "typing": _typing(result),
-        "parity": proof and {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
-        "repository": f"repositories/{result.variant.id}" if served else None,
-        "twin": f"repositories/{result.variant.id}{TWIN}" if result.twin else None,
-        "unserved": dict(result.unserved),
-        "unverified_for_release": to_json(emitted.repository.unverified) if emitted and emitted.repository else [],
-        "cached": bool(result.built and result.built.cached and not result.freshly_measured),
-        "measurements": to_json(result.points),
-    }
+    repository = emitted.repository if emitted else None
+    folder = f"repositories/{result.variant.id}"
+    return VariantRecord(
+        id=result.variant.id,
+        target=result.variant.target.name,
+        device=result.variant.target.device,
+        runtime=targets.runtime(result.variant.target.name),
+        shapes=result.variant.profile,
+        static=result.variant.static,
+        status=status,
+        reason=reason,
+        fix=fix,
+        artifact=_build(artifact, proof) if artifact else None,
+        typing=_typing(result),
+        parity=_verdict(proof) if proof else None,
+        repository=folder if repository else None,
+        twin=f"{folder}{PYTHON_VARIANT}" if result.python_variant else None,
+        unserved=dict(result.unserved),
+        unverified_for_release=repository.unverified if repository else (),
+        cached=bool(result.built and result.built.cached and not result.freshly_measured),
+        measurements=result.points,
+    )
 
 
-def _typing(result: Result) -> dict[str, Any] | None:
+def _build(artifact: Artifact, proof: Proof | None) -> Build:
+    return Build(
+        files=artifact.files,
+        bytes=artifact.bytes,
+        build_s=artifact.build_s,
+        precision=artifact.built.precision,
+        effective_precision=proof.precision if proof else None,
+        versions=artifact.built.versions,
+        facts=artifact.built.facts,
+        parent_sha256=artifact.parent_sha256,
+    )
+
+
+def _typing(result: Result) -> Typing | None:
     """Say how the ONNX file was typed and what that cost, where the precision is made there."""
     if result.typing is None or result.typed_proof is None:
         return None
     typed: Typed = result.typing.value
-    proof: Proof = result.typed_proof.value
-    return {
-        "onnx": to_json(typed.onnx.file),
-        "facts": to_json(typed.facts),
-        "parity": {**to_json(proof.parity), "held_as": proof.asked, "feeds": proof.feeds},
-        "kit": f"variants/{result.variant.id}/kit" if result.kit is not None else None,
-    }
+    return Typing(
+        onnx=typed.onnx.file,
+        facts=typed.facts,
+        parity=_verdict(result.typed_proof.value),
+        kit=f"variants/{result.variant.id}/kit" if result.kit is not None else None,
+    )
 
 
-def _decision(decision: Any) -> dict[str, Any]:
-    rejected = [{"id": id, "reason": reason} for id, reason in decision.rejected]
-    return {**to_json(decision), "rejected": rejected}
+def _verdict(proof: Proof) -> Verdict:
+    return extended(Verdict, proof.parity, held_as=proof.asked, feeds=proof.feeds)
 
 
 def _keep_history(folder: Path) -> None:
     """Move the last run to ``history/<its time>.json``."""
-    last = folder / "run.json"
+    last = folder / FILENAME
     if not last.exists():
         return
     try:

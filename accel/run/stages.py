@@ -10,64 +10,37 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from accel import exporters
 from accel.accuracy import parity
 from accel.builders import TargetInfo, targets
-from accel.core import environments
+from accel.builders.requirements import versions
+from accel.core import environments, imports
 from accel.core.hardware import Hardware
-from accel.core.processes import run_task
-from accel.core.values import (
-    Artifact,
-    BuildRequest,
-    Built,
-    ModelSource,
-    OnnxModel,
-    Parity,
-    Repository,
-    SampleSet,
-    Skipped,
-    Typed,
-    Variant,
-    file_refs,
-    from_json,
-    to_json,
-)
+from accel.core.processes import Worker
+from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant
 from accel.exporters import sources
 from accel.exporters.processing_files import find
-from accel.run import kits, store
-from accel.run.job import Job
+from accel.run import kits, store, tasks
+from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import Narrowed
 from accel.run.store import Store
+from accel.run.tasks import Described, Emitted
 from accel.triton import releases
 from accel.triton.launch import image
 from accel.triton.overrides import file_hashes
 
+T = TypeVar("T")
 FILES = "files"
 """Folder of the built files inside a build's result; its log lies beside."""
 
 LOG = "build.log"
 REPOSITORY = "repository"
 """Folder of the Triton model repository inside an emission's result."""
-
-TWIN = ".python"
-"""What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
-
-TOOLCHAIN = (
-    *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "numpy", "tritonclient"),
-    *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
-    *("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "polygraphy"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """A source and its samples."""
-
-    source: ModelSource
-    samples: SampleSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +68,10 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
-    """A repository as ``triton`` emitted it, in the stage's folder, or why the release cannot serve it."""
-
-    repository: Repository | None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Generic[T]):
     """A stage's value, where its files lie, its key, and whether it was there already."""
 
-    value: Any
+    value: T
     folder: Path
     key: str
     cached: bool
@@ -125,29 +90,38 @@ class Stages:
         self._job = job
         self._hardware = hardware
         self._store = kept
-        self._versions = store.package_versions(*TOOLCHAIN) | {"python": sys.version.split()[0]}
+        self._versions = _versions(*exporters.PACKAGES)
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
 
-    def describe(self) -> Stage:
+    def worker(
+        self, name: str, *, python: Path | None = None, report_progress: Callable[[str], None] | None = None
+    ) -> Worker:
+        """Return a process for tasks, also of several stages, started by the first one that has to run.
+
+        Args:
+            name: of its log.
+            python: interpreter; accel's own when None.
+            report_progress: takes short phrases on how far a long task is.
+        """
+        log, job = self.logs / f"{name}.log", self._job
+        return Worker(log, threads=job.threads, timeout_s=job.timeout_s, python=python, report_progress=report_progress)
+
+    def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
-        request = to_json(self._job.source)
-        quick = sources.quick_key(self._job.source) or self._run("source_key", {"request": request}, "source")
+        request = self._job.request
+        quick = sources.quick_key(request) or worker.call(tasks.source_key, request)
         code = store.code_hash("exporters", "core/feeds.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
-        def make(folder: Path) -> Described:
-            made = self._run("describe", {"request": request, "out_dir": str(folder)}, "source")
-            return from_json(Described, made)
-
-        stage = self._stage("source", key, Described, make)
+        stage = self._stage("source", key, Described, lambda folder: worker.call(tasks.describe, request, folder))
         if self._job.ensemble is not None:
             find(stage.value.source, self._job.ensemble)  # a step that cannot be ends the run before anything is built
         return stage
 
-    def reference(self, described: Stage) -> Stage:
+    def reference(self, described: Stage[Described], worker: Worker) -> Stage[Answered]:
         """Run the source itself over all feeds."""
-        made: Described = described.value
+        made = described.value
         key = store.key(
             source=made.source,
             samples=made.samples.sha256,
@@ -157,22 +131,16 @@ class Stages:
         )
 
         def make(folder: Path) -> Answered:
-            params = {
-                "source": to_json(made.source),
-                "samples": to_json(made.samples),
-                "samples_folder": str(described.folder),
-                "out": str(folder / "reference.npz"),
-            }
-            return Answered("reference.npz", self._run("reference", params, "reference")["feeds"])
+            out = folder / "reference.npz"
+            return Answered(out.name, worker.call(tasks.reference, made, described.folder, out))
 
         return self._stage("reference", key, Answered, make)
 
-    def export(self, described: Stage, reference: Stage) -> Stage:
+    def export(self, described: Stage[Described], reference: Stage[Answered], worker: Worker) -> Stage[OnnxModel]:
         """Export the source to ONNX and check the file against the reference."""
-        made: Described = described.value
-        source = to_json(made.source)
+        made = described.value
         key = store.key(
-            source=source,
+            source=made.source,
             opset=self._job.opset,
             reference=reference.key,
             code=store.code_hash("exporters", "accuracy"),
@@ -180,90 +148,101 @@ class Stages:
         )
 
         def make(folder: Path) -> OnnxModel:
-            params = {
-                "source": source,
-                "samples": to_json(made.samples),
-                "samples_folder": str(described.folder),
-                "reference": str(reference.folder / reference.value.file),
-                "opset": self._job.opset,
-                "out_dir": str(folder),
-            }
-            return from_json(OnnxModel, self._run("export", params, "export"))
+            truth = reference.folder / reference.value.file
+            return worker.call(tasks.export, made, described.folder, truth, folder, self._job.opset)
 
         return self._stage("onnx", key, OnnxModel, make)
 
-    def narrow(self, described: Stage, onnx: Stage) -> Stage:
+    def narrow(self, described: Stage[Described], onnx: Stage[OnnxModel], worker: Worker) -> Stage[Narrowed]:
         """Narrow the exported model's integers at the job's level, as far as that is proved."""
-        made: Described = described.value
-        params = {"source": to_json(made.source), "onnx": to_json(onnx.value), "level": self._job.ints}
-        key = store.key(params=params, code=store.code_hash("graph", "run/narrowed.py"), versions=self._versions)
+        source = described.value.source
+        key = store.key(
+            params={"source": source, "onnx": onnx.value, "level": self._job.ints},
+            code=store.code_hash("graph", "run/narrowed.py"),
+            versions=self._versions,
+        )
 
         def make(folder: Path) -> Narrowed:
-            answer = self._run("narrow", {**params, "folder": str(onnx.folder), "out_dir": str(folder)}, "narrow")
-            return from_json(Narrowed, answer)
+            return worker.call(tasks.narrow, source, onnx.value, onnx.folder, folder, self._job.ints)
 
         return self._stage("narrow", key, Narrowed, make)
 
     def prepare(
-        self, variant: Variant, described: Stage, onnx: Stage, *, tell: Callable[[str], None] | None = None
-    ) -> Stage:
-        """Type the exported ONNX file for a variant whose precision is made there; ``tell`` as for ``build``."""
-        made: Described = described.value
+        self,
+        variant: Variant,
+        described: Stage[Described],
+        onnx: Stage[OnnxModel],
+        *,
+        report_progress: Callable[[str], None] | None = None,
+    ) -> Stage[Typed]:
+        """Type the exported ONNX file for a variant whose precision is made there; arguments as of ``build``."""
+        made = described.value
         key = store.key(
             variant=variant,
             onnx=(onnx.value.file.sha256, [f.sha256 for f in onnx.value.data]),
             samples=made.samples.sha256,
+            gates=self._gates(variant),
             contract=(made.source.inputs, made.source.outputs),
-            code=self._builder_code(variant),
-            versions=self._versions,
-            environment=environments.requirements("modelopt"),
+            **_builder(variant),
         )
 
         def make(folder: Path) -> Typed:
             files = folder / FILES
             files.mkdir()
-            params = {"request": self._request(variant, described, onnx), "out_dir": str(files)}
-            return from_json(Typed, self._run("prepare", params, variant.id, tell=tell))
+            with self.worker(variant.id, report_progress=report_progress) as worker:
+                return worker.call(tasks.prepare, self._request(variant, described, onnx), files)
 
         return self._stage(f"typed-{variant.id}", key, Typed, make)
 
-    def prove_typed(self, variant: Variant, typed: Stage, described: Stage, reference: Stage) -> Stage:
+    def prove_typed(
+        self, variant: Variant, typed: Stage[Typed], described: Stage[Described], reference: Stage[Answered]
+    ) -> Stage[Proof]:
         """Run a typed ONNX file over all feeds on the CPU and hold it against the variant's gate."""
         asked = targets.info(variant.target).precision
         key = store.key(
             typed=typed.key,
             reference=reference.key,
             gates=dict(self._job.gates),
-            code=store.code_hash("accuracy", "run/tasks.py", "builders", "graph"),
-            versions=self._versions,
+            code=store.code_hash("accuracy", "run/tasks.py"),
             hardware=self._hardware.fingerprint,
         )
 
         def make(folder: Path) -> Proof:
             found = folder / "answers.npz"
-            params = {
-                "of": variant.target.name,
-                "typed": to_json(typed.value),
-                "folder": str(typed.folder / FILES),
-                "out": str(found),
-                "threads": self._job.threads,
-            }
-            ran = self._run("typed_answers", {**_shared(described), **params}, variant.id)
-            verdict = self._compare(asked, found, described, reference, variant.id)
+            with self.worker(variant.id) as worker:
+                feeds = worker.call(
+                    tasks.typed_answers,
+                    variant.target.name,
+                    typed.value,
+                    typed.folder / FILES,
+                    described.value,
+                    described.folder,
+                    found,
+                    self._job.threads,
+                )
+                verdict = self._compare(worker, asked, found, described, reference)
             found.unlink()
-            return Proof(verdict, asked, asked, ran["feeds"])
+            return Proof(verdict, asked, asked, feeds)
 
         return self._stage(f"typed-proof-{variant.id}", key, Proof, make)
 
     def kit(
-        self, variant: Variant, typed: Stage, proof: Stage, described: Stage, reference: Stage, *, reason: str
-    ) -> Stage:
+        self,
+        variant: Variant,
+        typed: Stage[Typed],
+        proof: Stage[Proof],
+        described: Stage[Described],
+        reference: Stage[Answered],
+        *,
+        reason: str,
+    ) -> Stage[kits.DeferredBuild]:
         """Put together what finishes a variant on a machine that can build it."""
-        made: Described = described.value
+        made = described.value
         job = self._job
-        overrides = job.triton.get(variant.target.name, "")
+        overrides = job.overrides.get(variant.target.name, "")
         row = releases.release(job.triton_release)
-        kit = kits.Kit(
+        builder = targets.discover()[variant.target.name]
+        kit = kits.DeferredBuild(
             variant=variant,
             source=made.source,
             samples=made.samples,
@@ -271,19 +250,11 @@ class Stages:
             typing=typed.value.facts,
             proof=proof.value.parity,
             feeds=reference.value.feeds,
-            settings=kits.Settings(
-                gates=dict(job.gates),
-                objectives=job.objectives,
-                constraints=job.constraints,
-                rounds=job.rounds,
-                round_s=job.round_s,
-                timeout_s=job.timeout_s,
-                triton_release=job.triton_release,
-                model_version=job.model_version,
-                overrides=overrides,
-            ),
+            settings={**job.carried, "constraints": job.constraints, "overrides": overrides},
             toolchain=kits.Toolchain(
-                {"tensorrt": row.tensorrt} if row.tensorrt is not None else {}, image(row), self._versions
+                {p: v for b in builder.backends for p, v in releases.carried(row, b.name).items() if v is not None},
+                image(row),
+                _versions(*builder.packages),
             ),
             reason=reason,
             command=job.command,
@@ -297,7 +268,7 @@ class Stages:
             code=store.code_hash("run/kits.py"),
         )
 
-        def make(folder: Path) -> kits.Kit:
+        def make(folder: Path) -> kits.DeferredBuild:
             files = folder / FILES
             files.mkdir()
             return kits.write(
@@ -308,17 +279,22 @@ class Stages:
                 reference=reference.folder / reference.value.file,
             )
 
-        return self._stage(f"kit-{variant.id}", key, kits.Kit, make)
+        return self._stage(f"kit-{variant.id}", key, kits.DeferredBuild, make)
 
     def build(
-        self, variant: Variant, described: Stage, onnx: Stage | None, *, tell: Callable[[str], None] | None = None
-    ) -> Stage:
+        self,
+        variant: Variant,
+        described: Stage[Described],
+        onnx: Stage[OnnxModel] | None,
+        *,
+        report_progress: Callable[[str], None] | None = None,
+    ) -> Stage[Artifact]:
         """Build one variant, from the typed ONNX file where it has one.
 
         Args:
-            tell: takes short phrases on how far a long build is.
+            report_progress: takes short phrases on how far a long build is.
         """
-        made: Described = described.value
+        made = described.value
         info = targets.info(variant.target)
         parent = made.source.key if onnx is None or info.needs != "onnx" else onnx.value.file.sha256
         key = store.key(
@@ -327,9 +303,8 @@ class Stages:
             contract=(made.source.inputs, made.source.outputs),
             data=[f.sha256 for f in onnx.value.data] if onnx and info.needs == "onnx" else [],
             calibration=made.samples.sha256 if info.calibration or _measures_ranges(info) else None,
-            code=self._builder_code(variant),
-            versions=self._versions,
-            environment=environments.requirements(targets.discover()[variant.target.name].environment(variant.target)),
+            gates=self._gates(variant),
+            **_builder(variant),
             kind=(made.source.mask, made.source.family),
             hardware=self._hardware.fingerprint,
         )
@@ -339,21 +314,29 @@ class Stages:
             files.mkdir()
             log = self.logs / f"{variant.id}.log"
             log.unlink(missing_ok=True)
-            params = {"request": self._request(variant, described, onnx), "out_dir": str(files)}
-            answer = self._run("build", params, variant.id, python=self.python(variant), tell=tell)
+            with self.worker(variant.id, python=self.python(variant), report_progress=report_progress) as worker:
+                artifact = worker.call(tasks.build, self._request(variant, described, onnx), files, parent)
             shutil.copyfile(log, folder / LOG)
             for file in files.rglob("*"):
                 if file.is_file():
                     file.chmod(0o444)  # linked into variants/ and repositories/: one body, never edited in place
-            built = from_json(Built, answer["built"])
-            return Artifact(variant, file_refs(files), parent, built, answer["build_s"])
+            return artifact
 
         return self._stage(f"build-{variant.id}", key, Artifact, make)
 
-    def prove(self, built: Stage, described: Stage, reference: Stage) -> Stage:
-        """Run a built variant over all feeds and hold it against its gate."""
-        artifact: Artifact = built.value
-        made: Described = described.value
+    def prove(
+        self,
+        built: Stage[Artifact],
+        described: Stage[Described],
+        reference: Stage[Answered],
+        worker: Worker,
+    ) -> Stage[Proof]:
+        """Run a built variant over all feeds and hold it against its gate.
+
+        Args:
+            worker: a process of accel's own environment; a variant of another environment answers in one of its own.
+        """
+        artifact, made = built.value, described.value
         asked = targets.info(artifact.variant.target).precision
         int32_inside = targets.info(artifact.variant.target).int64_as_int32
         gates = dict(self._job.gates)
@@ -368,15 +351,20 @@ class Stages:
 
         def make(folder: Path) -> Proof:
             found = folder / "answers.npz"
-            params = {"artifact": to_json(artifact), "folder": str(built.folder / FILES), "out": str(found)}
-            ran = self._run(
-                "answers",
-                {**_shared(described), **params, "threads": self._job.threads},
-                artifact.variant.id,
-                python=self.python(artifact.variant),
-            )
-            held = ran["precision"] if asked == "none" else asked
-            verdict = self._compare(held, found, described, reference, artifact.variant.id)
+            python = self.python(artifact.variant)
+            shared = python == environments.python(environments.MAIN)
+            with nullcontext(worker) if shared else self.worker(artifact.variant.id, python=python) as own:
+                ran = own.call(
+                    tasks.answers,
+                    artifact,
+                    built.folder / FILES,
+                    made,
+                    described.folder,
+                    found,
+                    self._job.threads,
+                )
+            held = ran.precision if asked == "none" else asked
+            verdict = self._compare(worker, held, found, described, reference)
             found.unlink()
             if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:
                 values = "; ".join(made.source.unproved_int64[:3])
@@ -384,27 +372,34 @@ class Stages:
                 reason = f"computes int64 as int32, and these values are not proved to fit: {values}"
                 reason += f"; and {more} more" if more > 0 else ""
                 verdict = parity.refused(verdict, reason)
-            if parity.coarser(ran["precision"], held):
-                reason = f"computes in {ran['precision']}, and {held} was asked for"
+            if parity.coarser(ran.precision, held):
+                reason = f"computes in {ran.precision}, and {held} was asked for"
                 verdict = parity.refused(verdict, reason)
-            return Proof(verdict, ran["precision"], held, ran["feeds"])
+            return Proof(verdict, ran.precision, held, ran.feeds)
 
         return self._stage(f"proof-{artifact.variant.id}", key, Proof, make)
 
     def emit(
-        self, built: Stage, proof: Stage | None, described: Stage, reference: Stage, *, twin: bool = False
-    ) -> Stage:
+        self,
+        built: Stage[Artifact],
+        proof: Stage[Proof] | None,
+        described: Stage[Described],
+        reference: Stage[Answered],
+        worker: Worker,
+        *,
+        twin: bool = False,
+    ) -> Stage[Emitted]:
         """Write the Triton model repository of a built variant, or its twin that the Python backend serves.
 
         Args:
             proof: None for a variant that only a server can run.
+            worker: a process of accel's own environment.
         """
-        artifact: Artifact = built.value
-        made: Described = described.value
+        artifact, made = built.value, described.value
         builder = targets.discover()[artifact.variant.target.name]
         answer = builder.triton(artifact, self._job.triton_release)
-        pipeline = self._job.ensemble and find(made.source, self._job.ensemble)
-        overrides = self._job.triton.get(artifact.variant.target.name + (TWIN if twin else ""), "")
+        pipeline = find(made.source, self._job.ensemble) if self._job.ensemble is not None else None
+        overrides = self._job.overrides.get(artifact.variant.target.name + (PYTHON_VARIANT if twin else ""), "")
         key = store.key(
             build=built.key,
             proof=proof.key if proof else None,
@@ -419,34 +414,34 @@ class Stages:
             pipeline=pipeline,
             threads=self._job.threads,
             machine=self._hardware.id,
-            code=store.code_hash("triton", "core/values.py", "builders"),
+            code=store.code_hash("triton", "core/values.py"),
         )
 
         def make(folder: Path) -> Emitted:
             if isinstance(answer, Skipped):
                 return Emitted(None, answer.reason)
-            params = {
-                "artifact": to_json(artifact),
-                "folder": str(built.folder / FILES),
-                "source": to_json(made.source),
-                "release": self._job.triton_release,
-                "root": str(folder / REPOSITORY),
-                "model_version": self._job.model_version,
-                "samples": str(described.folder / made.samples.shapes.path),
-                "reference": str(reference.folder / reference.value.file),
-                "parity": to_json(proof.value.parity) if proof else None,
-                "python": twin,
-                "overrides": overrides,
-                "pipeline": to_json(pipeline),
-                "threads": self._job.threads,
-                "hardware": self._hardware.id,
-            }
-            return from_json(Emitted, self._run("emit", params, artifact.variant.id))
+            request = tasks.Emission(
+                artifact,
+                built.folder / FILES,
+                made.source,
+                release=self._job.triton_release,
+                root=folder / REPOSITORY,
+                model_version=self._job.model_version,
+                samples=described.folder / made.samples.shapes.path,
+                reference=reference.folder / reference.value.file,
+                parity=proof.value.parity if proof else None,
+                python=twin,
+                overrides=overrides,
+                pipeline=pipeline,
+                threads=self._job.threads,
+                hardware=self._hardware.id,
+            )
+            return worker.call(tasks.emit, request)
 
-        return self._stage(f"emit-{artifact.variant.id}{TWIN if twin else ''}", key, Emitted, make)
+        return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if twin else ''}", key, Emitted, make)
 
-    def _request(self, variant: Variant, described: Stage, onnx: Stage | None) -> Any:
-        request = BuildRequest(
+    def _request(self, variant: Variant, described: Stage[Described], onnx: Stage[OnnxModel] | None) -> BuildRequest:
+        return BuildRequest(
             variant=variant,
             source=described.value.source,
             onnx=onnx.value if onnx else None,
@@ -454,12 +449,17 @@ class Stages:
             samples=described.value.samples,
             samples_folder=str(described.folder),
             threads=self._job.threads,
+            gates=self._gates(variant),
         )
-        return to_json(request)
 
-    def _compare(self, held: str, found: Path, described: Stage, reference: Stage, id: str) -> Parity:
+    def _gates(self, variant: Variant) -> dict[str, float]:
+        return parity.bearing(self._job.gates, targets.info(variant.target).precision)
+
+    def _compare(
+        self, worker: Worker, held: str, found: Path, described: Stage[Described], reference: Stage[Answered]
+    ) -> Parity:
         """Hold answers against the gate of a precision."""
-        source: ModelSource = described.value.source
+        source = described.value.source
         gate = parity.gate_for(
             held,
             outputs=source.outputs,
@@ -468,57 +468,36 @@ class Stages:
             detections=source.detections,
         )
         truth = reference.folder / reference.value.file
-        params = {"reference": str(truth), "answers": str(found), "gate": gate}
-        return from_json(Parity, self._run("compare", {**_shared(described), **params}, id))
+        return worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
 
     def python(self, variant: Variant) -> Path:
         """Return the interpreter that builds and runs a variant."""
         return environments.python(targets.discover()[variant.target.name].environment(variant.target))
 
-    def _builder_code(self, variant: Variant) -> str:
-        module = sys.modules[type(targets.discover()[variant.target.name]).__module__]
-        shared = [str(p) for p in (store.PACKAGE / "builders").rglob("*.py") if not p.stem.startswith("to_")]
-        loads = targets.info(variant.target).needs in ("torch", "tensorflow") or "frontend" in variant.options
-        loader = ["exporters"] if loads else []
-        return store.code_hash(str(module.__file__), "graph", *shared, *loader)
-
-    def _stage(self, name: str, key: str, cls: type[Any], make: Callable[[Path], Any]) -> Stage:
+    def _stage(self, name: str, key: str, cls: type[T], make: Callable[[Path], T]) -> Stage[T]:
         if (value := self._store.get(name, key, cls)) is not None:
             return Stage(value, self._store.folder(name, key), key, cached=True)
         with self._store.writing(name, key) as folder:
             value = make(folder)
             return Stage(value, self._store.put(name, key, value, folder), key, cached=False)
 
-    def _run(
-        self,
-        task: str,
-        params: Any,
-        log: str,
-        *,
-        python: Path | None = None,
-        tell: Callable[[str], None] | None = None,
-    ) -> Any:
-        return run_task(
-            task,
-            params,
-            log=self.logs / f"{log}.log",
-            threads=self._job.threads,
-            timeout_s=self._job.timeout_s,
-            python=python,
-            tell=tell,
-        )
+
+def _versions(*packages: str) -> dict[str, str]:
+    """Return package → installed version, with Python's and NumPy's, which every stage runs on."""
+    return versions([*packages, "numpy"]) | {"python": sys.version.split()[0]}
+
+
+def _builder(variant: Variant) -> dict[str, Any]:
+    """Return the parts of a key that say what builds a variant: the code, its packages and its environments' pins."""
+    builder, info = targets.discover()[variant.target.name], targets.info(variant.target)
+    loads = exporters.PACKAGES if info.needs_source else ()
+    return {
+        "code": imports.code_hash(type(builder).__module__),
+        "versions": _versions(*builder.packages, *loads),
+        "environments": [environments.requirements(name) for name in (info.environment, *info.helpers)],
+    }
 
 
 def _measures_ranges(info: TargetInfo) -> bool:
     """Say whether a build looks at samples to find what half precision cannot hold."""
     return info.needs == "onnx" and info.precision in ("fp16", "bf16")
-
-
-def _shared(described: Stage) -> dict[str, Any]:
-    """Return the parameters of every task that runs over the samples."""
-    made: Described = described.value
-    return {
-        "source": to_json(made.source),
-        "samples": to_json(made.samples),
-        "samples_folder": str(described.folder),
-    }

@@ -16,11 +16,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accel.core.files import writing
+from accel import exporters
+from accel.builders import targets
+from accel.builders.requirements import versions
+from accel.core.files import exchange, writing
 from accel.core.values import SCHEMA, from_json, sha256_json, to_json
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ class Store:
         self.used: set[str] = set()
         with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            for left in self.root.glob("tmp-*"):
+            for left in (*self.root.glob("tmp-*"), *self.root.glob(".*.old")):
                 shutil.rmtree(left)
 
     def folder(self, stage: str, key: str) -> Path:
@@ -97,9 +99,7 @@ class Store:
             stored = {"schema": SCHEMA, "key": key, "files": _stamps(written), "value": to_json(value)}
             text = json.dumps(stored, indent=1, allow_nan=False)
             (written / "value.json").write_text(text)
-            if final.exists():
-                shutil.rmtree(final)
-            written.rename(final)
+            exchange(written, final)
         self.used.add(final.name)
         return final
 
@@ -137,13 +137,10 @@ def code_hash(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def package_versions(*packages: str) -> dict[str, str]:
-    """Return distribution → installed version, leaving out what is not installed here."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+def toolchain() -> dict[str, str]:
+    """Return distribution → installed version of all that exporters, builders and the load generator name."""
+    declared = (package for builder in targets.discover().values() for package in builder.packages)
+    return versions([*exporters.PACKAGES, *declared, "numpy", "tritonclient"])
 
 
 def key(**parts: Any) -> str:

@@ -1,6 +1,7 @@
-"""What a worker process can be asked to do. Parameters and results are JSON; arrays are ``.npz`` files by path.
+"""What a run asks of a worker process: typed values in and out, which have a JSON form.
 
-Each task imports what it needs itself, so that a process in a foreign environment loads only its own runtime.
+Arrays are ``.npz`` files by path. Each task imports what it needs itself, so that a process in a foreign environment
+loads only its own runtime; a source that one task loaded stays loaded for the next of the same process.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from accel.bench.session import TimedSession, now_ns, peak_rss_mib
-from accel.builders import TypedBuilder, targets
+from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed
+from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -25,130 +26,164 @@ from accel.core.values import (
     ModelSource,
     OnnxModel,
     Parity,
+    Repository,
     SampleSet,
     Skipped,
     TensorSpec,
     Typed,
-    from_json,
-    to_json,
+    file_refs,
 )
 from accel.exporters.request import SourceRequest
-from accel.exporters.zoo import zoo
+from accel.run.narrowed import Narrowed
 
-_timed: list[TimedSession] = []
+if TYPE_CHECKING:
+    from accel.exporters.source_model import SourceModel
 
 
-def describe(request: Any, out_dir: str) -> Any:
-    """Load the source once, find its inputs and outputs, and write its sample files into ``out_dir``."""
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A source and its samples."""
+
+    source: ModelSource
+    samples: SampleSet
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """On how many feeds a variant ran, and what it really computed in."""
+
+    feeds: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A repository as ``triton`` emitted it, in the stage's folder, or why the release cannot serve it."""
+
+    repository: Repository | None
+    reason: str | None = None
+
+
+def source_key(request: SourceRequest) -> str:
+    """Find the content key of a source whose weights only its own code can make (a factory)."""
+    from accel import exporters
+
+    return exporters.describe(request).key
+
+
+def describe(request: SourceRequest, out_dir: Path) -> Described:
+    """Load a source, find its inputs and outputs, and write its sample files into ``out_dir``."""
     from accel import exporters
     from accel.exporters import samples
 
-    asked = from_json(SourceRequest, request)
-    source = exporters.describe(asked)
-    return {"source": to_json(source), "samples": to_json(samples.make_samples(source, asked, Path(out_dir)))}
+    source = exporters.describe(request)
+    return Described(source, samples.make_samples(source, request, out_dir))
 
 
-def source_key(request: Any) -> Any:
-    """Return the content key of a source whose weights only its own code can make (a factory)."""
+def reference(described: Described, samples_folder: Path, out: Path) -> int:
+    """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out`` and return how many they are."""
+    model = _load(described.source)
+    feeds = _all_feeds(described.samples, samples_folder)
+    write_feeds(out, {name: model.run(feed) for name, feed in feeds.items()})
+    return len(feeds)
+
+
+def export(described: Described, samples_folder: Path, reference: Path, out_dir: Path, opset: int) -> OnnxModel:
+    """Export the source to ONNX and check the file against what the source answered at the checked shapes.
+
+    Args:
+        reference: the answers that the task ``reference`` wrote.
+    """
     from accel import exporters
-
-    return exporters.describe(from_json(SourceRequest, request)).key
-
-
-def export(source: Any, samples: Any, samples_folder: str, reference: str, out_dir: str, opset: int) -> Any:
-    """Export the source to ONNX and check the file against what the source answered at the checked shapes."""
-    from accel import exporters
-    from accel.core.feeds import read_feeds
     from accel.exporters.check import Point
 
-    feeds = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).shapes.path)
-    answers = _read_answers(Path(reference))
+    source = described.source
+    answers = read_feeds(reference)
+    feeds = read_feeds(samples_folder / described.samples.shapes.path)
     points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
-    made = exporters.export_onnx(from_json(ModelSource, source), Path(out_dir), opset=opset, points=points)
-    return to_json(made)
+    return exporters.export_onnx(source, out_dir, opset=opset, model=_load(source), points=points)
 
 
-def reference(source: Any, samples: Any, samples_folder: str, out: str) -> Any:
-    """Run the source itself, FP32 on CPU, over all feeds."""
-    from accel import exporters
+def narrow(
+    source: ModelSource, onnx: OnnxModel, folder: Path, out_dir: Path, level: Literal["keep", "io", "interior"]
+) -> Narrowed:
+    """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32.
 
-    described = from_json(ModelSource, source)
-    model = exporters.load(described)
-    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    _write_answers(Path(out), {name: model.run(feed) for name, feed in feeds.items()})
-    return {"feeds": len(feeds)}
-
-
-def narrow(source: Any, onnx: Any, folder: str, out_dir: str, level: Any) -> Any:
-    """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32."""
+    Args:
+        folder: where the files of ``onnx`` lie.
+    """
     from accel.exporters.check import read_onnx
-    from accel.graph.int32 import narrow_file, prove_int32_interior
-    from accel.run.narrowed import Narrowed
+    from accel.graph.narrow import narrow_file, prove_int32_interior
 
-    described = from_json(ModelSource, source)
-    file = Path(folder) / from_json(OnnxModel, onnx).file.path
-    ranges = {s.name: s.range for s in described.inputs if s.range is not None}
-    out = Path(out_dir) / file.name
-    report = narrow_file(file, out, level=level, ranges=ranges, shapes=described.profile)
-    unproved = prove_int32_interior(file, ranges=ranges, shapes=described.profile)
+    file, out = folder / onnx.file.path, out_dir / onnx.file.path
+    ranges = {s.name: s.range for s in source.inputs if s.range is not None}
+    report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
+    unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
     values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
-    return to_json(Narrowed(read_onnx(out), report, values))
+    return Narrowed(read_onnx(out), report, values)
 
 
-def autocast(source: str, out: str, to: Any, keep: Any) -> Any:
-    """Write an ONNX file in FP16 or BF16; runs in the ``modelopt`` environment."""
-    from accel.graph.autocast import autocast
-
-    return autocast(source, out, to, keep)
-
-
-def build(request: Any, out_dir: str) -> Any:
-    """Build one variant."""
-    wanted = from_json(BuildRequest, request)
-    builder = targets.discover()[wanted.variant.target.name]
-    options = builder.options(**wanted.variant.options)
-    start = time.monotonic()
-    built = builder.build(wanted, options, Path(out_dir))
-    return {"built": to_json(built), "build_s": time.monotonic() - start}
-
-
-def prepare(request: Any, out_dir: str) -> Any:
+def prepare(request: BuildRequest, out_dir: Path) -> Typed:
     """Type the ONNX file of one variant."""
-    wanted = from_json(BuildRequest, request)
-    builder = targets.discover()[wanted.variant.target.name]
-    assert isinstance(builder, TypedBuilder)
-    return to_json(builder.prepare(wanted, builder.options(**wanted.variant.options), Path(out_dir)))
+    variant = request.variant
+    builder = targets.discover()[variant.target.name]
+    assert isinstance(builder, ConvertingBuilder)
+    return builder.prepare(request, builder.options(**variant.options), out_dir)
+
+
+def build(request: BuildRequest, out_dir: Path, parent_sha256: str) -> Artifact:
+    """Build one variant into an empty folder.
+
+    Args:
+        parent_sha256: hash of what it is built from.
+    """
+    variant = request.variant
+    builder = targets.discover()[variant.target.name]
+    options = builder.options(**variant.options)
+    start = time.monotonic()
+    built = builder.build(request, options, out_dir)
+    return Artifact(variant, file_refs(out_dir), parent_sha256, built, time.monotonic() - start)
 
 
 def typed_answers(
-    of: str, typed: Any, folder: str, source: Any, samples: Any, samples_folder: str, out: str, threads: int
-) -> Any:
-    """Run the typed ONNX file of a target over all feeds on the CPU."""
-    builder = targets.discover()[of]
-    assert isinstance(builder, TypedBuilder)
-    described = from_json(ModelSource, source)
-    session = builder.open_typed(from_json(Typed, typed), Path(folder), source=described, threads=threads)
+    target: str, typed: Typed, folder: Path, described: Described, samples_folder: Path, out: Path, threads: int
+) -> int:
+    """Run the typed ONNX file of a target over all feeds on the CPU, and return how many they are.
+
+    Args:
+        folder: where the typed files lie.
+        out: file for the answers.
+    """
+    builder = targets.discover()[target]
+    assert isinstance(builder, ConvertingBuilder)
+    session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
-        feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-        _write_answers(Path(out), {name: session.run(feed) for name, feed in feeds.items()})
-        return {"feeds": len(feeds)}
+        feeds = _all_feeds(described.samples, samples_folder)
+        write_feeds(out, {name: session.run(feed) for name, feed in feeds.items()})
+        return len(feeds)
 
 
-def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folder: str, out: str, threads: int) -> Any:
-    """Run a built variant over all feeds it can take, and say in what precision it really ran."""
-    made = from_json(Artifact, artifact)
-    described = from_json(ModelSource, source)
-    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    builder = targets.discover()[made.variant.target.name]
-    session = builder.open(made, Path(folder), threads=threads, mode="latency")
+def answers(
+    artifact: Artifact, folder: Path, described: Described, samples_folder: Path, out: Path, threads: int
+) -> Ran:
+    """Run a built variant over all feeds it can take, and say in what precision it really ran.
+
+    Args:
+        folder: where the artifact's files lie.
+        out: file for the answers.
+    """
+    variant, source = artifact.variant, described.source
+    feeds = _all_feeds(described.samples, samples_folder)
+    builder = targets.discover()[variant.target.name]
+    session = builder.open(artifact, folder, threads=threads, mode="latency")
     with contextlib.closing(session):
-        if made.variant.static:
-            fixed = {name: shape.opt for name, shape in made.variant.profile.items()}
-            hidden = _hidden_axes(described)
+        if variant.static:
+            fixed = {name: shape.opt for name, shape in variant.profile.items()}
+            hidden = _hidden_axes(source)
             results = {}
             for name, feed in feeds.items():
-                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in described.inputs):
-                    results[name] = _run_fixed(session.run, feed, described, fixed)
+                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
+                    results[name] = _run_fixed(session.run, feed, source, fixed)
         else:
             results = {name: session.run(feed) for name, feed in feeds.items()}
         if not results:
@@ -156,222 +191,103 @@ def answers(artifact: Any, folder: str, source: Any, samples: Any, samples_folde
                 "no gate sample fits the fixed shape of this build",
                 fix="give samples of that shape with --samples, or leave --static out",
             )
-        _write_answers(Path(out), results)
-        return {"precision": session.precision(), "feeds": len(results)}
+        write_feeds(out, results)
+        return Ran(len(results), session.precision())
 
 
 def compare(
-    source: Any,
-    samples: Any,
-    samples_folder: str,
-    reference: str,
-    answers: str,
-    gate: Mapping[str, float],
-) -> Any:
-    """Compare answers with the reference and hold them against the gate."""
-    from accel.accuracy import parity
-
-    described = from_json(ModelSource, source)
-    feeds = _all_feeds(from_json(SampleSet, samples), Path(samples_folder))
-    masks: dict[str, np.ndarray] = {}
-    mask_dims: tuple[int | str, ...] = ()
-    if described.mask is not None:
-        masks = {name: feed[described.mask] for name, feed in feeds.items()}
-        mask_dims = next(s.dims for s in described.inputs if s.name == described.mask)
-
-    def metric(truth_file: Path, found_file: Path) -> float:
-        metric = zoo().entry(described.reference).metric
-        assert metric is not None  # a task gate comes from an entry that has one
-        found = _read_answers(found_file)
-        kept = {name: feed for name, feed in feeds.items() if name in found and name not in parity.SHAPE_POINTS}
-        truth = _read_answers(truth_file)
-        return metric([truth[n] for n in kept], [found[n] for n in kept], list(kept.values()))
-
-    verdict = parity.compare(
-        Path(reference),
-        Path(answers),
-        outputs=described.outputs,
-        masks=masks,
-        mask_dims=tuple(str(d) for d in mask_dims),
-        gate=gate,
-        metric=metric if described.gate is not None else None,
-        detections=described.detections,
-    )
-    return to_json(verdict)
-
-
-def emit(
-    artifact: Any,
-    folder: str,
-    source: Any,
-    release: str,
-    root: str,
-    model_version: int,
-    samples: str,
-    reference: str,
-    parity: Any,
-    python: bool,
-    overrides: str,
-    pipeline: Any,
-    threads: int,
-    hardware: str,
-) -> Any:
-    """Write the Triton repository of a built variant; gives the repository, or the reason why there can be none."""
-    from accel.triton import ensemble, repository
-
-    made = from_json(Artifact, artifact)
-    described = from_json(ModelSource, source)
-    emitted = repository.emit(
-        made,
-        Path(folder),
-        inputs=described.inputs,
-        outputs=described.outputs,
-        unproved=described.unproved_int64,
-        mask=described.mask,
-        detections=described.detections,
-        parity=from_json(Parity, parity) if parity else None,
-        python=python,
-        builder=targets.discover()[made.variant.target.name],
-        release=release,
-        root=Path(root),
-        run_dir=Path(root).parent,
-        model_name=described.name,
-        model_version=model_version,
-        samples=Path(samples),
-        reference=Path(reference),
-        overrides=overrides,
-        threads=threads,
-        hardware=hardware,
-    )
-    if isinstance(emitted, Skipped):
-        return {"repository": None, "reason": emitted.reason}
-    if pipeline is not None:
-        added = ensemble.add(Path(root), from_json(Pipeline, pipeline))
-        emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
-    return {"repository": to_json(emitted), "reason": None}
-
-
-def bench_feeds(
-    source: Any,
-    samples: Any,
-    samples_folder: str,
-    points: Mapping[str, Mapping[str, list[int]]],
-    out: str,
-    items: int | None = None,
-) -> Any:
-    """Write the inputs that variants are timed on: real samples brought to each point's shapes.
+    described: Described, samples_folder: Path, reference: Path, answers: Path, gate: Mapping[str, float]
+) -> Parity:
+    """Compare answers with the reference and hold them against the gate.
 
     Args:
-        items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
+        reference / answers: files of the two.
+        gate: metric → least value that passes.
     """
-    from accel.core.feeds import read_feeds, write_feeds
-    from accel.exporters.samples import fit_shape
+    from accel.exporters import verdict
 
-    described = from_json(ModelSource, source)
-    stored = read_feeds(Path(samples_folder) / from_json(SampleSet, samples).gate.path)
-    shaped = {}
-    for point, shapes in points.items():
-        fixed = {name: tuple(shape) for name, shape in shapes.items()}
-        for number, name in enumerate(sorted(stored)[: items or 1]):
-            key = point if items is None else f"{point}-{number}"
-            shaped[key] = fit_shape(stored[name], described.inputs, fixed, mask=described.mask)
-    write_feeds(Path(out), shaped)
-    return sorted(shaped)
+    feeds = _all_feeds(described.samples, samples_folder)
+    return verdict.compare(described.source, feeds, read_feeds(reference), read_feeds(answers), gate)
 
 
-def bench_open(artifact: Any, folder: str, threads: int, mode: Any, feeds: str, points: list[str]) -> Any:
-    """Load a variant for timing at ``points``; ``feeds`` is an ``.npz`` with keys ``<point>/<input>``."""
-    from accel.core.feeds import read_feeds
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What the Triton repository of a built variant is made of.
 
-    made = from_json(Artifact, artifact)
-    builder = targets.discover()[made.variant.target.name]
-    start = now_ns()
-    session = builder.open(made, Path(folder), threads=threads, mode=mode)
-    loaded = now_ns()
-    stored = read_feeds(Path(feeds))
-    timed = TimedSession(session, {point: stored[point] for point in points})
-    _timed.append(timed)
-    first = timed.call_ns(points[0])
-    return {
-        "load_ms": (loaded - start) / 1e6,
-        "first_ms": first / 1e6,
-        "slots": session.slots,
-    }
+    Attributes:
+        folder: where the artifact's files lie.
+        samples / reference: inputs and outputs at the checked shapes.
+        parity: None for a variant that only a server can run.
+        python: serve it through the Python backend.
+        overrides: what the user changes in the config, as the text of a partial ``config.pbtxt``.
+        pipeline: the steps of an ensemble around the model, or None.
+        hardware: id of the machine.
+    """
 
-
-def bench_warm(point: str, limit_s: float) -> Any:
-    """Warm the open session up at one point; returns how long its last call took."""
-    return {"last_ms": _timed[-1].warm(point, limit_s) / 1e6}
-
-
-def bench_split(point: str, calls: int) -> Any:
-    """Take a call of the open session apart: copies in, the model, copies out; null where nothing is copied."""
-    return to_json(_timed[-1].split(point, calls))
-
-
-def bench_latency(point: str, seconds: float, least: int, limit_ms: float | None = None) -> Any:
-    """Run one latency round; returns the ns of each call."""
-    return {"times_ns": _timed[-1].latency(point, seconds, least, limit_ms), "peak_rss_mib": peak_rss_mib()}
+    artifact: Artifact
+    folder: Path
+    source: ModelSource
+    release: str
+    root: Path
+    model_version: int
+    samples: Path
+    reference: Path
+    parity: Parity | None
+    python: bool
+    overrides: str
+    pipeline: Pipeline | None
+    threads: int
+    hardware: str
 
 
-def bench_throughput(point: str, seconds: float, least: int, limit_ms: float | None = None) -> Any:
-    """Run one throughput round; returns the ns of each request and of the whole round."""
-    times, elapsed = _timed[-1].throughput(point, seconds, least, limit_ms)
-    return {"times_ns": times, "elapsed_ns": elapsed, "peak_rss_mib": peak_rss_mib()}
+def emit(made: Emission) -> Emitted:
+    """Write the Triton repository of a built variant."""
+    from accel.triton import ensemble, repository
 
-
-def load(call: str, **params: Any) -> Any:
-    """Send requests to a Triton server: see ``accel.bench.calls``."""
-    from accel.bench import calls
-
-    return calls.CALLS[call](**params)
-
-
-TASKS: Mapping[str, Callable[..., Any]] = {
-    task.__name__: task
-    for task in (
-        describe,
-        source_key,
-        export,
-        reference,
-        narrow,
-        autocast,
-        prepare,
-        typed_answers,
-        build,
-        answers,
-        compare,
-        emit,
-        bench_feeds,
-        bench_open,
-        bench_warm,
-        bench_split,
-        bench_latency,
-        bench_throughput,
-        load,
+    emitted = repository.emit(
+        made.artifact,
+        made.folder,
+        inputs=made.source.inputs,
+        outputs=made.source.outputs,
+        unproved=made.source.unproved_int64,
+        mask=made.source.mask,
+        detections=made.source.detections,
+        parity=made.parity,
+        python=made.python,
+        builder=targets.discover()[made.artifact.variant.target.name],
+        release=made.release,
+        root=made.root,
+        run_dir=made.root.parent,
+        model_name=made.source.name,
+        model_version=made.model_version,
+        samples=made.samples,
+        reference=made.reference,
+        overrides=made.overrides,
+        threads=made.threads,
+        hardware=made.hardware,
     )
-}
+    if isinstance(emitted, Skipped):
+        return Emitted(None, emitted.reason)
+    if made.pipeline is not None:
+        added = ensemble.add(made.root, made.pipeline)
+        emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
+    return Emitted(emitted)
+
+
+_loaded: list[SourceModel] = []
+
+
+def _load(source: ModelSource) -> SourceModel:
+    """Load a source, or return it where an earlier task of this process loaded it."""
+    from accel import exporters
+
+    if not _loaded or _loaded[0].source != source:
+        _loaded[:] = [exporters.load(source)]
+    return _loaded[0]
 
 
 def _all_feeds(samples: SampleSet, folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    from accel.core.feeds import read_feeds
-
     return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
-
-
-def _write_answers(path: Path, results: Mapping[str, Feed]) -> None:
-    flat = {f"{feed}/{name}": value for feed, outputs in results.items() for name, value in outputs.items()}
-    with path.open("wb") as file:
-        np.savez(file, **flat)  # type: ignore[arg-type]
-
-
-def _read_answers(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(path, allow_pickle=False) as file:
-        for key in file.files:
-            feed, _, name = key.partition("/")
-            found.setdefault(feed, {})[name] = file[key]
-    return found
 
 
 def _hidden_axes(source: ModelSource) -> Set[int | str]:

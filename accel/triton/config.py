@@ -1,8 +1,7 @@
 """Model configs: typed values in, the server's own protobuf out, and its text form.
 
 The text is printed by protobuf and parsed back by protobuf, so a field that Triton does not know cannot be emitted.
-What a backend does with the values is the matter of ``repository`` and of the builders; what it honours and ignores
-stands in the tables at the end of this module.
+What a backend does with the values is the matter of ``repository`` and of the builders.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from accel.builders import targets
 from accel.core.dtypes import DATATYPES, datatype
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
@@ -106,12 +106,18 @@ def check_model_name(name: str) -> str:
     return name
 
 
+def type_name(value: int) -> str:
+    """Return ``TYPE_FP32`` for a data type's number."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    return str(pb.DataType.Name(value))
+
+
 def byte_size(data: Any) -> int | None:
     """Return the bytes that a warm-up input of a config has; None where its type does not say (strings)."""
     import numpy as np
-    from tritonclient.grpc import model_config_pb2 as pb
 
-    kind = pb.DataType.Name(data.data_type)
+    kind = type_name(data.data_type)
     dtype = next((dtype for dtype, name in DATATYPES.items() if name == kind and name != "TYPE_STRING"), None)
     if dtype is None:
         return None
@@ -134,50 +140,51 @@ def to_protobuf(config: TritonConfig) -> Any:
     from tritonclient.grpc import model_config_pb2 as pb
 
     _check_ensemble(config)
-    model = pb.ModelConfig(name=check_model_name(config.name), max_batch_size=config.max_batch_size)
-    if config.backend:
-        model.backend = config.backend
-    if config.platform:
-        model.platform = config.platform
-    if config.filename:
-        model.default_model_filename = config.filename
-    for spec in config.inputs:
-        model.input.add(name=spec.name, data_type=pb.DataType.Value(datatype(spec.dtype)), dims=dims(spec))
-    for spec in config.outputs:
-        model.output.add(name=spec.name, data_type=pb.DataType.Value(datatype(spec.dtype)), dims=dims(spec))
-    model.version_policy.specific.versions.extend(config.versions)
-    if config.steps:
-        for step in config.steps:
-            model.ensemble_scheduling.step.add(
-                model_name=step.model, model_version=-1, input_map=step.input_map, output_map=step.output_map
-            )
-        return model
-    model.instance_group.add(count=config.instances, kind=pb.ModelInstanceGroup.Kind.Value(config.kind))
+    model = pb.ModelConfig(
+        name=check_model_name(config.name),
+        backend=config.backend,
+        platform=config.platform,
+        default_model_filename=config.filename,
+        max_batch_size=config.max_batch_size,
+        input=[{"name": s.name, **_typed(s)} for s in config.inputs],
+        output=[{"name": s.name, **_typed(s)} for s in config.outputs],
+        version_policy={"specific": {"versions": config.versions}},
+        parameters={key: {"string_value": value} for key, value in config.parameters.items()},
+        model_warmup=[
+            {
+                "name": sample.name,
+                "batch_size": sample.batch_size,
+                "count": 1,
+                "inputs": {s.name: _typed(s) | _data(sample.files.get(s.name)) for s in sample.inputs},
+            }
+            for sample in config.warmup
+        ],
+    )
+    for step in config.steps:
+        model.ensemble_scheduling.step.add(
+            model_name=step.model, model_version=-1, input_map=step.input_map, output_map=step.output_map
+        )
+    if not config.steps:
+        model.instance_group.add(count=config.instances, kind=config.kind)
     if config.batching is not None:
         model.dynamic_batching.SetInParent()
         model.dynamic_batching.preferred_batch_size.extend(config.batching.preferred)
-        if config.batching.delay_us:
-            model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
-    for sample in config.warmup:
-        entry = model.model_warmup.add(name=sample.name, batch_size=sample.batch_size, count=1)
-        for spec in sample.inputs:
-            data = entry.inputs[spec.name]
-            data.data_type = pb.DataType.Value(datatype(spec.dtype))
-            data.dims.extend(dims(spec))
-            if spec.name in sample.files:
-                data.input_data_file = sample.files[spec.name]
-            else:
-                data.zero_data = True
+        model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
     for place, name, parameters in config.accelerators:
         group = model.optimization.execution_accelerators
-        target = group.gpu_execution_accelerator if place == "gpu" else group.cpu_execution_accelerator
-        target.add(name=name, parameters=parameters)
+        getattr(group, f"{place}_execution_accelerator").add(name=name, parameters=parameters)
     if config.graph_level is not None:
         model.optimization.graph.level = config.graph_level
-    for key, value in config.parameters.items():
-        model.parameters[key].string_value = value
     check(model)
     return model
+
+
+def _typed(spec: TensorSpec) -> dict[str, Any]:
+    return {"data_type": datatype(spec.dtype), "dims": dims(spec)}
+
+
+def _data(file: str | None) -> dict[str, Any]:
+    return {"zero_data": True} if file is None else {"input_data_file": file}
 
 
 def _check_ensemble(config: TritonConfig) -> None:
@@ -203,8 +210,6 @@ def check(model: Any) -> None:
     Source: triton-inference-server/core, src/model_config_utils.cc, ValidateModelConfig, and
     src/backend_model_instance.cc, GenerateWarmupData; openvino_backend, src/openvino.cc, ModelInstanceState.
     """
-    from tritonclient.grpc import model_config_pb2 as pb
-
     name, largest = model.name, model.max_batch_size
     batching, sequences = model.HasField("dynamic_batching"), model.HasField("sequence_batching")
     if batching and largest < 1:
@@ -220,11 +225,12 @@ def check(model: Any) -> None:
         other = "sequence_batching" if sequences else "a decoupled model_transaction_policy"
         raise InputError(f"{name!r} has response_cache with {other}: no release caches that", fix="leave one out")
     for group in model.instance_group:
-        kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+        kind = group.Kind.Name(group.kind)
         if group.count < 1:
             raise InputError(f"{name!r} has an instance_group with count {group.count}, expected 1 or more")
-        if model.backend == "openvino" and kind not in ("KIND_CPU", "KIND_AUTO"):
-            raise InputError(f"{name!r}: the openvino backend loads only instances of KIND_CPU, found {kind}")
+        wanted = targets.backend(model.backend).kind
+        if wanted is not None and kind not in (wanted, "KIND_AUTO"):
+            raise InputError(f"{name!r}: the {model.backend} backend loads only instances of {wanted}, found {kind}")
         if not re.fullmatch(r"[A-Za-z0-9_.-]*", group.host_policy):
             raise InputError(
                 f"{name!r}: host_policy {group.host_policy!r} becomes a server flag, expected letters, digits and '_.-'"
@@ -232,33 +238,6 @@ def check(model: Any) -> None:
     for sample in model.model_warmup:
         if any(d < 1 for data in sample.inputs.values() for d in data.dims):
             raise InputError(f"warmup {sample.name!r} of {name!r} has a dimension that is not concrete")
-
-
-def measured_parameters(backend: str, *, threads: int, instances: int) -> dict[str, str]:
-    """Return the parameters under which one instance runs as the artifact ran when it was measured in process.
-
-    Left alone, a native backend takes every core it sees, and a container's CPU quota is not seen. Of several
-    instances each gets its share. The openvino backend compiles a model once and gives every instance one request of
-    it, so several instances are several streams there. Nothing in a config limits the threads of onnxruntime's openvino
-    accelerator or of an AOTInductor package: their parameters are not read.
-
-    Args:
-        threads: CPU threads of the measurement.
-
-    Source: onnxruntime_backend README, "Model Config Options", and src/onnxruntime.cc, LoadModel; openvino_backend
-    README, "Parameters", and src/openvino.cc, ModelInstanceState; pytorch_backend src/pt2/model_state.cc,
-    ParseParameters; tensorflow_backend README, "Parameters"; accel/triton/backend_py/model.py (``threads``).
-    """
-    each = str(max(1, threads // instances))
-    if backend == "openvino":
-        if instances == 1:
-            return {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads)}
-        streams = {"NUM_STREAMS": str(instances), "INFERENCE_NUM_THREADS": str(threads)}
-        return {"PERFORMANCE_HINT": "THROUGHPUT", **streams}
-    if backend == "tensorflow":
-        return {"TF_NUM_INTRA_THREADS": each, "TF_NUM_INTER_THREADS": each}
-    key = {"onnxruntime": "intra_op_thread_count", "python": "threads"}.get(backend)
-    return {key: each} if key else {}
 
 
 def render(config: TritonConfig) -> str:
@@ -286,27 +265,3 @@ def parse(text: str) -> Any:
         return text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
         raise InputError(f"config.pbtxt does not parse: {error}", fix="emit the repository again") from error
-
-
-OPENVINO_PARAMETERS: Mapping[str, str] = {
-    "INFERENCE_NUM_THREADS": "a number",
-    "COMPILATION_NUM_THREADS": "a number",
-    "NUM_STREAMS": "AUTO, NUMA or a number",
-    "PERFORMANCE_HINT": "LATENCY, THROUGHPUT or CUMULATIVE_THROUGHPUT",
-    "HINT_BF16": "YES: sets INFERENCE_PRECISION_HINT to bf16; any other value fails the load",
-    "TARGET_DEVICE": "OpenVINO's device string, in upper case; CPU where absent",
-    "CPU_EXTENSION_PATH": "shared library with kernels",
-    "SKIP_OV_DYNAMIC_BATCHSIZE": "YES",
-    "ENABLE_BATCH_PADDING": "YES",
-    "RESHAPE_IO_LAYERS": "YES",
-}
-"""Keys the openvino backend reads; any other is ignored without a word.
-
-So bf16 can be forced, and f32 cannot: neither INFERENCE_PRECISION_HINT nor EXECUTION_MODE_HINT is read, and
-``runtime_options`` stored in an IR do not change the CPU plugin's precision either (tried with OpenVINO 2026.4). On a
-CPU with bf16 an ``openvino-fp32`` artifact served by this backend would run in bf16; the Python backend serves it.
-The backend does convert between the config's and the model's element types.
-
-Source: triton-inference-server/openvino_backend, src/openvino.cc: ParseParameters, ParseParameterHelper,
-ValidateInputs, ValidateOutputs (read at commit db19304).
-"""

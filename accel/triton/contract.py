@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from accel.builders import targets
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError
 from accel.core.values import Artifact, TensorSpec, TritonModel
@@ -29,12 +30,8 @@ class Contract:
 
 
 def merges(served: TritonModel) -> bool:
-    """Say whether the backend can merge requests, whatever the builder promises.
-
-    Source: openvino reshapes the model to max_batch_size and refuses or pads smaller batches (openvino_backend#115);
-    torch_aoti has no batching yet (pytorch_backend README at r26.05, warning below "AOT Inductor Support").
-    """
-    return served.dynamic_batching and served.backend != "openvino" and served.platform != "torch_aoti"
+    """Say whether requests of the artifact can be merged, by the backend as well as by its builder."""
+    return served.dynamic_batching and targets.backend(served.backend).batches
 
 
 def agree(
@@ -57,8 +54,7 @@ def agree(
                 if isinstance(dim, str):
                     sizes[dim] = size
     built = {s.name: s for s in (*artifact.built.inputs, *artifact.built.outputs)}
-    # The openvino backend sets the config's element types on the model; the Python backend casts where values fit.
-    converts = served.backend in ("openvino", "python")
+    converts = targets.backend(served.backend).converts
 
     def promised(spec: TensorSpec, backend_name: str) -> TensorSpec:
         found = built.get(backend_name) or built.get(spec.name)

@@ -20,14 +20,14 @@ import dataclasses
 import json
 import shutil
 import sys
-import uuid
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import InputError, OutputError
-from accel.core.files import stays_inside
-from accel.core.processing import File, Own, Pipeline, Tokenize
+from accel.core.errors import InputError
+from accel.core.files import stays_inside, writing
+from accel.core.processing import CustomStep, File, Pipeline, Tokenize
 from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch
 from accel.triton import manifest as manifests
@@ -62,12 +62,12 @@ def add(root: Path, pipeline: Pipeline) -> tuple[str, ...]:
     names = (*(m.name for m in steps), ensemble.name)
     if taken := [n for n in names if (root / n).exists()]:
         raise InputError(f"{root} has a model {taken[0]!r} already: the ensemble needs that name", fix="--model-name")
-    fresh = root.parent / f".{root.name}.ensemble-{uuid.uuid4().hex[:8]}"
-    try:
-        fresh.mkdir()
+    beside = root.parent  # on one file system, so that models are moved in by renaming
+    with writing(root), tempfile.TemporaryDirectory(prefix=f".{root.name}.ensemble-", dir=beside) as scratch:
+        fresh = Path(scratch)
         for model in steps:
             _write_step(fresh, model, manifest)
-        if isinstance(pipeline.post, Own) and post is not None:
+        if isinstance(pipeline.post, CustomStep) and post is not None:
             _try(fresh / post.name / str(manifest.version), post, root, manifest)
         _write_config(fresh / ensemble.name, render(ensemble))
         version = fresh / ensemble.name / str(manifest.version)
@@ -94,12 +94,6 @@ def add(root: Path, pipeline: Pipeline) -> tuple[str, ...]:
             ),
             root,
         )
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the ensemble of {root}: {error}", fix="free space, or give another -o"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return names
 
 
@@ -151,7 +145,7 @@ def _placed(pipeline: Pipeline, models: Mapping[str, StepModel], version: int) -
 
 def _moved(pipeline: Pipeline, place: Callable[[File], File]) -> Pipeline:
     def step(one: Any) -> Any:
-        if isinstance(one, Own):
+        if isinstance(one, CustomStep):
             return dataclasses.replace(one, file=place(one.file), files=tuple(place(f) for f in one.files))
         if isinstance(one, Tokenize) and one.file is not None:
             return dataclasses.replace(one, file=place(one.file))
@@ -186,7 +180,7 @@ def _try(folder: Path, model: StepModel, root: Path, manifest: Manifest) -> None
         raise InputError(
             f"ensemble.post {model.options['function']} does not work on the model's own outputs: "
             f"{type(error).__name__}: {error}",
-            fix="mend the function, or what ensemble.post declares",
+            fix="correct the function, or what ensemble.post declares",
         ) from error
     finally:
         sys.dont_write_bytecode = written

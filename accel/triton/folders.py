@@ -1,4 +1,4 @@
-"""A repository as files: the artifact's own are linked, all are described, and a whole folder takes another's place."""
+"""A repository as files: the artifact's own are linked, all are described."""
 
 from __future__ import annotations
 
@@ -49,27 +49,3 @@ def describe(root: Path, known: Mapping[str, FileRef]) -> tuple[FileRef, ...]:
     """Describe every file below ``root``; the artifact's own are already hashed."""
     paths = sorted(p for p in root.rglob("*") if p.is_file())
     return tuple(known.get(p.relative_to(root).as_posix()) or file_ref(p, root) for p in paths)
-
-
-def clear_leftovers(root: Path) -> None:
-    """Remove what a killed emit left beside ``root``, after putting back a root that it had moved away."""
-    for old in sorted(root.parent.glob(f".{root.name}.old-*")):
-        if not root.exists():
-            old.rename(root)
-    for stale in [*root.parent.glob(f".{root.name}.old-*"), *root.parent.glob(f".{root.name}.new-*")]:
-        shutil.rmtree(stale)
-
-
-def put_in_place(root: Path, fresh: Path) -> None:
-    """Rename ``fresh`` to ``root``; an earlier root comes back if that fails."""
-    if not root.exists():
-        fresh.rename(root)
-        return
-    old = fresh.with_name(fresh.name.replace(".new-", ".old-"))
-    root.rename(old)
-    try:
-        fresh.rename(root)
-    except OSError:
-        old.rename(root)
-        raise
-    shutil.rmtree(old)

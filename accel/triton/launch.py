@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accel.builders import targets
 from accel.core.values import Artifact
 from accel.triton.releases import Release
 
@@ -31,6 +32,7 @@ def script(
     models: Sequence[Any] = (),
     *,
     requires: Mapping[str, str] | None,
+    flags: Sequence[str] = (),
     threads: int | None = None,
     hardware: str | None = None,
 ) -> str:
@@ -44,15 +46,16 @@ def script(
     Args:
         models: every ``ModelConfig`` of the repository.
         requires: packages that the Python backend's interpreter must have; None for a native backend.
+        flags: flags without which the server does not load the artifact.
         threads: CPU threads of the measurement, for a backend whose config cannot say them.
         hardware: name of the config that was emitted for this machine.
     """
     policies = _policies(models)
     numa = "".join(f"${{{_variable('NUMA_NODE', p, policies)}:-}}" for p in policies)
     cached = any(m.response_cache.enable for m in models)
-    fixed = _flags(artifact, models)
+    fixed = [*_flags(models), *flags]
     # At the threads of the measurement: torch takes them from OpenMP, and the package's parameters are not read.
-    openmp = threads if any(m.backend == "pytorch" for m in models) else None
+    openmp = threads if any(targets.backend(m.backend).openmp for m in models) else None
     settings = [
         ("ADDRESS=127.0.0.1", "this machine only; 0.0.0.0 serves the network"),
         ("HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002", ""),
@@ -136,22 +139,13 @@ def image(release: Release) -> str:
     return f"nvcr.io/nvidia/tritonserver:{release.name}-py3"
 
 
-def _flags(artifact: Artifact, models: Sequence[Any]) -> list[str]:
-    """Return the flags that a config needs to have an effect, or a model to load.
+def _flags(models: Sequence[Any]) -> list[str]:
+    """Return the flags without which a config has no effect.
 
-    Source: server docs/user_guide/rate_limiter.md, "Using Rate Limiter" (off by default); tensorrt_backend README,
-    "Command-line Options" (version-compatible engines are refused without it).
+    Source: server docs/user_guide/rate_limiter.md, "Using Rate Limiter" (off by default).
     """
     limiters = [g.rate_limiter for m in models for g in m.instance_group if g.HasField("rate_limiter")]
-    plans = any(m.backend == "tensorrt" for m in models)
-    return [
-        *(["--rate-limit=execution_count"] if any(r.resources or r.priority for r in limiters) else []),
-        *(
-            ["--backend-config=tensorrt,version-compatible=true"]
-            if plans and artifact.built.facts.get("version_compatible")
-            else []
-        ),
-    ]
+    return ["--rate-limit=execution_count"] if any(r.resources or r.priority for r in limiters) else []
 
 
 def _caches(models: Sequence[Any]) -> bool:

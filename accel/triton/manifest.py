@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from accel.core.errors import InputError
-from accel.core.files import write_text
-from accel.core.values import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, from_json, to_json
+from accel.core.files import read_value, write_text
+from accel.core.values import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, to_json
 
 FILENAME = "manifest.json"
 REFERENCE = "reference.npz"
@@ -78,7 +77,7 @@ class Finding:
         file: path relative to the repository's root.
         field: field of the config or manifest; empty where the file itself is meant.
         why: what was expected and what was found.
-        fix: what mends it.
+        fix: what fixes it.
     """
 
     severity: Literal["error", "warning"]
@@ -99,19 +98,5 @@ def read(root: Path) -> Manifest:
     Raises:
         InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.
     """
-    path = root / FILENAME
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{root} has no {FILENAME}", fix="give the root of a repository that accel emitted") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}", fix="emit the repository again") from error
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, int):
-        raise InputError(f"{path} has schema {schema!r}, expected a number", fix="emit the repository again")
-    if schema > SCHEMA:
-        raise InputError(f"{path} has schema {schema}, this accel reads up to {SCHEMA}", fix="use a newer accel")
-    try:
-        return from_json(Manifest, data)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}", fix="emit the repository again") from error
+    missing = "give the root of a repository that accel emitted"
+    return read_value(root / FILENAME, Manifest, missing=missing, fix="emit the repository again")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accel.core.errors import UsageError, nearest
+from accel.core.values import Skipped, TritonModel
 
 _SERVER = "https://github.com/triton-inference-server/server"
 _MATRIX = f"{_SERVER}/blob/main/docs/introduction/compatibility.md"
@@ -130,6 +131,17 @@ def release(name: str) -> Release:
     return RELEASES[name]
 
 
+def unservable(served: TritonModel, release: Release) -> Skipped | None:
+    """Say that a release cannot serve a model as its builder says; None where it can."""
+    if served.backend not in release.backends:
+        return Skipped(f"Triton {release.name} has no {served.backend} backend", "choose another --triton-release")
+    if served.platform == "torch_aoti" and not release.torch_aoti:
+        return Skipped(
+            f"Triton {release.name} does not serve AOTInductor packages", "choose --triton-release 26.05 or newer"
+        )
+    return None
+
+
 def runtimes(backend: str, accelerators: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Name the packages of a toolchain that the image must match for one backend.
 
@@ -145,6 +157,33 @@ def runtimes(backend: str, accelerators: tuple[str, ...] = ()) -> tuple[str, ...
     return native.get(backend, ()) + tuple(a for a in accelerators if a in ("tensorrt", "openvino"))
 
 
+def carried(release: Release, backend: str) -> dict[str, str | None]:
+    """Return package → version that the release carries of what one backend runs on; None where it is not known."""
+    return {package: _carried(release)[package] for package in runtimes(backend)}
+
+
+def _carried(release: Release) -> dict[str, str | None]:
+    return {
+        "onnxruntime": release.onnxruntime,
+        "openvino": release.openvino,
+        "torch": release.torch,
+        "tensorrt": release.tensorrt,
+        "tensorflow": None,  # no source that could be read says which one the last images with that backend have
+    }
+
+
+def differences(
+    versions: Mapping[str, str], release: Release, *, backend: str, accelerators: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Compare as ``unverified`` does, leaving out what took part in a build and does not serve under that backend."""
+    wanted = runtimes(backend, accelerators)
+    return unverified({n: v for n, v in versions.items() if _normal(n).startswith(wanted)}, release)
+
+
+def _normal(package: str) -> str:
+    return package.lower().replace("_", "-")
+
+
 def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]:
     """Compare an artifact's toolchain with what the release carries; one sentence for each difference.
 
@@ -153,16 +192,10 @@ def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]
             ``torch`` and ``tensorrt`` are compared; leave out what took part in the build but does not serve.
         release: a row of the table.
     """
-    carried = {
-        "onnxruntime": release.onnxruntime,
-        "openvino": release.openvino,
-        "torch": release.torch,
-        "tensorrt": release.tensorrt,
-        "tensorflow": None,  # no source that could be read says which one the last images with that backend have
-    }
+    carried = _carried(release)
     found: list[str] = []
     for package, version in sorted(versions.items()):
-        name = package.lower().replace("_", "-")
+        name = _normal(package)
         name = next((n for n in ("onnxruntime", "tensorflow") if name.startswith(n)), name)
         if name not in carried:
             continue

@@ -7,14 +7,14 @@ backend that dictates names gets an ensemble in front.
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.core.errors import InputError, OutputError, UsageError
+from accel.builders import targets
+from accel.core.errors import InputError, UsageError
+from accel.core.files import replacing
 from accel.core.values import (
     VERSION_FOLDER,
     Artifact,
@@ -35,15 +35,14 @@ from accel.triton.config import (
     byte_size,
     check,
     check_model_name,
-    measured_parameters,
     to_protobuf,
     to_text,
 )
 from accel.triton.contract import Contract, agree, merges
-from accel.triton.folders import clear_leftovers, describe, link, put_in_place
+from accel.triton.folders import describe, link
 from accel.triton.launch import kubernetes, script
 from accel.triton.python_model import write_model
-from accel.triton.releases import Release, runtimes, unverified
+from accel.triton.releases import Release, differences, unservable
 from accel.triton.releases import release as find_release
 from accel.triton.samples import load_points, warmup, write_reference
 from accel.triton.verify import verify
@@ -123,37 +122,28 @@ def emit(
         served = builder.triton(artifact, release)
     if isinstance(served, Skipped):
         return served
-    if (reason := _unservable(served, row)) is not None:
+    if (reason := unservable(served, row)) is not None:
         return reason
-    fresh = root.parent / f".{root.name}.new-{uuid.uuid4().hex[:8]}"
-    try:
-        clear_leftovers(root)
+    plan = _Plan(
+        artifact=artifact,
+        folder=artifact_folder,
+        served=served,
+        contract=_batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id),
+        parity=parity,
+        unproved=unproved,
+        mask=mask,
+        detections=detections,
+        builder=builder,
+        row=row,
+        name=model_name,
+        version=model_version,
+        overrides=overrides,
+        threads=threads,
+        hardware=hardware,
+    )
+    with replacing(root) as fresh:
         fresh.mkdir(parents=True)
-        plan = _Plan(
-            artifact=artifact,
-            folder=artifact_folder,
-            served=served,
-            contract=_batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id),
-            parity=parity,
-            unproved=unproved,
-            mask=mask,
-            detections=detections,
-            builder=builder,
-            row=row,
-            name=model_name,
-            version=model_version,
-            overrides=overrides,
-            threads=threads,
-            hardware=hardware,
-        )
         models = _fill(fresh, plan, samples=samples, reference=reference)
-        put_in_place(root, fresh)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the repository {root}: {error}", fix="free space, or give another -o"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return Repository(
         root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
         models=models,
@@ -164,24 +154,9 @@ def emit(
     )
 
 
-def _unservable(served: TritonModel, row: Release) -> Skipped | None:
-    if served.backend not in row.backends:
-        return Skipped(f"Triton {row.name} has no {served.backend} backend", "choose another --triton-release")
-    if served.platform == "torch_aoti" and not row.torch_aoti:
-        return Skipped(
-            f"Triton {row.name} does not serve AOTInductor packages", "choose --triton-release 26.05 or newer"
-        )
-    return None
-
-
 def _differences(artifact: Artifact, served: TritonModel, *, row: Release) -> tuple[str, ...]:
-    wanted = runtimes(served.backend, tuple(name for _, name, _ in served.accelerators))
-    versions = {
-        name: version
-        for name, version in artifact.built.versions.items()
-        if any(name.lower().replace("_", "-").startswith(package) for package in wanted)
-    }
-    return unverified(versions, row)
+    used = tuple(name for _, name, _ in served.accelerators)
+    return differences(artifact.built.versions, row, backend=served.backend, accelerators=used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +204,7 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
     name, version = plan.name, plan.version
     is_python = served.backend == "python"
     renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
-    inner = f"{name}_{'aoti' if served.platform == 'torch_aoti' else served.backend}" if renamed else name
+    inner = f"{name}_{targets.family(artifact.variant.target.name)}" if renamed else name
     models = (name, inner) if renamed else (name,)
 
     version_folder = root / inner / str(version)
@@ -266,7 +241,7 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
         backend=served.backend,
         platform=served.platform,
         filename="model.py" if is_python else served.filename,
-        kind="KIND_GPU" if artifact.variant.target.device == "cuda" and served.backend != "openvino" else "KIND_CPU",
+        kind="KIND_GPU" if artifact.variant.target.device == "cuda" else "KIND_CPU",
         batching=DynamicBatching() if contract.batch > 1 else None,
         warmup=warm.renamed(served.input_names if renamed else {}),
         accelerators=_placed(served.accelerators, f"{inner}/{version}"),
@@ -288,7 +263,13 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
         named.write_text(to_text(_overridden(inside, plan, overrides, pinned=True)), encoding="utf-8")
     requires = dict(artifact.built.versions) if is_python else None
     (root / "launch.sh").write_text(
-        script(row, artifact, written, requires=requires, threads=plan.threads, hardware=plan.hardware),
+        script(
+            *(row, artifact, written),
+            requires=requires,
+            flags=served.server_flags,
+            threads=plan.threads,
+            hardware=plan.hardware,
+        ),
         encoding="utf-8",
     )
     (root / "launch.sh").chmod(0o755)
@@ -338,7 +319,7 @@ def _overridden(inside: TritonConfig, plan: _Plan, overrides: str, *, pinned: bo
         pinned: state the threads of the measurement. The Python backend's model finds them itself, on any machine.
     """
     if pinned and plan.threads is not None:
-        ran = measured_parameters(plan.served.backend, threads=plan.threads, instances=changes.instances(overrides))
+        ran = dict(targets.backend(plan.served.backend).parameters(plan.threads, changes.instances(overrides)))
         inside = replace(inside, parameters=ran | dict(inside.parameters))
     model = to_protobuf(inside)
     changes.apply(overrides, model, inputs=plan.served.input_names, outputs=plan.served.output_names)

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, SampleError
+from accel.core.feeds import Feed, fit_inputs, read_feeds
 from accel.core.values import Profile, TensorSpec
 from accel.triton.config import WarmupSample
-
-if TYPE_CHECKING:
-    from accel.core.feeds import Feed
 
 POINTS = ("min", "odd", "opt", "max")
 LARGEST_FILE_BYTES = 4 << 20
@@ -64,21 +61,12 @@ def load_points(
     Raises:
         InputError: a file is no ``.npz``, or the opt point is missing, does not fit the contract or lacks an output.
     """
-    from accel.core.errors import SampleError
-    from accel.core.feeds import fit_inputs
-
-    def load(path: Path) -> dict[str, np.ndarray]:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return {key: file[key] for key in file.files}
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"{path} cannot be read as .npz: {error}") from error
-
-    feeds, answers = load(samples), load(reference)
+    feeds, answers = read_feeds(samples), read_feeds(reference)
     points: dict[str, Point] = {}
     for point in POINTS:
-        feed = {s.name: feeds[f"{point}/{s.name}"] for s in inputs if f"{point}/{s.name}" in feeds}
-        answer = {s.name: answers[f"{point}/{s.name}"] for s in outputs if f"{point}/{s.name}" in answers}
+        given, found = feeds.get(point, {}), answers.get(point, {})
+        feed = {s.name: given[s.name] for s in inputs if s.name in given}
+        answer = {s.name: found[s.name] for s in outputs if s.name in found}
         try:
             fitted = fit_inputs(feed, inputs)
         except SampleError as error:
@@ -87,7 +75,7 @@ def load_points(
             continue
         if missing := [s.name for s in outputs if s.name not in answer]:
             if point == "opt":
-                raise InputError(f"{reference} has no opt/{missing[0]}: it has {sorted(answers)}")
+                raise InputError(f"{reference} has no opt/{missing[0]}: it has {sorted(found)}")
             continue
         size = sum(a.nbytes for a in (*fitted.values(), *answer.values()))
         if point == "opt" or size <= LARGEST_POINT_BYTES:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.errors import InputError
-from accel.core.processing import TOKENS, File, Labels, Own, Picture, Pipeline, Pool, Tokenize
+from accel.core.processing import TOKENS, CustomStep, File, Labels, Picture, Pipeline, Pool, Tokenize
 from accel.core.values import TensorSpec, to_json
 from accel.triton.manifest import Manifest
 
@@ -51,7 +51,7 @@ def before(pipeline: Pipeline, manifest: Manifest) -> StepModel | None:
     """
     step, post = pipeline.pre, pipeline.post
     if isinstance(step, Tokenize):
-        read = (MASK,) if isinstance(post, Pool) else post.inputs if isinstance(post, Own) else ()
+        read = (MASK,) if isinstance(post, Pool) else post.inputs if isinstance(post, CustomStep) else ()
         return _tokenizer(step, manifest, read=tuple(n for n in TOKENS if n in read))
     if isinstance(step, Picture):
         return _picture(step, manifest)
@@ -117,7 +117,7 @@ def _picture(step: Picture, manifest: Manifest) -> StepModel:
     )
 
 
-def _own_before(step: Own, manifest: Manifest) -> StepModel:
+def _own_before(step: CustomStep, manifest: Manifest) -> StepModel:
     taken = {s.name: s for s in manifest.inputs}
     leading = manifest.inputs[0].dims[0]
     extra = []
@@ -155,7 +155,7 @@ def after(pipeline: Pipeline, manifest: Manifest, pre: StepModel | None) -> Step
         s.name: s for s in (*(pre.inputs if pre else ()), *(pre.outputs if pre else manifest.inputs), *manifest.outputs)
     }
     name = manifest.models[0]
-    if isinstance(step, Own):
+    if isinstance(step, CustomStep):
         wanted = [str(n) for n in step.inputs] or [s.name for s in manifest.outputs]
         if missing := [n for n in wanted if n not in known]:
             raise InputError(f"ensemble.post reads {missing[0]!r}, which nothing gives: there are {sorted(known)}")
@@ -210,7 +210,7 @@ def _labels(step: Labels, scores: TensorSpec, name: str) -> StepModel:
 # Steps of the user's
 
 
-def _own(name: str, step: Own, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> StepModel:
+def _own(name: str, step: CustomStep, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> StepModel:
     files = {}
     for file in (step.file, *step.files):
         path = f"own/{Path(file.path).name}"

@@ -12,7 +12,7 @@ from accel.core.dtypes import datatype
 from accel.core.errors import InputError
 from accel.core.files import stays_inside
 from accel.core.values import TensorSpec, file_ref, sha256_file
-from accel.triton.config import byte_size, dims, parse
+from accel.triton.config import byte_size, dims, parse, type_name
 from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read, write
 
 AGAIN = "emit the repository again"
@@ -149,9 +149,7 @@ def _tensor(spec: TensorSpec, batch: int) -> tuple[str, str, list[int]]:
 
 
 def _tensors(tensors: Any) -> list[tuple[str, str, list[int]]]:
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    return [(t.name, pb.DataType.Name(t.data_type), list(t.dims)) for t in tensors]
+    return [(t.name, type_name(t.data_type), list(t.dims)) for t in tensors]
 
 
 def _warmup(root: Path, manifest: Manifest, model: str, config: Any) -> Iterator[Finding]:

@@ -15,15 +15,9 @@ LABEL = TensorSpec("label", "int64", ("batch",))
 rng = np.random.default_rng(0)
 
 
-def write(path, feeds):
-    np.savez(path, **{f"{feed}/{name}": value for feed, outputs in feeds.items() for name, value in outputs.items()})
-    return path
-
-
-def judge(tmp_path, truth, found, spec, precision="fp32", **options):
-    files = write(tmp_path / "truth.npz", truth), write(tmp_path / "found.npz", found)
+def judge(truth, found, spec, precision="fp32", **options):
     gate = gate_for(precision, outputs=[spec], task=options.pop("task", None), overrides=options.pop("overrides", {}))
-    return compare(*files, outputs=[spec], masks=options.pop("masks", {}), gate=gate, **options)
+    return compare(truth, found, outputs=[spec], masks=options.pop("masks", {}), gate=gate, **options)
 
 
 def feeds(spec, noise=0.0, count=6, offset=0.0, seed=1):
@@ -38,8 +32,8 @@ def feeds(spec, noise=0.0, count=6, offset=0.0, seed=1):
     return result
 
 
-def test_equal_is_exact_and_passes_every_gate(tmp_path):
-    verdict = judge(tmp_path, feeds(HIDDEN), feeds(HIDDEN), HIDDEN)
+def test_equal_is_exact_and_passes_every_gate():
+    verdict = judge(feeds(HIDDEN), feeds(HIDDEN), HIDDEN)
     assert verdict.passed
     assert verdict.outputs[0].exact
     assert verdict.outputs[0].sqnr_db is None
@@ -47,29 +41,29 @@ def test_equal_is_exact_and_passes_every_gate(tmp_path):
 
 
 @pytest.mark.parametrize(("db", "passes"), [(25, ["int8"]), (35, ["int8", "bf16"]), (47, ["int8", "bf16", "fp16"])])
-def test_noise_meets_the_gate_of_its_precision_and_no_finer(tmp_path, db, passes):
+def test_noise_meets_the_gate_of_its_precision_and_no_finer(db, passes):
     noisy = feeds(HIDDEN, noise=10 ** (-db / 20))
     for precision in ("int8", "bf16", "fp16", "tf32", "fp32"):
-        verdict = judge(tmp_path, feeds(HIDDEN), noisy, HIDDEN, precision)
+        verdict = judge(feeds(HIDDEN), noisy, HIDDEN, precision)
         assert verdict.passed == (precision in passes), (precision, verdict)
         assert verdict.outputs[0].sqnr_db == pytest.approx(db, abs=1)
 
 
 @pytest.mark.parametrize("spec", [HIDDEN, LOGITS, IMAGE])
 @pytest.mark.parametrize("precision", GATES_DB)
-def test_a_constant_predictor_fails_every_gate(tmp_path, spec, precision):
+def test_a_constant_predictor_fails_every_gate(spec, precision):
     """A large constant plus a small signal: the best constant has 40 dB of plain SQNR, and must still fail."""
     truth = feeds(spec, offset=100.0)
     axis = tuple(i for i in range(len(spec.dims)) if i != (1 if len(spec.dims) == 4 else len(spec.dims) - 1))
     mean = np.mean([v[spec.name].mean(axis=axis, keepdims=True) for v in truth.values()], axis=0)
     constant = {f: {spec.name: np.broadcast_to(mean, v[spec.name].shape).astype(np.float32)} for f, v in truth.items()}
-    verdict = judge(tmp_path, truth, constant, spec, precision)
+    verdict = judge(truth, constant, spec, precision)
     assert not verdict.passed
     assert verdict.outputs[0].sqnr_db == pytest.approx(0, abs=0.5)
 
 
 @pytest.mark.parametrize("dims", [("batch", 84, 20), (50,), ("batch", 4, "seq", 16), ("batch", 3, 6, 6)])
-def test_a_constant_of_each_fixed_position_fails(tmp_path, dims):
+def test_a_constant_of_each_fixed_position_fails(dims):
     """Boxes per anchor, keys per head, a fixed picture: what never moves is no signal, on however many axes it lies."""
     spec = TensorSpec("out", "float32", dims)
     own = np.random.default_rng(3)
@@ -77,138 +71,138 @@ def test_a_constant_of_each_fixed_position_fails(tmp_path, dims):
     shape = [d if isinstance(d, int) else {"batch": 1, "seq": 5}[d] for d in dims]
     truth = {str(i): {"out": (constant + own.standard_normal(shape)).astype(np.float32)} for i in range(30)}
     found = {f: {"out": np.broadcast_to(constant, shape).astype(np.float32)} for f in truth}
-    assert not judge(tmp_path, truth, found, spec, "int8").passed
+    assert not judge(truth, found, spec, "int8").passed
     near = {f: {"out": v["out"] + np.float32(0.01)} for f, v in truth.items()}
-    assert judge(tmp_path, truth, near, spec, "int8").passed
+    assert judge(truth, near, spec, "int8").passed
 
 
-def test_one_lost_sample_fails_though_the_set_is_fine(tmp_path):
+def test_one_lost_sample_fails_though_the_set_is_fine():
     truth, found = feeds(LOGITS, count=400), feeds(LOGITS, count=400)
     found["7"]["logits"][:] = 0
-    verdict = judge(tmp_path, truth, found, LOGITS, "int8")
+    verdict = judge(truth, found, LOGITS, "int8")
     assert verdict.outputs[0].sqnr_db > 20
     assert not verdict.passed
     assert "'7'" in verdict.reasons[0]
-    assert judge(tmp_path, truth, found, LOGITS, "int8", overrides={"sqnr_db": -20.0}).passed
+    assert judge(truth, found, LOGITS, "int8", overrides={"sqnr_db": -20.0}).passed
 
 
-def test_nothing_compared_is_not_a_pass(tmp_path):
+def test_nothing_compared_is_not_a_pass():
     with pytest.raises(StageError, match="no answers"):
-        judge(tmp_path, feeds(HIDDEN), {}, HIDDEN)
+        judge(feeds(HIDDEN), {}, HIDDEN)
     wrong = {f: {"hidden": -v["hidden"]} for f, v in feeds(HIDDEN).items()}
     hidden = dict.fromkeys(wrong, np.zeros((4, 7), np.int64))
-    verdict = judge(tmp_path, feeds(HIDDEN), wrong, HIDDEN, masks=hidden, mask_dims=("batch", "seq"))
+    verdict = judge(feeds(HIDDEN), wrong, HIDDEN, masks=hidden, mask_dims=("batch", "seq"))
     assert not verdict.passed
     assert "nothing was compared" in verdict.reasons[0]
     lost = {f: {"hidden": np.full_like(v["hidden"], np.nan)} for f, v in wrong.items()}
-    assert not judge(tmp_path, lost, lost, HIDDEN).passed
+    assert not judge(lost, lost, HIDDEN).passed
     empty = {"0": {"hidden": np.zeros((0, 7, 8), np.float32)}}
-    assert judge(tmp_path, empty, empty, HIDDEN).passed
+    assert judge(empty, empty, HIDDEN).passed
 
 
-def test_a_name_with_slashes_and_large_integers(tmp_path):
+def test_a_name_with_slashes_and_large_integers():
     spec = TensorSpec("model/out:0", "float32", ("batch", 5))
-    assert judge(tmp_path, feeds(spec), feeds(spec), spec).passed
+    assert judge(feeds(spec), feeds(spec), spec).passed
     ids = {"0": {"label": np.array([2**53 + 1])}}
-    assert not judge(tmp_path, ids, {"0": {"label": np.array([2**53])}}, LABEL).passed
+    assert not judge(ids, {"0": {"label": np.array([2**53])}}, LABEL).passed
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bool", "uint8"])
 @pytest.mark.parametrize("dims", [(), ("batch",), ("batch", "n")])
-def test_dtypes_and_ranks(tmp_path, dtype, dims):
+def test_dtypes_and_ranks(dtype, dims):
     spec = TensorSpec("out", dtype, dims)
     shape = [{"batch": 4, "n": 3}[d] for d in dims]
     own = np.random.default_rng(5)
     truth = {str(i): {"out": (own.random(shape) * 200 > 100).astype(dtype)} for i in range(20)}
-    assert judge(tmp_path, truth, truth, spec).passed
+    assert judge(truth, truth, spec).passed
     found = {f: {"out": (1 - v["out"].astype(np.float32)).astype(dtype)} for f, v in truth.items()}
-    assert not judge(tmp_path, truth, found, spec, "int8").passed
+    assert not judge(truth, found, spec, "int8").passed
 
 
-def test_a_constant_reference_proves_nothing_unless_exact(tmp_path):
+def test_a_constant_reference_proves_nothing_unless_exact():
     flat = {f: {"hidden": np.ones_like(v["hidden"])} for f, v in feeds(HIDDEN).items()}
     near = {f: {"hidden": v["hidden"] + 1e-6} for f, v in flat.items()}
-    assert judge(tmp_path, flat, flat, HIDDEN).passed
-    verdict = judge(tmp_path, flat, near, HIDDEN, "int8")
+    assert judge(flat, flat, HIDDEN).passed
+    verdict = judge(flat, near, HIDDEN, "int8")
     assert not verdict.passed
     assert "constant" in verdict.reasons[0]
 
 
-def test_padding_is_not_compared(tmp_path):
+def test_padding_is_not_compared():
     truth, found = feeds(HIDDEN), feeds(HIDDEN)
     mask = np.ones((4, 7), np.int64)
     mask[:, 5:] = 0
     for value in found.values():
         value["hidden"][:, 5:] += 1000
     masks = dict.fromkeys(truth, mask)
-    assert judge(tmp_path, truth, found, HIDDEN, masks=masks, mask_dims=("batch", "seq")).passed
-    assert not judge(tmp_path, truth, found, HIDDEN).passed
+    assert judge(truth, found, HIDDEN, masks=masks, mask_dims=("batch", "seq")).passed
+    assert not judge(truth, found, HIDDEN).passed
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_nan_fails(tmp_path, bad):
+def test_one_nan_fails(bad):
     found = feeds(HIDDEN)
     found["3"]["hidden"][0, 0, 0] = bad
-    verdict = judge(tmp_path, feeds(HIDDEN), found, HIDDEN, "int8")
+    verdict = judge(feeds(HIDDEN), found, HIDDEN, "int8")
     assert not verdict.passed
     assert verdict.outputs[0].nonfinite == 1
 
 
-def test_infinities_of_the_reference_must_be_met(tmp_path):
+def test_infinities_of_the_reference_must_be_met():
     truth, found = feeds(HIDDEN), feeds(HIDDEN)
     truth["0"]["hidden"][0, 0, 0] = -np.inf
-    assert not judge(tmp_path, truth, found, HIDDEN).passed
+    assert not judge(truth, found, HIDDEN).passed
     found["0"]["hidden"][0, 0, 0] = -np.inf
-    assert judge(tmp_path, truth, found, HIDDEN).passed
+    assert judge(truth, found, HIDDEN).passed
 
 
-def test_one_broken_shape_fails_though_the_set_is_fine(tmp_path):
+def test_one_broken_shape_fails_though_the_set_is_fine():
     truth, found = feeds(HIDDEN, count=400), feeds(HIDDEN, count=400)
     found["max"]["hidden"][:] += 1.0
-    verdict = judge(tmp_path, truth, found, HIDDEN, "int8")
+    verdict = judge(truth, found, HIDDEN, "int8")
     assert verdict.outputs[0].sqnr_db > 20
     assert not verdict.passed
     assert "'max'" in verdict.reasons[0]
 
 
-def test_a_shape_gets_the_room_of_one_sample_and_no_more(tmp_path):
+def test_a_shape_gets_the_room_of_one_sample_and_no_more():
     """At one shape 25 dB: enough for bf16 and int8, not for what claims fp16 or fp32."""
     truth, found = feeds(HIDDEN, count=2000), feeds(HIDDEN, count=2000)
     found["max"]["hidden"] += np.float32(10 ** (-25 / 20)) * rng.standard_normal((4, 7, 8)).astype(np.float32)
-    passed = {p: judge(tmp_path, truth, found, HIDDEN, p).passed for p in ("int8", "bf16", "fp16", "fp32")}
+    passed = {p: judge(truth, found, HIDDEN, p).passed for p in ("int8", "bf16", "fp16", "fp32")}
     assert passed == {"int8": True, "bf16": True, "fp16": False, "fp32": False}
 
 
-def test_integers_are_exact_or_fail(tmp_path):
+def test_integers_are_exact_or_fail():
     truth = {"0": {"label": np.arange(100)}}
     found = {"0": {"label": np.arange(100)}}
-    assert judge(tmp_path, truth, found, LABEL).passed
+    assert judge(truth, found, LABEL).passed
     found["0"]["label"][3] += 1
-    verdict = judge(tmp_path, truth, found, LABEL, "int8")
+    verdict = judge(truth, found, LABEL, "int8")
     assert not verdict.passed
     assert verdict.found["agreement"] == pytest.approx(0.99)
 
 
-def test_another_shape_or_a_missing_output_is_an_error(tmp_path):
+def test_another_shape_or_a_missing_output_is_an_error():
     with pytest.raises(StageError, match="shape"):
-        judge(tmp_path, {"0": {"label": np.arange(4)}}, {"0": {"label": np.arange(5)}}, LABEL)
+        judge({"0": {"label": np.arange(4)}}, {"0": {"label": np.arange(5)}}, LABEL)
     with pytest.raises(StageError, match="missing"):
-        judge(tmp_path, {"0": {"label": np.arange(4)}}, {"0": {"other": np.arange(4)}}, LABEL)
+        judge({"0": {"label": np.arange(4)}}, {"0": {"other": np.arange(4)}}, LABEL)
 
 
-def test_a_task_metric_replaces_sqnr_but_not_a_broken_shape(tmp_path):
+def test_a_task_metric_replaces_sqnr_but_not_a_broken_shape():
     truth, found = feeds(HIDDEN), feeds(HIDDEN, noise=0.5)
-    verdict = judge(tmp_path, truth, found, HIDDEN, "fp32", task=("rank", 0.98), metric=lambda a, b: 0.99)
+    verdict = judge(truth, found, HIDDEN, "fp32", task=("rank", 0.98), metric=lambda a, b: 0.99)
     assert verdict.passed
-    assert not judge(tmp_path, truth, found, HIDDEN, "int8", task=("rank", 0.98), metric=lambda a, b: 0.97).passed
+    assert not judge(truth, found, HIDDEN, "int8", task=("rank", 0.98), metric=lambda a, b: 0.97).passed
     found["max"]["hidden"][:] = 0
-    assert not judge(tmp_path, truth, found, HIDDEN, "int8", task=("rank", 0.98), metric=lambda a, b: 0.99).passed
+    assert not judge(truth, found, HIDDEN, "int8", task=("rank", 0.98), metric=lambda a, b: 0.99).passed
 
 
-def test_top1_agreement(tmp_path):
+def test_top1_agreement():
     truth = {"0": {"logits": np.eye(5, dtype=np.float32)}}
     found = {"0": {"logits": np.eye(5, dtype=np.float32)[[0, 1, 2, 3, 3]]}}
-    assert judge(tmp_path, truth, found, LOGITS, "int8").outputs[0].agreement == pytest.approx(0.8)
+    assert judge(truth, found, LOGITS, "int8").outputs[0].agreement == pytest.approx(0.8)
 
 
 def test_overrides():
@@ -219,9 +213,9 @@ def test_overrides():
     assert gate_for("int8", outputs=[LABEL], task=("rank", 0.98), overrides={"rank": 0.9})["rank"] == 0.9
 
 
-def test_tolerance_needed_would_pass(tmp_path):
+def test_tolerance_needed_would_pass():
     truth, found = feeds(HIDDEN), feeds(HIDDEN, noise=0.01)
-    row = judge(tmp_path, truth, found, HIDDEN, "int8").outputs[0]
+    row = judge(truth, found, HIDDEN, "int8").outputs[0]
     for feed in truth:
         np.testing.assert_allclose(found[feed]["hidden"], truth[feed]["hidden"], atol=row.atol_needed * 1.0001, rtol=0)
         np.testing.assert_allclose(found[feed]["hidden"], truth[feed]["hidden"], atol=0, rtol=row.rtol_needed * 1.0001)
@@ -277,10 +271,9 @@ def changed(answers, change, feeds=None):
     return copy
 
 
-def judge_sets(tmp_path, truth, found, precision="fp32", outputs=DETECTED, **overrides):
-    files = write(tmp_path / "truth.npz", truth), write(tmp_path / "found.npz", found)
+def judge_sets(truth, found, precision="fp32", outputs=DETECTED, **overrides):
     gate = gate_for(precision, outputs=outputs, task=None, overrides=overrides, detections=SETS)
-    return compare(*files, outputs=outputs, masks={}, gate=gate, detections=SETS)
+    return compare(truth, found, outputs=outputs, masks={}, gate=gate, detections=SETS)
 
 
 def turn(answer):
@@ -304,22 +297,21 @@ def invent(answer):
     answer["count"] += 1
 
 
-def test_a_set_knows_no_order_and_no_padding(tmp_path):
+def test_a_set_knows_no_order_and_no_padding():
     truth = found_things()
-    verdict = judge_sets(tmp_path, truth, changed(truth, turn))
+    verdict = judge_sets(truth, changed(truth, turn))
     assert verdict.passed
     assert verdict.found["matched"] == 1
     assert all(row.exact for row in verdict.outputs)
     assert "agreement" not in verdict.gate
     plain = gate_for("fp32", outputs=DETECTED, task=None, overrides={})
-    files = write(tmp_path / "truth.npz", truth), write(tmp_path / "found.npz", changed(truth, turn))
-    assert not compare(*files, outputs=DETECTED, masks={}, gate=plain).passed
+    assert not compare(truth, changed(truth, turn), outputs=DETECTED, masks={}, gate=plain).passed
 
 
 @pytest.mark.parametrize(("change", "share"), [(drop, 10 / 11), (invent, 12 / 13)])
-def test_rows_missed_and_made_up_are_counted(tmp_path, change, share):
+def test_rows_missed_and_made_up_are_counted(change, share):
     truth = found_things()
-    verdict = judge_sets(tmp_path, truth, changed(truth, change))
+    verdict = judge_sets(truth, changed(truth, change))
     assert not verdict.passed
     assert verdict.found["matched"] == pytest.approx(share)
     by_name = {row.name: row for row in verdict.outputs}
@@ -327,72 +319,72 @@ def test_rows_missed_and_made_up_are_counted(tmp_path, change, share):
     assert by_name["count"].max_abs == 1
     assert not by_name["boxes"].exact
     assert "matched" in verdict.reasons[0]
-    assert judge_sets(tmp_path, truth, changed(truth, change), "int8").passed
-    assert judge_sets(tmp_path, truth, changed(truth, change), matched=0.9).passed
+    assert judge_sets(truth, changed(truth, change), "int8").passed
+    assert judge_sets(truth, changed(truth, change), matched=0.9).passed
 
 
-def test_one_row_in_hundreds_may_be_another(tmp_path):
+def test_one_row_in_hundreds_may_be_another():
     truth = found_things(count=60)
-    verdict = judge_sets(tmp_path, truth, changed(truth, drop, ["3"]))
+    verdict = judge_sets(truth, changed(truth, drop, ["3"]))
     assert verdict.passed
     assert 0.99 < verdict.found["matched"] < 1
 
 
 @pytest.mark.parametrize(("pixels", "passes"), [(0.001, ["int8", "bf16", "fp32"]), (1.0, ["int8", "bf16"]), (60, [])])
-def test_a_shift_is_an_error_of_values_or_another_row(tmp_path, pixels, passes):
+def test_a_shift_is_an_error_of_values_or_another_row(pixels, passes):
     truth = found_things()
 
     def shift(answer):
         answer["boxes"] += np.float32(pixels)
 
-    verdicts = {p: judge_sets(tmp_path, truth, changed(truth, shift), p) for p in ("int8", "bf16", "fp32")}
+    verdicts = {p: judge_sets(truth, changed(truth, shift), p) for p in ("int8", "bf16", "fp32")}
     assert [p for p, v in verdicts.items() if v.passed] == passes
     assert (verdicts["fp32"].found["matched"] == 1) == (pixels < 60)
 
 
 @pytest.mark.parametrize("name", ["classes", "scores"])
-def test_another_class_or_score_is_another_row(tmp_path, name):
+def test_another_class_or_score_is_another_row(name):
     truth = found_things()
 
     def swap(answer):
         answer[name] = (answer[name] + 1).astype(answer[name].dtype)
 
-    verdict = judge_sets(tmp_path, truth, changed(truth, swap), "int8")
+    verdict = judge_sets(truth, changed(truth, swap), "int8")
     assert verdict.found["matched"] == 0
     assert not verdict.passed
 
 
-def test_a_feed_that_lost_its_rows_fails_though_the_set_is_fine(tmp_path):
+def test_a_feed_that_lost_its_rows_fails_though_the_set_is_fine():
     truth = found_things(count=200)
 
     def lose(answer):
         answer["count"][:] = 0
 
-    verdict = judge_sets(tmp_path, truth, changed(truth, lose, ["max"]), "int8")
+    verdict = judge_sets(truth, changed(truth, lose, ["max"]), "int8")
     assert verdict.found["matched"] > 0.99
     assert not verdict.passed
     assert "'max'" in verdict.reasons[0]
 
 
-def test_sets_hold_other_outputs_to_their_own_rules(tmp_path):
+def test_sets_hold_other_outputs_to_their_own_rules():
     outputs = (*DETECTED, LABEL)
     truth = {f: {**a, "label": np.arange(4)} for f, a in found_things().items()}
 
     def relabel(answer):
         answer["label"] += 1
 
-    assert judge_sets(tmp_path, truth, changed(truth, turn), outputs=outputs).passed
-    assert not judge_sets(tmp_path, truth, changed(truth, relabel), outputs=outputs).passed
+    assert judge_sets(truth, changed(truth, turn), outputs=outputs).passed
+    assert not judge_sets(truth, changed(truth, relabel), outputs=outputs).passed
 
 
-def test_bad_rows_are_never_partners(tmp_path):
+def test_bad_rows_are_never_partners():
     truth = found_things()
 
     def spoil(answer):
         answer["boxes"][0, 0, 0] = np.nan
         answer["scores"][1, 0] = np.inf
 
-    verdict = judge_sets(tmp_path, truth, changed(truth, spoil, ["3"]), matched=0.9)
+    verdict = judge_sets(truth, changed(truth, spoil, ["3"]), matched=0.9)
     assert not verdict.passed
     assert {r.name: r.nonfinite for r in verdict.outputs}["boxes"] == 2
 
@@ -400,23 +392,23 @@ def test_bad_rows_are_never_partners(tmp_path):
         answer["count"][:] = 11
 
     with pytest.raises(StageError, match="expected 0 to 10 rows"):
-        judge_sets(tmp_path, truth, changed(truth, overflow))
+        judge_sets(truth, changed(truth, overflow))
 
 
-def test_a_box_without_area_is_still_itself(tmp_path):
+def test_a_box_without_area_is_still_itself():
     truth = found_things()
 
     def flatten(answer):
         answer["boxes"][:, 0, 2] = answer["boxes"][:, 0, 0]
 
     flat = changed(truth, flatten)
-    assert judge_sets(tmp_path, flat, changed(flat, turn)).passed
-    assert not judge_sets(tmp_path, truth, flat).passed
+    assert judge_sets(flat, changed(flat, turn)).passed
+    assert not judge_sets(truth, flat).passed
 
 
-def test_empty_sets_are_equal_and_prove_nothing(tmp_path):
+def test_empty_sets_are_equal_and_prove_nothing():
     empty = found_things(rows=0)
-    verdict = judge_sets(tmp_path, empty, changed(empty, turn))
+    verdict = judge_sets(empty, changed(empty, turn))
     assert verdict.found["matched"] == 1
     assert not verdict.passed
     assert "nothing was compared" in verdict.reasons[0]

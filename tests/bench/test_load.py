@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.bench.load import END, FEED, INTENDED, SENT, Check, Generator, Load, fit_feeds, generate
+from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import concurrencies, rates
-from accel.bench.sender import due_times
+from accel.bench.sender import check_arrays, due_times
 from accel.bench.served import most_at_once
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.triton.servers import server
@@ -24,6 +24,15 @@ from accel.triton.servers import server
 
 def feeds(*shapes):
     return [null_repository.feed(shape, seed=i) for i, shape in enumerate(shapes)]
+
+
+def generate(generator: Generator, load: Load, seconds: float) -> Window:
+    """Send one point of load for so long and return its raw samples, the first request included."""
+    generator.start(load)
+    try:
+        return generator.window(seconds)
+    finally:
+        generator.stop()
 
 
 def doubled(given):
@@ -181,7 +190,7 @@ def test_every_response_can_be_held_against_what_is_expected(generator, shared_m
     expected[2]["doubled"][0, :8] += 1.0
     masks = [{"doubled": np.ones(f["input_ids"].shape)} for f in sent]
     masks[2]["doubled"][0, :8] = 0
-    generator.open("echo", sent, shared_memory=shared_memory, check=Check(expected, masks))
+    generator.open("echo", sent, shared_memory=shared_memory, check=check_arrays(expected, masks))
     window = generate(generator, Load(concurrency=4), 0.4)
     checked, worst = generator.worst()
     assert checked >= len(window.rows)
@@ -239,12 +248,12 @@ def test_nothing_at_the_address(tmp_path):
 def test_several_processes_share_one_load(running, tmp_path):
     with Generator(running.endpoint.grpc, log=tmp_path / "log", processes=2) as generator:
         generator.open("echo", feeds((1, 4)), shared_memory=True)
-        assert list(Path("/dev/shm").glob("accel-load-*"))
-        window = generate(generator, Load(concurrency=3), 0.3)
-        assert most_at_once(window.rows) == 3
+        assert list(Path("/dev/shm").glob(f"{generator._regions}*"))
+        # On a busy machine the third of the clients may not get a turn beside the other two in one window.
+        assert max(most_at_once(generate(generator, Load(concurrency=3), 0.3).rows) for _ in range(5)) == 3
         window = generate(generator, Load(rate_per_s=100), 0.5)
         np.testing.assert_allclose(np.diff(np.sort(window.rows[:, INTENDED])) / 1e6, 10, atol=0.01)
-    assert not list(Path("/dev/shm").glob("accel-load-*"))
+    assert not list(Path("/dev/shm").glob(f"{generator._regions}*"))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A session of real processes: what is measured, and that one contestant's failure is its own."""
+"""A session of real processes: what is measured, and that one runner's failure is its own."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.bench import interleave
-from accel.bench.rounds import Contestant, Plan, Point, measure
+from accel.bench import rounds
+from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.rounds import measure
 from accel.core import processes
 from accel.core.values import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
 
@@ -16,48 +17,52 @@ LATENCY = Plan("latency", rounds=3, round_s=0.01, warm_s=0.01)
 
 
 @pytest.fixture
-def contest(tmp_path):
+def session(tmp_path):
     """Measure null variants (id → latency in ms, or the name of an odd file) on one input of shape (1, 4)."""
     processes.start()
     np.savez(tmp_path / "feeds.npz", **{"b1/x": np.zeros((1, 4), np.int64), "bad/x": np.zeros((1, 3), np.int64)})
 
     def run(plan=LATENCY, points=("b1",), **files):
-        contestants = []
+        runners = []
         for id, content in files.items():
             folder = tmp_path / id
             folder.mkdir()
             (folder / "null.json").write_text(content)
             built = Built("null.json", (SPEC,), (TensorSpec("y", "float32", ("batch",)),), "none", {}, {})
             artifact = Artifact(Variant(Target("null", "cpu"), {}), file_refs(folder), "0", built, 0.0)
-            wanted = tuple(Point(p, 1, {"x": (1, 4)}) for p in ("bad",) * (id == "odd") or points)
-            contestants.append(
-                Contestant(
-                    id=id,
+            wanted = tuple(TimedShape(p, 1, {"x": (1, 4)}) for p in ("bad",) * (id == "odd") or points)
+            runners.append(
+                ProcessRunner(
+                    name=id,
                     artifact=artifact,
                     folder=folder,
                     python=Path(sys.executable),
                     log=tmp_path / f"{id}.log",
-                    points=wanted,
+                    timed_shapes=wanted,
                     precision="fp32",
+                    plan=plan,
+                    feeds=tmp_path / "feeds.npz",
+                    threads=1,
+                    timeout_s=60,
                 )
             )
         return measure(
-            contestants,
-            plan,
-            feeds=tmp_path / "feeds.npz",
+            runners,
+            plan.rounds,
+            stage="measure",
+            opening="loading",
+            turn="round",
             raw_dir=tmp_path / "raw",
-            raw_prefix="raw",
-            threads=1,
-            timeout_s=60,
+            raw_name="raw/{}.npz",
             progress=lambda *_: None,
         )
 
     return run
 
 
-def test_a_failing_contestant_leaves_whatever_class_its_error_has(contest):
+def test_a_failing_runner_leaves_whatever_class_its_error_has(session):
     """The feed of ``odd`` has another shape: that is bad input, and no reason to lose the others."""
-    found = contest(good='{"latency_ms": 2}', odd='{"latency_ms": 2}', broken="no json")
+    found = session(good='{"latency_ms": 2}', odd='{"latency_ms": 2}', broken="no json")
     assert isinstance(found["odd"], Failed)
     assert "shape" in found["odd"].cause
     assert isinstance(found["broken"], Failed)
@@ -70,10 +75,10 @@ def test_a_failing_contestant_leaves_whatever_class_its_error_has(contest):
 
 
 @pytest.mark.parametrize("reserve", [0.0, 2.0])
-def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(contest, monkeypatch, reserve):
-    monkeypatch.setattr(interleave, "MEMORY_RESERVE", reserve)
+def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(session, monkeypatch, reserve):
+    monkeypatch.setattr(rounds, "MEMORY_RESERVE", reserve)
     plan = Plan("throughput", rounds=2, round_s=0.05, warm_s=0.01, least=1)
-    found = contest(plan=plan, a='{"latency_ms": 2}', b='{"latency_ms": 8}')
+    found = session(plan=plan, a='{"latency_ms": 2}', b='{"latency_ms": 8}')
     (a,), (b,) = found["a"], found["b"]
     assert a.session == b.session
     assert a.throughput_per_s > b.throughput_per_s

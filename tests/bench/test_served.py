@@ -20,15 +20,16 @@ import pytest
 
 from accel.bench import feeds as forms
 from accel.bench import perf_analyzer, served, usage
-from accel.bench.calls import COUNTERS
+from accel.bench.calls import COUNTERS, Served
 from accel.bench.expected import Expected
-from accel.bench.load import Load, Served, Window
+from accel.bench.load import Load, Window
 from accel.bench.ranges import concurrencies
 from accel.bench.served import Labels, Mark, Method, agree, summarise
+from accel.builders import targets
 from accel.core.errors import CheckFailed, InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.core.values import Measurement, TensorSpec, from_json, to_json
 from accel.run import load_test
-from accel.triton.config import measured_parameters, parse, to_text
+from accel.triton.config import parse, to_text
 from accel.triton.servers import server
 
 QUICK = Method(seconds=0.2)
@@ -547,7 +548,7 @@ def test_the_classic_table(null_root, tmp_path):
         str(null_root), (), via="embedded", method=Method(seconds=0.15), out=tmp_path / "table.json"
     )
     shown = []
-    load_test.classic(asked, shown.append, lambda text: None)
+    load_test.batching_sweep(asked, shown.append, lambda text: None)
     points = shown[0]["measurements"]
     assert [(p["dynamic_batching"], p["instances"]) for p in points] == [(False, 1), (False, 2), (True, 1), (True, 2)]
     plain, more, batching, _ = points
@@ -565,7 +566,7 @@ def test_a_config_is_changed_and_its_twin_by_hard_link_is_not(null_root, tmp_pat
     file = root / "nothing" / "config.pbtxt"
     model = parse(file.read_text())
     model.backend = "onnxruntime"
-    for key, value in measured_parameters("onnxruntime", threads=4, instances=1).items():
+    for key, value in targets.backend("onnxruntime").parameters(4, 1).items():
         model.parameters[key].string_value = value
     file.unlink()
     file.write_text(to_text(model))
@@ -573,7 +574,7 @@ def test_a_config_is_changed_and_its_twin_by_hard_link_is_not(null_root, tmp_pat
     changed = parse(file.read_text())
     assert changed.HasField("dynamic_batching")
     assert [group.count for group in changed.instance_group] == [2]
-    assert set(changed.parameters) == set(measured_parameters("onnxruntime", threads=4, instances=2))
+    assert set(changed.parameters) == set(targets.backend("onnxruntime").parameters(4, 2))
     assert load_test.configure(root, batching=False, instances=1)
     assert not parse(file.read_text()).HasField("dynamic_batching")
     assert parse((null_root / "nothing" / "config.pbtxt").read_text()).backend == "python"

@@ -7,12 +7,10 @@ from pathlib import Path
 import null_repository
 import pytest
 
-from accel.core.values import Target
 from accel.exporters.request import SourceRequest
-from accel.run import serving
+from accel.run import measuring, serving
 from accel.run.job import Job
-from accel.run.serving import Entrant
-from accel.run.stages import REPOSITORY, Stage
+from accel.run.serving import ServerRunner
 
 BREAKS = """
 
@@ -28,24 +26,23 @@ TritonPythonModel = Breaking
 
 
 @pytest.fixture
-def entrants(tmp_path: Path) -> tuple[list[Entrant], Path]:
+def repositories(tmp_path: Path) -> tuple[dict[str, Path], Path]:
     """Two repositories of the null model, of which ``breaks`` answers with errors from when a file is there."""
     flag = tmp_path / "broken"
-    made = []
+    made = {}
     for name in ("good", "breaks"):
         root = null_repository.write(tmp_path / name)
         if name == "breaks":
             with (root / "nothing" / "1" / "model.py").open("a") as file:
                 file.write(BREAKS.format(flag=str(flag)))
-        root.rename(tmp_path / name / REPOSITORY)
-        made.append(Entrant(name, Stage(None, tmp_path / name, name, cached=False), "python", "none"))
+        made[name] = root
     return made, flag
 
 
-def test_a_repository_that_answers_with_errors_fails_alone(entrants, tmp_path, monkeypatch):
+def test_a_repository_that_answers_with_errors_fails_alone(repositories, tmp_path, monkeypatch):
     for name, value in (("ROUNDS", 2), ("ROUND_S", 0.1), ("WARM_S", 0.1), ("SETTLE_S", 0.05), ("CONCURRENCY", (1, 4))):
         monkeypatch.setattr(serving, name, value)
-    both, flag = entrants
+    both, flag = repositories
     told = []
 
     def progress(name: str, doing: str) -> None:
@@ -53,16 +50,18 @@ def test_a_repository_that_answers_with_errors_fails_alone(entrants, tmp_path, m
         if doing == "served, round 2 of 2":
             flag.touch()
 
-    source = SourceRequest("factory", "/null.py:build", "nothing")
-    job = Job(source, (Target("null", "cpu"),), tmp_path / "run", "accel convert null", via="embedded")
+    source = SourceRequest("factory", "factory", "/null.py:build")
+    job = Job(source=source, targets="null", out=tmp_path / "run", via="embedded")
     (tmp_path / "out").mkdir()
     feeds = [null_repository.feed(null_repository.SHAPES["opt"])]
-    session = serving._Session(job, feeds, tmp_path / "out", progress).run(both)
+    how = {"backend": "python", "precision": "none", "has_python_variant": False, "job": job, "feeds": feeds}
+    runners = [ServerRunner(name, root, **how) for name, root in both.items()]
+    session = measuring.serve(runners, dict.fromkeys(both, "key"), tmp_path / "out", progress)
     assert (session.via, session.release) == ("embedded", "24.10")
     good, broken = session.entries
-    assert (good.name, good.failed, [p.concurrency for p in good.points]) == ("good", None, [1, 4])
+    assert (good.id, good.failed, [p.concurrency for p in good.points]) == ("good", None, [1, 4])
     assert all(p.failures == 0 and len(p.rounds_ms) == 2 for p in good.points)
-    assert (broken.name, broken.points) == ("breaks", ())
+    assert (broken.id, broken.points) == ("breaks", ())
     assert "no request of a whole round was answered; the first error: " in broken.failed.cause
     assert "it broke" in broken.failed.cause
     assert sorted(told[:2]) == [("breaks", "starting a server"), ("good", "starting a server")]

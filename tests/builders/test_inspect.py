@@ -32,7 +32,7 @@ def test_openvino(tmp_path):
 
 
 def test_a_run(tmp_path):
-    run = {"model": {"name": "m"}, "variants": [{"id": "ort@cpu", "status": "ok"}], "decisions": []}
+    run = {"schema": 1, "model": {"name": "m"}, "variants": [{"id": "ort@cpu", "status": "ok"}], "decisions": []}
     (tmp_path / "run.json").write_text(json.dumps(run))
     assert inspect(tmp_path)["variants"][0]["id"] == "ort@cpu"
 

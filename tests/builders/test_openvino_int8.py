@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from accel.builders import targets
+from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, BuildRequest, Target, Variant
 from accel.exporters import describe, export_onnx, load, samples
 from accel.exporters.sources import recognise
@@ -29,7 +30,7 @@ def test_int8_attention_is_right_where_the_sequence_is_as_long_as_a_head_is_wide
     assert built.facts["float_activation_products"] == 4
     session = builder.open(Artifact(variant, (), "", built, 0.0), out, threads=2, mode="latency")
     assert session.precision() == "int8"
-    feed = samples.read_feeds(tmp_path / "samples" / made.shapes.path)["max"]
+    feed = read_feeds(tmp_path / "samples" / made.shapes.path)["max"]
     for length in (WIDTH_OF_A_HEAD - 1, WIDTH_OF_A_HEAD, WIDTH_OF_A_HEAD + 1):
         cut = {name: np.ascontiguousarray(value[:, :length]) for name, value in feed.items()}
         truth = model.run(cut)["last_hidden_state"]

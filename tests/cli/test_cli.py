@@ -79,6 +79,10 @@ def test_a_job_file_is_read_and_the_command_line_wins(tmp_path):
     [
         ("sauce: bert", "sauce"),
         ("threads: -1", "threads"),
+        ("shape: 5\nsource: minilm\ntargets: ort", "shape: "),
+        ("gate: {int8: much}\nsource: minilm\ntargets: ort", "gate.int8: "),
+        ("objective: []\nsource: minilm\ntargets: ort", "objective: "),
+        ("- minilm", "expected keys and values"),
         ("{", "cannot be read"),
         ("options: {ort: {nope: 1}}\nsource: minilm\ntargets: ort", "nope"),
     ],

@@ -2,7 +2,8 @@
 
 Targets that start from TensorFlow get a Keras encoder with the same inputs and outputs.
 
-Builds and answers come from worker processes, as in a run; each target is built once for the whole session.
+Builds and answers come from worker processes, as in a run; each target is built once for the whole session. What needs
+no runtime of a target (the source, its export, comparisons) shares one process: a start costs more than the task.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
@@ -22,24 +23,25 @@ from accel.accuracy.parity import gate_for
 from accel.builders import targets
 from accel.core import environments
 from accel.core.feeds import read_feeds
-from accel.core.processes import run_task
+from accel.core.processes import Worker
 from accel.core.values import (
     Artifact,
     BuildRequest,
-    Built,
     ModelSource,
     OnnxModel,
     Parity,
     SampleSet,
     Skipped,
     Target,
+    Typed,
     Variant,
-    file_refs,
-    from_json,
-    to_json,
 )
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import recognise
+from accel.run import tasks
+from accel.run.tasks import Described
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 THREADS = 2
 CONFIG = {
@@ -63,17 +65,19 @@ class Bench:
     source: ModelSource
     samples: SampleSet
     onnx: OnnxModel
+    own: Worker
     made: dict[str, Artifact] = field(default_factory=dict)
 
     def skip_reason(self, target: Target) -> Skipped | None:
         return targets.discover()[target.name].available(target)
 
-    def task(self, name: str, target: Target | None, **params: Any) -> Any:
-        python = None
-        if target is not None:
-            python = environments.python(targets.discover()[target.name].environment(target))
-        log = self.folder / f"{name}.log"
-        return run_task(name, params, log=log, threads=THREADS, timeout_s=240, python=python)
+    def task(self, target: Target | None, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if target is None:
+            return self.own.call(task, *args, **kwargs)
+        python = environments.python(targets.discover()[target.name].environment(target))
+        log = self.folder / f"{task.__name__}.log"
+        with Worker(log, threads=THREADS, timeout_s=240, python=python) as worker:
+            return worker.call(task, *args, **kwargs)
 
     def variant_folder(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id
@@ -102,37 +106,28 @@ class Bench:
             out = self.variant_folder(request.variant)
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir(parents=True)
-            done = self.task("build", target, request=to_json(request), out_dir=str(out))
-            built = from_json(Built, done["built"])
-            self.made[key] = Artifact(request.variant, file_refs(out), self.onnx.file.sha256, built, done["build_s"])
+            self.made[key] = self.task(target, tasks.build, request, out, self.onnx.file.sha256)
         return self.made[key]
 
     def answers(self, artifact: Artifact) -> tuple[Path, str]:
         """Run the variant over all samples; returns the answers' file and the observed precision."""
         out = self.folder / f"answers-{artifact.variant.id}.npz"
-        said = self.task(
-            "answers",
-            artifact.variant.target,
-            artifact=to_json(artifact),
-            folder=str(self.variant_folder(artifact.variant)),
-            **self._samples(),
-            out=str(out),
-            threads=THREADS,
-        )
-        return out, said["precision"]
+        files, target = self.variant_folder(artifact.variant), artifact.variant.target
+        samples = self.folder / "samples"
+        return out, self.task(target, tasks.answers, artifact, files, self.described, samples, out, THREADS).precision
 
-    def typed_answers(self, target: Target, typed: Any, folder: Path) -> Path:
+    def typed_answers(self, target: Target, typed: Typed, folder: Path) -> Path:
         """Run a typed ONNX file over all samples on the CPU; returns the answers' file."""
         out = folder / "answers.npz"
-        place = {"typed": typed, "folder": str(folder), "out": str(out)}
-        self.task("typed_answers", None, of=target.name, **place, **self._samples(), threads=THREADS)
+        samples = self.folder / "samples"
+        self.task(None, tasks.typed_answers, target.name, typed, folder, self.described, samples, out, THREADS)
         return out
 
     def parity(self, precision: str, answers: Path) -> Parity:
         """Hold the answers against a precision's gate."""
         gate = gate_for(precision, outputs=self.source.outputs, task=None, overrides={})
-        params = {"reference": str(self.folder / "reference.npz"), "answers": str(answers), "gate": gate}
-        return from_json(Parity, self.task("compare", None, **self._samples(), **params))
+        truth = self.folder / "reference.npz"
+        return self.task(None, tasks.compare, self.described, self.folder / "samples", truth, answers, gate)
 
     def open(self, artifact: Artifact, *, mode: Any = "latency") -> Any:
         builder = targets.discover()[artifact.variant.target.name]
@@ -142,12 +137,9 @@ class Bench:
         """Return the inputs of one checked shape: ``min``, ``odd``, ``opt`` or ``max``."""
         return read_feeds(self.folder / "samples" / self.samples.shapes.path)[point]
 
-    def _samples(self) -> Mapping[str, Any]:
-        return {
-            "source": to_json(self.source),
-            "samples": to_json(self.samples),
-            "samples_folder": str(self.folder / "samples"),
-        }
+    @property
+    def described(self) -> Described:
+        return Described(self.source, self.samples)
 
 
 KERAS = """
@@ -175,7 +167,7 @@ def bench(request: pytest.FixtureRequest, target: Target) -> Bench:
 
 
 @pytest.fixture(scope="session")
-def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("contract-keras")
     (folder / "encoder.py").write_text(KERAS)
     asked = recognise(
@@ -185,11 +177,12 @@ def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         opt_shapes={"input_ids": (1, 32)},
         max_shapes={"input_ids": (8, 64)},
     )
-    return make_bench(folder, asked)
+    with Worker(folder / "source.log", threads=THREADS, timeout_s=240) as own:
+        yield make_bench(folder, asked, own)
 
 
 @pytest.fixture(scope="session")
-def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("contract")
     model = folder / "tiny-bert"
     model.mkdir()
@@ -206,23 +199,14 @@ def torch_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         opt_shapes={"input_ids": (1, 32)},
         max_shapes={"input_ids": (8, 64)},
     )
-    return make_bench(folder, asked)
+    with Worker(folder / "source.log", threads=THREADS, timeout_s=240) as own:
+        yield make_bench(folder, asked, own)
 
 
-def make_bench(folder: Path, asked: SourceRequest) -> Bench:
-    """Describe, run and export a source, each in a process of its own."""
-
-    def task(name: str, **params: Any) -> Any:
-        return run_task(name, params, log=folder / "source.log", threads=THREADS, timeout_s=240)
-
-    described = task("describe", request=to_json(asked), out_dir=str(folder / "samples"))
-    truth = str(folder / "reference.npz")
-    shared = {**described, "samples_folder": str(folder / "samples")}
-    task("reference", **shared, out=truth)
-    onnx = task("export", **shared, reference=truth, out_dir=str(folder / "onnx"), opset=18)
-    return Bench(
-        folder,
-        from_json(ModelSource, described["source"]),
-        from_json(SampleSet, described["samples"]),
-        from_json(OnnxModel, onnx),
-    )
+def make_bench(folder: Path, asked: SourceRequest, own: Worker) -> Bench:
+    """Describe, run and export a source."""
+    samples, truth = folder / "samples", folder / "reference.npz"
+    described = own.call(tasks.describe, asked, samples)
+    own.call(tasks.reference, described, samples, truth)
+    onnx = own.call(tasks.export, described, samples, truth, folder / "onnx", opset=18)
+    return Bench(folder, described.source, described.samples, onnx, own)

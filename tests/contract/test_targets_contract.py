@@ -7,9 +7,10 @@ import contextlib
 import numpy as np
 import pytest
 
-from accel.builders import TypedBuilder, targets
+from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import AccelError, SampleError, StageError, UnavailableError
-from accel.core.values import Skipped, Target, TritonModel, Typed, from_json, to_json
+from accel.core.values import Skipped, Target, TritonModel
+from accel.run import tasks
 from accel.triton.releases import NEWEST
 
 ALL = [Target(name, device) for name, builder in targets.discover().items() for device in builder.targets[name].devices]
@@ -66,18 +67,17 @@ def test_unavailable_targets_refuse_to_build(bench, target, tmp_path):
     assert error.value.fix == skipped.fix
 
 
-TYPED = [t for t in ALL if isinstance(targets.discover()[t.name], TypedBuilder)]
+TYPED = [t for t in ALL if isinstance(targets.discover()[t.name], ConvertingBuilder)]
 
 
 @pytest.mark.parametrize("target", TYPED, ids=str)
 def test_a_typed_file_agrees_with_the_source_on_the_cpu(bench, target, tmp_path):
     """What is built where a GPU is has been proved before, on any machine."""
     asked = targets.info(target).precision
-    made = bench.task("prepare", target, request=to_json(bench.request(target)), out_dir=str(tmp_path))
-    found = from_json(Typed, made)
+    found = bench.task(target, tasks.prepare, bench.request(target), tmp_path)
     for have, promised in ((found.onnx.inputs, bench.source.inputs), (found.onnx.outputs, bench.source.outputs)):
         assert {(s.name, s.dtype) for s in have} == {(s.name, s.dtype) for s in promised}
-    answers = bench.typed_answers(target, made, tmp_path)
+    answers = bench.typed_answers(target, found, tmp_path)
     verdict = bench.parity(asked, answers)
     assert verdict.passed, verdict.reasons
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accel.bench.card import watch_card
-from accel.core import gpu
+from accel.core import document, gpu
 from accel.core.values import CallSplit, GpuUse, Measurement, from_json, to_json
 from accel.report.from_run import run_view
 
@@ -58,8 +58,8 @@ def ask(driver: Path | None, **environment: str) -> dict:
 def test_a_quiet_card_tells_everything(driver):
     said = ask(driver)
     assert said["card"] == "Stub GPU 1"
-    look = gpu.Look(**{**said["look"], "held_down": tuple(said["look"]["held_down"])})
-    assert look == gpu.Look(100.0, 250.0, 41.0, 1980.0, 2619.0, 0.0, ())
+    look = gpu.GpuSample(**{**said["look"], "throttle_reasons": tuple(said["look"]["throttle_reasons"])})
+    assert look == gpu.GpuSample(100.0, 250.0, 41.0, 1980.0, 2619.0, 0.0, ())
     use = from_json(GpuUse, said["use"])
     assert use.power_w == pytest.approx(250.0)
     assert use.energy_j is not None
@@ -166,7 +166,7 @@ def test_the_report_shows_the_card_and_that_it_was_not_quiet():
     use = GpuUse("NVIDIA H200", memory_peak_mib=812.0, power_w=301.0, energy_j=0.21, sm_mhz=1980.0, warnings=("loud",))
     point = {"scenario": "latency", "split": to_json(CallSplit(0.1, 0.7, 0.2, 16, 8)), "gpu": to_json(use)}
     run = {"schema": 1, "variants": [{"id": "torch@cuda", "measurements": [{"scenario": "throughput"}, point]}]}
-    (variant,) = run_view(run).variants
+    (variant,) = run_view(document.parse(run)).variants
     assert dict(variant.facts) == {
         "copy in, model, copy out": "0.100, 0.700, 0.200 ms, apart",
         "GPU memory peak": "812 MiB",
@@ -207,28 +207,45 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from accel.core.values import Artifact, Built, Target, TensorSpec, Variant, file_refs, to_json
-from accel.bench.rounds import Contestant, Plan, Point, measure
+from accel.bench.card import watch_card
+from accel.bench.in_process import Plan, TimedShape, ProcessRunner
+from accel.bench.rounds import measure
 folder = Path(sys.argv[1])
 np.savez(folder / "feeds.npz", **{"b2/x": np.zeros((2, 4), np.int64)})
 built = Built("null.json", (TensorSpec("x", "int64", ("n", 4)),), (TensorSpec("y", "float32", ("n",)),), "none", {}, {})
-contestants = []
+plan = Plan("latency", rounds=2, round_s=0.2, warm_s=0.05)
+watch = watch_card(("cuda", "cpu"))
+runners = []
 for device in ("cuda", "cpu"):
     files = folder / device
     files.mkdir()
     (files / "null.json").write_text(json.dumps({"latency_ms": 5}))
     artifact = Artifact(Variant(Target("null", device), {}), file_refs(files), "0", built, 0.0)
-    point = Point("b2", 2, {"x": (2, 4)})
-    contestants.append(
-        Contestant(device, artifact, files, Path(sys.executable), folder / f"{device}.log", (point,), "fp32")
+    point = TimedShape("b2", 2, {"x": (2, 4)})
+    runners.append(
+        ProcessRunner(
+            name=device,
+            artifact=artifact,
+            folder=files,
+            python=Path(sys.executable),
+            log=folder / f"{device}.log",
+            timed_shapes=(point,),
+            precision="fp32",
+            plan=plan,
+            feeds=folder / "feeds.npz",
+            threads=1,
+            timeout_s=60,
+            watch=watch,
+        )
     )
 found = measure(
-    contestants,
-    Plan("latency", rounds=2, round_s=0.2, warm_s=0.05),
-    feeds=folder / "feeds.npz",
+    runners,
+    plan.rounds,
+    stage="measure",
+    opening="loading",
+    turn="round",
     raw_dir=folder / "raw",
-    raw_prefix="raw",
-    threads=1,
-    timeout_s=60,
+    raw_name="raw/{}.npz",
     progress=lambda *_: None,
 )
 print(json.dumps({id: to_json(points) for id, points in found.items()}))

@@ -7,12 +7,39 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accel.core import processes
 from accel.core.errors import SampleError, StageError, WorkerDied
-from accel.core.processes import PACKAGE, Worker, run_task
+from accel.core.processes import PACKAGE, Worker
+
+TASKS = """
+import os, signal, sys, time
+from accel.core.errors import SampleError
+def die(how: int) -> None: os.kill(os.getpid(), how)
+def leave(code: int) -> None: print('last words', flush=True); os._exit(code)
+def hang() -> None: time.sleep(600)
+def noisy() -> str: print('x' * 200000); os.write(1, b'raw'); return 'fine'
+def fork(die: bool) -> None:
+    child = os.fork()
+    if child == 0: time.sleep(600)
+    open(os.environ['PID_FILE'], 'w').write(str(child))
+    if die: os._exit(4)
+def ask() -> str: return input('sure? ')
+def half() -> None:
+    import gc, io
+    out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)
+    out.write(b'{"result": '); out.flush(); os._exit(5)
+def refuse() -> None: raise SampleError('bad sample', fix='mend it')
+def bug() -> None: raise RuntimeError('a library says no')
+def oom() -> None: raise MemoryError
+def pid() -> int: return os.getpid()
+def threads() -> str: return os.environ['OMP_NUM_THREADS']
+"""
+known: dict[str, Any] = {"__name__": "accel.run.tasks"}
+exec(TASKS, known)  # as the parent knows them; the child imports them from its copy of accel
 
 
 @pytest.fixture
@@ -25,37 +52,15 @@ def tasks_file(tmp_path, monkeypatch):
         if part.name not in ("run", "tasks.py"):
             (copy / part.relative_to(PACKAGE)).symlink_to(part)
     (tmp_path / "model_zoo").symlink_to(PACKAGE.parent / "model_zoo")
-    (copy / "run" / "tasks.py").write_text(
-        "import os, signal, sys, time\n"
-        "from accel.core.errors import SampleError\n"
-        "def die(how): os.kill(os.getpid(), how)\n"
-        "def leave(code): print('last words', flush=True); os._exit(code)\n"
-        "def hang(): time.sleep(600)\n"
-        "def noisy(): print('x' * 200000); os.write(1, b'raw'); return 'fine'\n"
-        "def fork(die):\n"
-        "    child = os.fork()\n"
-        "    if child == 0: time.sleep(600)\n"
-        "    open(os.environ['PID_FILE'], 'w').write(str(child))\n"
-        "    if die: os._exit(4)\n"
-        "def ask(): return input('sure? ')\n"
-        "def half():\n"
-        "    import gc, io\n"
-        "    out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)\n"
-        "    out.write(b'{\"result\": '); out.flush(); os._exit(5)\n"
-        "def refuse(): raise SampleError('bad sample', fix='mend it')\n"
-        "def bug(): raise RuntimeError('a library says no')\n"
-        "def oom(): raise MemoryError\n"
-        "def pid(): return os.getpid()\n"
-        "def threads(): return os.environ['OMP_NUM_THREADS']\n"
-        "TASKS = {k: v for k, v in globals().items() if callable(v)}\n"
-    )
+    (copy / "run" / "tasks.py").write_text(TASKS)
     monkeypatch.setattr(processes, "PACKAGE", copy)
     processes.start()
     return tmp_path / "child.log"
 
 
 def run(task, log, timeout_s=30.0, **params):
-    return run_task(task, params, log=log, threads=3, timeout_s=timeout_s)
+    with Worker(log, threads=3, timeout_s=timeout_s) as worker:
+        return worker.call(known[task], **params)
 
 
 def test_results_come_back_whatever_is_printed(tasks_file):
@@ -84,6 +89,21 @@ def test_a_hang_ends_at_the_limit(tasks_file):
     with pytest.raises(WorkerDied, match="limit of 1 s") as caught:
         run("hang", tasks_file, timeout_s=1.0)
     assert "--timeout" in caught.value.fix
+
+
+@pytest.mark.parametrize(("ignores", "code", "how"), [(False, -15, "SIGTERM"), (True, -9, "SIGKILL")])
+def test_a_group_may_end_by_itself_before_it_is_made_to(ignores, code, how):
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if ignores else ""
+    script = f"import signal, sys, time; {ignore} print(flush=True); time.sleep(600)"
+    group = processes.ProcessGroup([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert group.process.stdout.readline() == b"\n"
+    assert group.alive()
+    assert not group.wait(0.0)
+    assert group.end(grace_s=20.0 if not ignores else 0.2) == code
+    assert not group.alive()
+    assert group.end() == code
+    assert how in processes.how_it_ended(code)
+    group.process.stdout.close()
 
 
 def _gone(pid):
@@ -117,10 +137,10 @@ def test_half_a_line_is_a_death(tasks_file):
 
 
 def test_a_prompt_gets_nothing_and_eats_no_request(tasks_file):
-    with Worker(tasks_file, threads=1) as child:
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
         with pytest.raises(StageError, match="EOFError"):
-            child.call("ask", {}, timeout_s=30)
-        assert child.call("threads", {}, timeout_s=30) == "1"
+            child.call(known["ask"])
+        assert child.call(known["threads"]) == "1"
 
 
 def test_no_descriptor_is_left(tasks_file):
@@ -146,21 +166,27 @@ def test_errors_keep_their_class_and_remedy(tasks_file):
 
 
 def test_a_session_outlives_a_failed_task(tasks_file):
-    with Worker(tasks_file, threads=1) as child:
-        first = child.call("pid", {}, timeout_s=30)
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
+        first = child.call(known["pid"])
         with pytest.raises(StageError):
-            child.call("bug", {}, timeout_s=30)
-        assert child.call("pid", {}, timeout_s=30) == first
+            child.call(known["bug"])
+        assert child.call(known["pid"]) == first
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
 
 
+def test_no_task_starts_no_process(tasks_file):
+    with Worker(tasks_file, threads=1, timeout_s=30):
+        assert not processes._running
+    assert not tasks_file.exists()
+
+
 def test_a_call_after_death_is_a_death(tasks_file):
-    with Worker(tasks_file, threads=1) as child:
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
         with pytest.raises(WorkerDied):
-            child.call("die", {"how": 9}, timeout_s=30)
+            child.call(known["die"], 9)
         with pytest.raises(WorkerDied):
-            child.call("pid", {}, timeout_s=30)
+            child.call(known["pid"])
 
 
 def test_the_child_ends_when_the_parent_is_killed(tasks_file):
@@ -168,9 +194,10 @@ def test_the_child_ends_when_the_parent_is_killed(tasks_file):
         f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
         "from pathlib import Path\nfrom accel.core import processes\n"
         f"processes.PACKAGE = Path({str(processes.PACKAGE)!r})\n"
-        f"w = processes.Worker(Path({str(tasks_file)!r}), threads=1)\n"
-        "print(w.call('pid', {}, timeout_s=30), flush=True)\n"
-        "w.call('hang', {}, timeout_s=600)\n"
+        f"w = processes.Worker(Path({str(tasks_file)!r}), threads=1, timeout_s=600)\n"
+        f"known = {{'__name__': 'accel.run.tasks'}}\nexec({TASKS!r}, known)\n"
+        "print(w.call(known['pid']), flush=True)\n"
+        "w.call(known['hang'])\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())

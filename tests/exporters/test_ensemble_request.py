@@ -10,7 +10,7 @@ import pytest
 from accel.core.errors import AccelError
 from accel.core.values import TensorSpec
 from accel.exporters.ensemble_request import Asked, asked
-from accel.run import options
+from accel.run.job import assemble
 
 WORDS = {"name": "words", "dtype": "str", "dims": ["batch", 1]}
 
@@ -83,10 +83,10 @@ def test_the_flag_takes_the_job_file_s_words(tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text("source: minilm\ntargets: ort\nensemble: {post: {normalise: false}}\n")
     for given in ({}, {"ensemble": True}):
-        assert options.assemble(given, job, command="").ensemble == Asked({}, {"normalise": False})
+        assert assemble(given, job, command="").ensemble == Asked({}, {"normalise": False})
     job.write_text("source: minilm\ntargets: ort\n")
-    assert options.assemble({}, job, command="").ensemble is None
-    assert options.assemble({"ensemble": True}, job, command="").ensemble == Asked()
+    assert assemble({}, job, command="").ensemble is None
+    assert assemble({"ensemble": True}, job, command="").ensemble == Asked()
     job.write_text("source: minilm\ntargets: ort\nensemble: 3\n")
     with pytest.raises(AccelError, match="ensemble"):
-        options.assemble({}, job, command="")
+        assemble({}, job, command="")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accel.core.errors import AccelError, InputError, UsageError
-from accel.core.processing import Labels, Own, Picture, Pipeline, Pool, Tokenize
+from accel.core.processing import CustomStep, Labels, Picture, Pipeline, Pool, Tokenize
 from accel.core.values import ModelSource, ShapeRange, TensorSpec, from_json, to_json
 from accel.exporters.ensemble_request import Asked, asked
 from accel.exporters.processing_files import find
@@ -204,7 +204,7 @@ def test_steps_of_the_user_s_replace_the_source_s(encoder, tmp_path):
     tensor = {"name": "x", "dtype": "str", "dims": ["batch", 1]}
     wanted = asked({"pre": {"function": f"{tmp_path}/own.py:f", "inputs": [tensor]}})
     found = find(source(encoder, IDS, HIDDEN), wanted)
-    assert isinstance(found.pre, Own)
+    assert isinstance(found.pre, CustomStep)
     assert found.post == Pool()
 
 

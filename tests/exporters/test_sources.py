@@ -185,7 +185,8 @@ def test_a_cached_hub_id_is_keyed_and_a_half_download_is_not(tmp_path: Path, mon
 
 def test_recognising_and_keying_import_no_framework() -> None:
     code = (
-        "import sys; from accel.exporters.sources import recognise, quick_key; quick_key(recognise('minilm'));"
+        "import sys, accel.run; from accel.exporters.sources import recognise, quick_key;"
+        "quick_key(recognise('minilm'));"
         "print([m for m in ('torch', 'onnx', 'transformers', 'onnxruntime', 'tokenizers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -263,7 +263,7 @@ class Resource:
     def __new__(cls, create: Callable[[], Any], start: Callable[[], Any]) -> Any:
         tf = import_tensorflow()
 
-        class Made(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
+        class FactoryResult(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
             def _create_resource(self) -> Any:
                 create()
                 return tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
@@ -271,7 +271,7 @@ class Resource:
             def _initialize(self) -> None:
                 start()
 
-        return Made()
+        return FactoryResult()
 
 
 @pytest.mark.parametrize("part", ["create", "start"])

@@ -10,7 +10,9 @@ import onnx
 import onnxruntime
 from onnx import NodeProto, helper, numpy_helper
 
-from accel.graph.int32 import NarrowReport, ValueReport
+from accel.graph.narrow import NarrowReport, ValueReport
+from accel.graph.narrow.analysis import Analysis
+from accel.graph.narrow.facts import Fact
 
 Feed = Mapping[str, np.ndarray]
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -89,6 +91,11 @@ def save(
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     onnx.save(model, path, save_as_external_data=external, location="weights", size_threshold=0)
     return path
+
+
+def facts_by_name(analysis: Analysis) -> dict[str, Fact]:
+    """Return what the analysis knows of each value of the main graph."""
+    return {str(value.name): fact for value, fact in analysis.facts.items()}
 
 
 def by_name(report: NarrowReport) -> dict[str, ValueReport]:

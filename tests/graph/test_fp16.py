@@ -14,6 +14,7 @@ from accel.core import environments, processes
 from accel.core.errors import InputError, SampleError, UnavailableError, UsageError
 from accel.core.values import from_json, to_json
 from accel.graph import fp16, measured, typed
+from accel.graph.autocast import autocast
 
 BATCH = {"x": (FLOAT, ["batch", 16])}
 
@@ -34,14 +35,9 @@ def planted(tmp_path_factory):
 def test_an_overflow_that_the_cpu_hides_is_caught(planted, tmp_path):
     source, out, report = planted
     naive = tmp_path / "naive.onnx"
-    processes.run_task(
-        "autocast",
-        {"source": str(source), "out": str(naive), "to": "fp16", "keep": []},
-        log=tmp_path / "log",
-        threads=1,
-        timeout_s=300,
-        python=environments.python("modelopt"),
-    )
+    python = environments.python("modelopt")
+    with processes.Worker(tmp_path / "log", threads=1, timeout_s=300, python=python) as worker:
+        worker.call(autocast, source, naive, "fp16", ())
     feed = feeds()[0]
     truth = dict(zip(("clean", "loud", "heavy", "squares"), answers(source, feed), strict=True))
     hidden = answers(naive, feed)[1]
@@ -144,9 +140,8 @@ def test_ranges_are_those_of_numpy(tmp_path):
     assert found["wide"].largest == pytest.approx(100 * np.abs(values).max())
     assert found["x"].size == 48
     fetched: dict[str, list[np.ndarray]] = {}
-    for over in measured.fetch(path, {"wide": found["wide"]}, feeds(), threads=1):
-        for name, value in over():
-            fetched.setdefault(name, []).append(value)
+    for _, name, value in measured.fetch(path, {"wide": found["wide"]}, feeds(), threads=1):
+        fetched.setdefault(name, []).append(value)
     assert np.allclose(np.concatenate(fetched["wide"]), 100 * values)
 
 

@@ -12,9 +12,10 @@ import pytest
 from narrowing_checks import assert_equal_models, by_name, run, save, session
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from accel.builders.narrow import narrow_file
 from accel.core.errors import AccelError, InputError, OutputError, SampleError, UsageError
 from accel.core.values import ShapeRange, from_json, to_json
-from accel.graph.int32 import NarrowReport, narrow_file, prove_int32_interior
+from accel.graph.narrow import NarrowReport, prove_int32_interior
 
 I32, I64, FLOAT, BOOL = TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
@@ -371,8 +372,8 @@ class TestBadInput:
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
     def test_a_full_disk_leaves_nothing_behind(self, tmp_path: Path) -> None:
         source = embedding(tmp_path / "a.onnx")
-        (tmp_path / f".b.onnx.{os.getpid()}.tmp").symlink_to("/dev/full")
-        with pytest.raises(OutputError, match="cannot be written"):
+        (tmp_path / f".b.onnx.{os.getpid()}.new").symlink_to("/dev/full")
+        with pytest.raises(OutputError, match="no space left"):
             narrow_file(source, tmp_path / "b.onnx")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx"]
 

@@ -12,7 +12,7 @@ from narrowing_checks import assert_equal_models
 from onnx import TensorProto
 
 from accel.core.values import from_json, to_json
-from accel.graph.int32 import NarrowReport, narrow_file, prove_int32_interior
+from accel.graph.narrow import NarrowReport, narrow_file, prove_int32_interior
 
 pytestmark = [
     pytest.mark.slow,

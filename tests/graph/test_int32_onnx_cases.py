@@ -19,7 +19,7 @@ from onnx import TensorProto, defs, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from accel.core.errors import InputError, UsageError
-from accel.graph.int32 import narrow_file
+from accel.graph.narrow import narrow_file
 
 pytestmark = pytest.mark.slow
 NEWEST_OPSET, NEWEST_IR = 23, 10

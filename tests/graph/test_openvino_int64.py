@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.graph.narrow_reasons import OPENVINO_THROUGH_FLOAT
+from accel.graph.narrow.reasons import OPENVINO_THROUGH_FLOAT
 
 pytestmark = pytest.mark.slow
 _SCRIPT = Path(__file__).parents[2] / "benchmarks" / "openvino_int64.py"

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
+from narrowing_checks import facts_by_name
 from onnx import TensorProto, helper, numpy_helper
 
 from accel.core.values import ShapeRange
-from accel.graph.ranges import analyse
+from accel.graph.narrow.analysis import analyse
 
 
 def model() -> onnx.ModelProto:
@@ -60,9 +62,8 @@ def model() -> onnx.ModelProto:
 def test_sizes_contain_what_runs_observe_and_are_finite(tmp_path: Path) -> None:
     made = model()
     onnx.save(made, tmp_path / "sizes.onnx")
-    facts = analyse(
-        made, tmp_path, ranges={}, shapes={"x": ShapeRange((1, 3, 8, 9), (2, 3, 9, 9), (4, 3, 21, 9))}
-    ).facts
+    shapes = {"x": ShapeRange((1, 3, 8, 9), (2, 3, 9, 9), (4, 3, 21, 9))}
+    facts = facts_by_name(analyse(ir.from_proto(made), ranges={}, shapes=shapes))
     session = onnxruntime.InferenceSession(tmp_path / "sizes.onnx", providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     for batch, high in ((1, 8), (2, 9), (4, 20), (4, 21), (3, 15)):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integer_graphs import IntegerGraph, feeds, graphs
-from narrowing_checks import assert_equal_models, run, session
+from narrowing_checks import assert_equal_models, facts_by_name, run, session
 
 from accel.core.values import ShapeRange
-from accel.graph.int32 import narrow_file
-from accel.graph.ranges import analyse
-from accel.graph.ranges_facts import INT32, Fact
+from accel.graph.narrow import narrow_file
+from accel.graph.narrow.analysis import analyse
+from accel.graph.narrow.facts import INT32, Fact
 
 SHAPES = {"x": ShapeRange((1, 4), (2, 4), (5, 4)), "y": ShapeRange((1, 4), (2, 4), (5, 4))}
 RANDOM = settings(
@@ -48,7 +47,7 @@ def test_intervals_contain_what_runs_observe(
     g: IntegerGraph, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     bare = g.model([g.full(g.wide[-1])])
-    analysis = analyse(bare, Path(), ranges=g.ranges, shapes=_shapes(g))
+    facts = facts_by_name(analyse(ir.from_proto(bare), ranges=g.ranges, shapes=_shapes(g)))
     model = g.model([])
     for node in g.nodes:
         model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in node.output)
@@ -57,7 +56,7 @@ def test_intervals_contain_what_runs_observe(
     opened = session(path)
     for feed in feeds(g, seed):
         for name, value in run(opened, feed).items():
-            _contains(name, analysis.facts[name], value)
+            _contains(name, facts[name], value)
 
 
 @pytest.mark.slow

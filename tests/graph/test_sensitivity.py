@@ -11,7 +11,7 @@ from typed_graphs import FLOAT, answers, save, sqnr_db
 
 from accel.core.errors import UsageError
 from accel.core.values import from_json, to_json
-from accel.graph import prepared, quantize, sensitivity, typed
+from accel.graph import quantize, sensitivity, typed
 
 WIDTH, LAYERS = 24, 10
 HARMFUL = {2: 60.0, 5: 25.0, 8: 8.0}
@@ -43,6 +43,10 @@ def network(tmp_path_factory):
     return path, made[:4], made[4:]
 
 
+def prepare(path, folder, calibration):
+    return quantize.prepare(path, folder, to="int8", feeds=calibration, method="minmax", threads=1)
+
+
 def scorer(path, held):
     """Return the SQNR of a file on held-back feeds, counting its calls."""
     feed = {"x": np.concatenate([f["x"] for f in held])}
@@ -62,7 +66,7 @@ def greedy(ready, score, floor):
     while kept:
         tried = []
         for node in sorted(kept):
-            tried.append((score(ready.write(kept - {node}, "greedy.onnx")), node))
+            tried.append((score(ready.write(kept - {node}, ready.path.with_name("greedy.onnx"))), node))
             evaluations += 1
         best, node = max(tried)
         if best < floor:
@@ -74,10 +78,10 @@ def greedy(ready, score, floor):
 def test_it_finds_what_an_exhaustive_greedy_search_finds(network, tmp_path):
     path, calibration, held = network
     score, calls = scorer(path, held)
-    found = sensitivity.search(path, calibration, score, FLOOR, method="minmax", threads=1)
+    ready = prepare(path, tmp_path, calibration)
+    found = ready.search(score, FLOOR)
     assert found.holds
     assert found.evaluations == len(calls)
-    ready = prepared.prepare(path, tmp_path, to="int8", feeds=calibration, method="minmax", threads=1)
     share, evaluations = greedy(ready, score, FLOOR)
     assert 0 < share < 1, "the floor must bind for this to prove anything"
     assert found.chosen.share >= 0.95 * share
@@ -94,7 +98,7 @@ def test_it_finds_what_an_exhaustive_greedy_search_finds(network, tmp_path):
 def test_what_was_chosen_is_what_is_written(network, tmp_path):
     path, calibration, held = network
     score, _ = scorer(path, held)
-    found = sensitivity.search(path, calibration, score, FLOOR, method="minmax", threads=1)
+    found = prepare(path, tmp_path, calibration).search(score, FLOOR)
     out = tmp_path / "int8.onnx"
     report = quantize.for_tensorrt(
         path, out, to="int8", feeds=calibration, method="minmax", keep=found.chosen.kept, threads=1
@@ -107,33 +111,33 @@ def test_what_was_chosen_is_what_is_written(network, tmp_path):
     assert "below the floor" in text
 
 
-def test_a_floor_that_everything_holds_takes_two_evaluations(network):
+def test_a_floor_that_everything_holds_takes_two_evaluations(network, tmp_path):
     path, calibration, held = network
     score, calls = scorer(path, held)
-    found = sensitivity.search(path, calibration, score, 1.0, method="minmax", threads=1)
+    found = prepare(path, tmp_path, calibration).search(score, 1.0)
     assert found.chosen.share == 1
     assert len(calls) == 2
 
 
 @pytest.mark.parametrize("answer", [0.5, float("nan")])
-def test_a_floor_that_nothing_holds_leaves_everything_in_float(network, answer):
+def test_a_floor_that_nothing_holds_leaves_everything_in_float(network, answer, tmp_path):
     path, calibration, _ = network
-    found = sensitivity.search(path, calibration, lambda _: answer, 0.9, threads=1)
+    found = prepare(path, tmp_path, calibration).search(lambda _: answer, 0.9)
     assert not found.holds
     assert (found.chosen.share, found.chosen.quantised) == (0.0, 0)
     json.dumps(to_json(found), allow_nan=False)
 
 
-def test_too_few_evaluations_are_refused(network):
+def test_too_few_evaluations_are_refused(network, tmp_path):
     path, calibration, _ = network
     with pytest.raises(UsageError, match="cannot try 10 groups") as refused:
-        sensitivity.search(path, calibration, lambda _: 1.0, 0.9, evaluations=5, threads=1)
+        prepare(path, tmp_path, calibration).search(lambda _: 1.0, 0.9, evaluations=5)
     assert refused.value.fix == "allow 12 or more"
 
 
-def test_the_allowance_is_kept(network):
+def test_the_allowance_is_kept(network, tmp_path):
     path, calibration, held = network
     score, calls = scorer(path, held)
-    found = sensitivity.search(path, calibration, score, FLOOR, method="minmax", evaluations=13, threads=1)
+    found = prepare(path, tmp_path, calibration).search(score, FLOOR, evaluations=13)
     assert len(calls) == found.evaluations <= 13
     assert found.holds

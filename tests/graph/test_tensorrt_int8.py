@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from scales import check_scales
 from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unmasked_db
 
 from accel.core import environments
 from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.values import from_json, to_json
-from accel.graph import fp16, qdq, quantize, symmetric, typed
-from accel.graph.prepared import QuantReport
-from accel.graph.scales import check_scales
+from accel.graph import calibration, fp16, measured, passes, qdq, quantize, typed
+from accel.graph.quantize import QuantReport
 
 
 def errors(path):
@@ -71,7 +71,7 @@ def test_convolutions_have_a_scale_per_output_channel(tmp_path):
         _, (scale,), zeros = scales(out)
         kinds = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}
         assert {z.data_type for z in zeros} == {kinds[to]}
-        assert np.allclose(scale, np.abs(kernel).max(axis=(1, 2, 3)) / symmetric.LARGEST[to])
+        assert np.allclose(scale, np.abs(kernel).max(axis=(1, 2, 3)) / qdq.SCHEMES[to].largest)
         assert report.opset == (18 if to == "int8" else 19)
         assert not errors(out)
         truth, found = (answers(p, made[0])[0] for p in (path, out))
@@ -102,7 +102,7 @@ def test_the_rest_is_half_where_asked(small_bert, tmp_path):
     report = quantize.for_tensorrt(path, out, to="int8", feeds=made, base="fp16", method="minmax", threads=1)
     assert report.half is not None
     assert report.half.half_share == 1
-    assert report.opset == symmetric.HALF_OPSET
+    assert report.opset == quantize.HALF_OPSET
     activations, weights, _ = scales(out)
     assert {s.dtype for s in (*activations, *weights)} == {np.dtype(np.float16)}
     assert min(float(s.min()) for s in weights) >= 2**-14  # a subnormal scale has few bits
@@ -113,7 +113,7 @@ def test_the_rest_is_half_where_asked(small_bert, tmp_path):
 
 def test_kept_products_stay_as_they_are(small_bert, tmp_path):
     path, made = small_bert
-    names = [p.node for p in symmetric.products(qdq.load_model(path))]
+    names = [p.node for p in qdq.products(qdq.load(path))]
     report = quantize.for_tensorrt(path, tmp_path / "q.onnx", to="int8", feeds=made, keep=names[:3], threads=1)
     assert report.kept == tuple(names[:3])
     assert report.quantised == 9
@@ -125,11 +125,12 @@ def test_kept_products_stay_as_they_are(small_bert, tmp_path):
 def test_what_cpu_runtimes_quantise_to_is_refused(small_bert, tmp_path):
     """``ort-int8`` writes asymmetric uint8 activations: right on a CPU, and not for TensorRT."""
     path, _ = small_bert
-    model = qdq.load_model(path)
-    units = qdq.find_units(model)
-    recipes = {u.activation: qdq.Recipe(qdq.Scale.of(-1.0, 3.0)) for u in units}
-    qdq.write_qdq(model, units, recipes, levels=127)
-    qdq.save_model(model, tmp_path / "cpu.onnx")
+    model = qdq.load(path)
+    units = qdq.products(model)
+    recipes = {u.activation: qdq.Recipe.unsigned(-1.0, 3.0) for u in units}
+    qdq.add_constants(model, units, recipes, measured.file_types(path), qdq.SCHEMES["cpu-int8"])
+    passes.run(model, qdq.WritePairs(units))
+    passes.save(model, tmp_path / "cpu.onnx", data="cpu.onnx.data")
     found = errors(tmp_path / "cpu.onnx")
     assert {f.rule for f in found} == {"zero-point", "uint8"}
     assert {f.node for f in found} >= {f"{units[0].activation}_q", f"{units[0].activation}_dq"}
@@ -169,13 +170,13 @@ def test_a_wrong_weight_scale_is_caught(small_bert, tmp_path):
 
 
 def test_entropy_cuts_a_lonely_outlier_and_minmax_does_not():
-    counts = np.zeros(symmetric.BINS, np.int64)
+    counts = np.zeros(calibration.BINS, np.int64)
     counts[:400] = np.exp(-np.arange(400) / 80) * 1e5
     counts[-1] = 1
-    assert symmetric._entropy_cut(counts) < symmetric.BINS / 2
-    assert symmetric._percentile_cut(counts) < symmetric.BINS / 2
-    flat = np.full(symmetric.BINS, 1000, np.int64)
-    assert symmetric._entropy_cut(flat) > symmetric.BINS * 0.9
+    assert calibration._entropy_cut(counts) < calibration.BINS / 2
+    assert calibration._percentile_cut(counts) < calibration.BINS / 2
+    flat = np.full(calibration.BINS, 1000, np.int64)
+    assert calibration._entropy_cut(flat) > calibration.BINS * 0.9
 
 
 def test_bad_input_is_refused_with_its_mend(tmp_path):

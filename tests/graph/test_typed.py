@@ -199,5 +199,5 @@ def test_what_is_no_onnx_file_is_refused(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"not a model at all")
     with pytest.raises(InputError, match=r"m\.onnx"):
         typed.check(tmp_path / "m.onnx")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"cannot be read|that can be read"):
         typed.check(tmp_path / "missing.onnx")

@@ -15,9 +15,11 @@ from tiny_run import FACTORY, SHAPES, convert
 from accel.accuracy import parity
 from accel.builders import targets
 from accel.core.errors import AccelError, StageError
-from accel.core.processes import run_task
-from accel.core.values import Artifact, from_json, to_json
-from accel.run.stages import FILES, Described
+from accel.core.processes import Worker
+from accel.core.values import Artifact, from_json
+from accel.run import tasks
+from accel.run.stages import FILES
+from accel.run.tasks import Described
 
 CLI = [sys.executable, "-m", "accel"]
 
@@ -33,18 +35,11 @@ def prove(out: Path, id: str, files: Path, tmp_path: Path) -> parity.Parity:
     reference_folder, _ = stored(out, "reference")
     artifact = from_json(Artifact, stored(out, f"build-{id}")[1])
     made = from_json(Described, described)
-    shared = {
-        "source": to_json(made.source),
-        "samples": to_json(made.samples),
-        "samples_folder": str(source_folder),
-    }
-    log = tmp_path / "log"
-    answers = {"artifact": to_json(artifact), "folder": str(files), "out": str(tmp_path / "answers.npz"), "threads": 1}
-    run_task("answers", {**shared, **answers}, log=log, threads=1, timeout_s=120)
+    answers = tmp_path / "answers.npz"
     gate = parity.gate_for("fp32", outputs=made.source.outputs, task=None, overrides={})
-    files_ = {"reference": str(reference_folder / "reference.npz"), "answers": str(tmp_path / "answers.npz")}
-    found = run_task("compare", {**shared, **files_, "gate": gate}, log=log, threads=1, timeout_s=120)
-    return from_json(parity.Parity, found)
+    with Worker(tmp_path / "log", threads=1, timeout_s=120) as worker:
+        worker.call(tasks.answers, artifact, files, made, source_folder, answers, 1)
+        return worker.call(tasks.compare, made, source_folder, reference_folder / "reference.npz", answers, gate)
 
 
 def perturb_onnx(folder: Path) -> None:

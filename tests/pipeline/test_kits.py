@@ -131,7 +131,7 @@ def test_the_kit_holds_all_that_it_takes(kit):
     found = kits.read(kit)
     assert found.variant.id == "trt-fp16@cuda"
     assert found.proof.passed
-    assert found.settings.triton_release == NEWEST
+    assert found.settings["triton_release"] == NEWEST
     expected = RELEASES[NEWEST].tensorrt
     assert found.toolchain.packages == ({"tensorrt": expected} if expected else {})
     assert NEWEST in found.toolchain.image
@@ -210,7 +210,7 @@ def test_files_that_the_users_overrides_name_travel_along(kit, tmp_path):
     labels.write_text("yes\nno\n")
     found = kits.read(kit)
     text = f'output [{{ name: "hidden" label_filename: "{labels}" }}]'
-    asked = replace(found, settings=replace(found.settings, overrides=text))
+    asked = replace(found, settings={**found.settings, "overrides": text})
     there = tmp_path / "kit"
     there.mkdir()
     kits.write(asked, there, onnx=kit / "onnx", samples=kit / "samples", reference=kit / "reference.npz")

@@ -9,7 +9,7 @@ from tiny_run import FACTORY, convert
 
 from accel.core import processes, sandbox
 from accel.core.errors import AccelError, UnavailableError, UsageError
-from accel.run import options
+from accel.run import job
 
 
 @pytest.fixture(autouse=True)
@@ -65,4 +65,4 @@ def test_a_hostile_factory_does_no_harm(tmp_path):
 
 def test_a_server_is_not_in_the_sandbox_and_it_says_so():
     with pytest.raises(UsageError, match="runs a server beside them"):
-        options.assemble({"source": "bert", "targets": "ort", "sandbox": True, "bench": "both"}, None, command="")
+        job.assemble({"source": "bert", "targets": "ort", "sandbox": True, "bench": "both"}, None, command="")

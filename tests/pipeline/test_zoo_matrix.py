@@ -14,7 +14,7 @@ from accel.builders.targets import discover
 from accel.core.errors import CheckFailed, InputError, UsageError
 from accel.core.values import Target
 from accel.release import zoo_matrix
-from accel.run import options
+from accel.run.job import assemble
 
 SIX = ("gpt2", "inception-v3", "yolo", "text-recognition", "dlrm", "whisper-encoder")
 FRAMEWORKS = {"torch": {"torch", "torch-bf16", "aoti"}, "tensorflow": {"tf", "tf-xla"}}
@@ -131,7 +131,7 @@ def test_the_terminal_shows_the_longer_side_downwards(rows: list[dict[str, Any]]
 def test_a_fixed_shape_is_proved_on_what_can_be_compared(tmp_path: Path) -> None:
     """The keys that a decoder gives have an axis of their own: a padded answer could not be cut back to its size."""
     given = {"source": "gpt2@small", "targets": "openvino-fp32", "out": tmp_path, "static": True, "rounds": 2}
-    job = options.assemble({**given, "round_s": 0.05, "objective": "latency"}, None, command="accel convert gpt2@small")
+    job = assemble({**given, "round_s": 0.05, "objective": "latency"}, None, command="accel convert gpt2@small")
     found = {v["id"]: v for v in pipeline.convert(job)["variants"]}
     static = found["openvino-fp32@cpu+1x1"]
     assert static["status"] == "ok", static["reason"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from accel import pipeline
 from accel.core.progress import Progress
-from accel.run import options
+from accel.run.job import assemble
 
 FACTORY = '''
 import numpy as np
@@ -82,4 +82,4 @@ def convert(
         **given,
     }
     command = f"accel convert {asked['source']} --targets {targets} -o {out}"
-    return pipeline.convert(options.assemble(asked, None, command=command), progress)
+    return pipeline.convert(assemble(asked, None, command=command), progress)

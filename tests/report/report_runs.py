@@ -6,11 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from accel.core import document
 from accel.core.hardware import Cpu, Gpu
 from accel.core.values import Decision, Measurement, OutputParity, Parity, ServerSplit, to_json
+from accel.report import from_run
+from accel.report.view import RunView
 
 VERSIONS = {"torch": "2.13.0", "onnxruntime": "1.31.1", "openvino": "2026.4.1", "nncf": "3.4.0"}
 REASON_GPU = "no NVIDIA GPU on this machine: TensorRT can neither build nor parse here"
+
+
+def run_view(run: Mapping[str, Any]) -> RunView:
+    """What a report shows of the JSON of a run."""
+    return from_run.run_view(document.parse(run))
 
 
 def rounds(mean_ms: float) -> tuple[float, ...]:
@@ -185,6 +193,7 @@ def bert(*, factor: float = 1.0, hardware: str = "xeon-2c-avx512vnni-8f3a", **mo
                 "name": "bert",
                 "source": "bert",
                 "framework": "torch",
+                "baseline": {"target": "torch", "name": "PyTorch"},
                 "weights": "random(seed=0)",
                 "revision": "sha256:5b1e9c",
                 "accuracy": "unproved",

@@ -13,11 +13,11 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 import report_runs
+from report_runs import run_view
 
 from accel.core.errors import AccelError, InputError, OutputError
 from accel.report import write_reports
 from accel.report.figures import accuracy_figure, served_figure, throughput_figure
-from accel.report.from_run import run_view
 from accel.report.markdown import code, escape, run_markdown
 from accel.report.page import run_page
 
@@ -242,7 +242,7 @@ def test_served_points_stand_apart_from_those_in_process() -> None:
     text = run_page(view)
     assert "As served" in text
     assert "repositories/openvino-int8@cpu.python" in text
-    assert [(p.load, p.merged) for _, p in view.served][3:] == [
+    assert [(p.load, p.server and p.server.merged) for _, p in view.served][3:] == [
         ("1 at a time", 1),
         ("4 at a time", 4),
         ("16 at a time", 4),
@@ -257,3 +257,19 @@ def test_served_points_stand_apart_from_those_in_process() -> None:
     assert "As served" not in run_page(in_process)
     assert [d.via for group in view.verdicts for d in group] == ["inprocess", "inprocess", "triton"]
     assert "repositories/openvino-int8@cpu.python" in run_markdown(view)
+
+
+def test_a_runtime_brings_its_name_and_colours_and_one_without_gets_a_free_one() -> None:
+    run = report_runs.bert()
+    own = next(v for v in run["variants"] if v["target"] == "ort")
+    own["runtime"] = {"name": "ONNX Runtime", "colours": ["#123456", "#654321"]}
+    broken = next(v for v in run["variants"] if v["target"] == "torch")
+    broken["runtime"] = {"name": "<i>", "colours": ["red; } * { display: none", "#000000"]}
+    text = run_page(run_view(run))
+    assert "--c-ort: #123456;" in text
+    assert "--c-ort: #654321;" in text
+    assert 'title="ONNX Runtime"' in text
+    assert "&lt;i&gt;" in text
+    assert "display: none;" not in text.split("</style>")[0].rpartition(":root")[2]
+    assert re.search(r"--c-torch: #[0-9a-f]{6};", text)
+    assert re.search(r"--c-openvino: #[0-9a-f]{6};", text)

@@ -11,9 +11,9 @@ import pytest
 import report_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_runs import run_view
 
 from accel.report import formats
-from accel.report.from_run import run_view
 from accel.report.view import RunView, VariantView
 
 

@@ -109,7 +109,9 @@ def test_a_full_disk_is_a_clear_error_and_the_old_file_stays(tmp_path):
     target.write_text("old")
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    (tmp_path / ".run.json.tmp").symlink_to("/dev/full")  # every write to it says: no space left on device
+    (tmp_path / f".run.json.{os.getpid()}.new").symlink_to(
+        "/dev/full"
+    )  # every write to it says: no space left on device
     with pytest.raises(OutputError, match="no space left"):
         files.write_text(target, "new" * 10000)
     assert target.read_text() == "old"

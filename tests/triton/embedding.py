@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Mode, Session, TargetInfo
+from accel.builders import Builder, Mode, Session, TargetInfo
 from accel.core.values import (
     Artifact,
     BuildRequest,
@@ -59,7 +59,7 @@ MIXING = 2 * np.eye(WIDTH, dtype=np.float32)
 
 
 def compute(weights: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """Look the ids up and average the unmasked positions."""
+    """GpuSample the ids up and average the unmasked positions."""
     hidden = weights[ids] @ MIXING * mask[..., None].astype(np.float32)
     return {
         "hidden": hidden,
@@ -104,7 +104,7 @@ class Options:
     """None."""
 
 
-class EmbeddingBuilder:
+class EmbeddingBuilder(Builder):
     """Builds and opens the table; says what the test wants about Triton."""
 
     targets: Mapping[str, TargetInfo] = {

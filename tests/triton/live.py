@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from accel.accuracy import parity
 from accel.builders import targets
 from accel.core import environments
-from accel.core.processes import run_task
+from accel.core.processes import Worker
 from accel.core.values import (
     Artifact,
     BuildRequest,
-    Built,
     ModelSource,
     SampleSet,
     ShapeRange,
     Skipped,
     Target,
     Variant,
-    file_refs,
-    from_json,
-    to_json,
 )
 from accel.exporters.sources import recognise
 from accel.run import tasks
+from accel.run.tasks import Described
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit
 
+P, R = ParamSpec("P"), TypeVar("R")
 THREADS = 2
 FACTORY = '''
 import numpy as np
@@ -90,15 +89,12 @@ class Live:
             max_shapes=shapes["max"],
             ranges={"input_ids": (0, 49), "attention_mask": (0, 1)},
         )
-        described = tasks.describe(to_json(asked), str(folder / "samples"))
-        shared = {**described, "samples_folder": str(folder / "samples")}
-        truth = str(folder / "reference.npz")
-        tasks.reference(**shared, out=truth)
+        samples, truth = folder / "samples", folder / "reference.npz"
+        described = tasks.describe(asked, samples)
+        tasks.reference(described, samples, truth)
         (folder / "onnx").mkdir()
-        onnx = tasks.export(**shared, reference=truth, out_dir=str(folder / "onnx"), opset=18)
-        return cls(
-            folder, from_json(ModelSource, described["source"]), from_json(SampleSet, described["samples"]), onnx
-        )
+        onnx = tasks.export(described, samples, truth, folder / "onnx", opset=18)
+        return cls(folder, described.source, described.samples, onnx)
 
     def root(self, target: str, *, static: bool = False, release: str = NEWEST, **changes: Any) -> Path:
         """Return the repository of a target, built, proved and emitted; ``changes`` go to ``emit``."""
@@ -133,13 +129,14 @@ class Live:
     def _files(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id
 
-    def _run(self, task: str, variant: Variant, params: Any) -> Any:
+    def _run(self, variant: Variant, task: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a task here where that is quick and quiet, else in a process of the variant's environment."""
         environment = targets.discover()[variant.target.name].environment(variant.target)
         if environment == environments.MAIN and not variant.target.name.startswith("aoti"):
-            return tasks.TASKS[task](**params)
+            return task(*args, **kwargs)
         python = environments.python(environment)
-        return run_task(task, params, log=self.folder / "task.log", threads=THREADS, timeout_s=120, python=python)
+        with Worker(self.folder / "task.log", threads=THREADS, timeout_s=300, python=python) as worker:
+            return worker.call(task, *args, **kwargs)
 
     def _build(self, variant: Variant) -> Artifact:
         if variant.id in self.artifacts:
@@ -149,26 +146,19 @@ class Live:
         request = BuildRequest(
             variant,
             self.source,
-            from_json(tasks.OnnxModel, self.onnx),
+            self.onnx,
             str(self.folder / "onnx"),
             self.samples,
             str(self.folder / "samples"),
             THREADS,
         )
-        done = self._run("build", variant, {"request": to_json(request), "out_dir": str(files)})
-        built = from_json(Built, done["built"])
-        self.artifacts[variant.id] = Artifact(variant, file_refs(files), "0" * 64, built, done["build_s"])
+        self.artifacts[variant.id] = self._run(variant, tasks.build, request, files, "0" * 64)
         return self.artifacts[variant.id]
 
     def _prove(self, artifact: Artifact) -> Any:
         answers = self.folder / f"{artifact.variant.id}.npz"
-        shared = {
-            "source": to_json(self.source),
-            "samples": to_json(self.samples),
-            "samples_folder": str(self.folder / "samples"),
-        }
-        params = {"artifact": to_json(artifact), "folder": str(self._files(artifact.variant)), "threads": THREADS}
-        ran = self._run("answers", artifact.variant, {**shared, **params, "out": str(answers)})
-        gate = parity.gate_for(ran["precision"], outputs=self.source.outputs, task=None, overrides={})
-        found = tasks.compare(**shared, reference=str(self.folder / "reference.npz"), answers=str(answers), gate=gate)
-        return from_json(tasks.Parity, found)
+        described, samples = Described(self.source, self.samples), self.folder / "samples"
+        files = self._files(artifact.variant)
+        ran = self._run(artifact.variant, tasks.answers, artifact, files, described, samples, answers, THREADS)
+        gate = parity.gate_for(ran.precision, outputs=self.source.outputs, task=None, overrides={})
+        return tasks.compare(described, samples, self.folder / "reference.npz", answers, gate)

@@ -9,6 +9,7 @@ import numpy as np
 
 from accel import exporters
 from accel.builders import targets
+from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, BuildRequest, OnnxModel, Skipped, Target, Variant, file_refs
 from accel.exporters import samples
 from accel.exporters.check import Point
@@ -31,7 +32,7 @@ def repository(text: str, folder: Path, target: str, shapes: Shapes, *, release:
     folder.mkdir()
     source = exporters.describe(asked)
     drawn = samples.make_samples(source, asked, folder)
-    feeds = samples.read_feeds(folder / drawn.shapes.path)
+    feeds = read_feeds(folder / drawn.shapes.path)
     model = exporters.load(source)
     answers = {point: model.run(feed) for point, feed in feeds.items()}
     np.savez(folder / "reference.npz", **{f"{p}/{k}": v for p, made in answers.items() for k, v in made.items()})

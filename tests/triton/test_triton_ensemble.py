@@ -14,7 +14,7 @@ import pytest
 from embedding import SERVED
 
 from accel.core.errors import InputError
-from accel.core.processing import File, Labels, Own, Picture, Pipeline, Pool, Tokenize, carried
+from accel.core.processing import CustomStep, File, Labels, Picture, Pipeline, Pool, Tokenize, carried
 from accel.core.values import TensorSpec, TritonModel
 from accel.triton import ensemble
 from accel.triton import manifest as manifests
@@ -74,8 +74,8 @@ def own(tmp_path: Path) -> Pipeline:
     count = TensorSpec("count", "int64", ("batch", 1))
     total = TensorSpec("total", "float32", ("batch", 1))
     return Pipeline(
-        Own(file, "before", (numbers,), (count,), packages=("scipy==1.17.1",)),
-        Own(file, "after", ("pooled", "count"), (total,)),
+        CustomStep(file, "before", (numbers,), (count,), packages=("scipy==1.17.1",)),
+        CustomStep(file, "after", ("pooled", "count"), (total,)),
     )
 
 
@@ -417,7 +417,7 @@ def test_served_models_name_the_folders_they_are_read_from(bench, text):
 def test_the_twin_of_a_repository_gets_the_ensemble_anew(bench, text, monkeypatch):
     """The openvino backend cannot batch and its twin can: so can the ensemble around the twin."""
     from accel.builders import targets
-    from accel.triton.twin import write_twin
+    from accel.triton.python_variant import write_python_variant
 
     artifact = bench.artifact("openvino")
     bench.emit(artifact)
@@ -425,7 +425,7 @@ def test_the_twin_of_a_repository_gets_the_ensemble_anew(bench, text, monkeypatc
     names = ensemble.add(root, text)
     monkeypatch.setattr(targets, "discover", lambda: {"openvino": embedding.BUILDER})
     out = bench.run_dir / "twin"
-    assert write_twin(root, out, release="24.10").models == ("embedding", *names)
+    assert write_python_variant(root, out, release="24.10").models == ("embedding", *names)
     assert [f for f in verify(out) if f.severity == "error"] == []
     assert list(broken_rules(out)) == []
     assert (manifests.read(root).max_batch_size, manifests.read(out).max_batch_size) == (0, 8)

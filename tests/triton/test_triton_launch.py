@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tritonclient.grpc import model_config_pb2 as pb
 
+from accel.builders.targets import discover
 from accel.core.values import Target
 from accel.triton.launch import CONFIG_NAMES_SINCE, kubernetes, require, script
 from accel.triton.releases import RELEASES, release
@@ -166,11 +167,15 @@ def test_paths_with_spaces_survive(bench):
 def test_a_version_compatible_plan_needs_its_flag(bench):
     artifact = bench.artifact("onnxruntime")
     plan = replace(artifact, built=replace(artifact.built, facts={"version_compatible": True}))
-    models = [pb.ModelConfig(backend="tensorrt")]
     flag = "--backend-config=tensorrt,version-compatible=true"
-    assert flag in script(release("26.05"), plan, models, requires=None)
-    assert flag not in script(release("26.05"), artifact, models, requires=None)
-    assert flag not in script(release("26.05"), plan, [pb.ModelConfig(backend="onnxruntime")], requires=None)
+
+    def launched(artifact, target):
+        served = discover()[target].triton(artifact, "26.05")
+        return script(release("26.05"), artifact, requires=None, flags=served.server_flags)
+
+    assert flag in launched(plan, "trt")
+    assert flag not in launched(artifact, "trt")
+    assert flag not in launched(plan, "ort")
 
 
 def test_torch_takes_the_threads_of_the_measurement_from_openmp(emitted):

@@ -19,8 +19,8 @@ from accel.core.errors import InputError, UsageError
 from accel.core.values import Artifact, file_refs
 from accel.triton.lint import lint
 from accel.triton.lint.rules import ACCELERATORS, PARAMETERS
+from accel.triton.python_variant import write_python_variant
 from accel.triton.releases import NEWEST, RELEASES, release
-from accel.triton.twin import write_twin
 
 BACKENDS = ("onnxruntime", "openvino", "aoti", "python")
 
@@ -106,7 +106,7 @@ def test_no_error_with_overrides_threads_and_a_config_for_the_hardware(bench, ir
 def test_no_error_on_a_python_backend_twin(bench, ir, tmp_path):
     made = artifact(bench, "openvino", ir)
     bench.emit(made)
-    write_twin(bench.root(made), tmp_path / "twin", release="24.10")
+    write_python_variant(bench.root(made), tmp_path / "twin", release="24.10")
     assert lint(tmp_path / "twin", "24.10") == ()
 
 

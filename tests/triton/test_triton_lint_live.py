@@ -9,7 +9,7 @@ from lint_repositories import MODEL_PY, Files, add, python_base, swap, write
 from test_triton_lint_server_cases import ACCEPTED, ENSEMBLES, IO, OUT, RESHAPES, SINGLE, UNBATCHED
 
 from accel.core import environments
-from accel.core.processing import Own, Pipeline, carried
+from accel.core.processing import CustomStep, Pipeline, carried
 from accel.core.values import TensorSpec
 from accel.triton import ensemble
 from accel.triton.lint import lint
@@ -96,7 +96,7 @@ def test_no_error_on_an_ensemble_of_accels(bench, tmp_path, backend):
     path.write_text(STEPS)
     file = carried(path, "the test's steps")
     numbers, total = TensorSpec("numbers", "int64", ("batch", "seq")), TensorSpec("total", "float32", ("batch", 1))
-    pipeline = Pipeline(Own(file, "before", (numbers,), ()), Own(file, "after", ("pooled",), (total,)))
+    pipeline = Pipeline(CustomStep(file, "before", (numbers,), ()), CustomStep(file, "after", ("pooled",), (total,)))
     added = ensemble.add(bench.root(artifact), pipeline)
     assert lint(bench.root(artifact), "26.05") == ()
     config = bench.root(artifact) / added[-1] / "config.pbtxt"

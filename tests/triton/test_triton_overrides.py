@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
+from accel.builders import targets
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
-from accel.run import options
+from accel.run.job import assemble
 from accel.triton import manifest as manifests
 from accel.triton import overrides
 from accel.triton.config import (
@@ -21,7 +22,6 @@ from accel.triton.config import (
     TritonConfig,
     WarmupSample,
     check,
-    measured_parameters,
     parse,
     to_protobuf,
     to_text,
@@ -287,9 +287,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         overrides.from_file(tmp_path / "binary.pbtxt")
 
 
-def assemble(folder: Path, job: str, **given):
+def made(folder: Path, job: str, **given):
     (folder / "job.yaml").write_text(job)
-    return options.assemble({"source": "bert", "targets": "ort,openvino"} | given, folder / "job.yaml", command="accel")
+    return assemble({"source": "bert", "targets": "ort,openvino"} | given, folder / "job.yaml", command="accel")
 
 
 @pytest.mark.parametrize(
@@ -311,12 +311,12 @@ def assemble(folder: Path, job: str, **given):
 )
 def test_a_job_file_that_is_wrong_is_refused_with_field_and_line(tmp_path, job, message):
     with pytest.raises(InputError, match=message):
-        assemble(tmp_path, job)
+        made(tmp_path, job)
 
 
 def test_an_unknown_target_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"job\.yaml:3: triton\.targets\.openvin: .*did you mean openvino"):
-        assemble(tmp_path, "triton:\n  targets:\n    openvin: {}")
+        made(tmp_path, "triton:\n  targets:\n    openvin: {}")
 
 
 def test_targets_win_over_the_whole_and_the_command_line_over_both(tmp_path):
@@ -329,20 +329,18 @@ def test_targets_win_over_the_whole_and_the_command_line_over_both(tmp_path):
         openvino: {metric_tags: {team: vision}, dynamic_batching: {max_queue_delay_microseconds: 2}}
         openvino.python: {max_batch_size: 4}
     """
-    plain = assemble(tmp_path, job).triton
+    plain = made(tmp_path, job).overrides
     assert applied(plain["ort"]).dynamic_batching.max_queue_delay_microseconds == 1
     assert applied(plain["openvino"]).dynamic_batching.max_queue_delay_microseconds == 2
     assert applied(plain["openvino"]).metric_tags["team"] == "vision"
     assert [overrides.max_batch_size(plain[name]) for name in ("openvino", "openvino.python")] == [None, 4]
-    found = assemble(tmp_path, job, triton_config=tmp_path / "o.pbtxt").triton
+    found = made(tmp_path, job, triton_config=tmp_path / "o.pbtxt").overrides
     for target in ("ort", "openvino", "openvino.python"):
         batching = applied(found[target]).dynamic_batching
         assert (batching.max_queue_delay_microseconds, batching.preserve_ordering) == (3, True)
-    assert assemble(tmp_path, "rounds: 3").triton == {}
-    alone = options.assemble(
-        {"source": "bert", "targets": "ort", "triton_config": tmp_path / "o.pbtxt"}, None, command="accel"
-    )
-    assert applied(alone.triton["ort"]).dynamic_batching.max_queue_delay_microseconds == 3
+    assert made(tmp_path, "rounds: 3").overrides == {}
+    alone = assemble({"source": "bert", "targets": "ort", "triton_config": tmp_path / "o.pbtxt"}, None, command="accel")
+    assert applied(alone.overrides["ort"]).dynamic_batching.max_queue_delay_microseconds == 3
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -467,7 +465,7 @@ def test_a_file_cannot_take_the_place_of_the_config(bench, tmp_path):
     ],
 )
 def test_instances_share_the_threads_of_the_measurement(backend, instances, expected):
-    assert measured_parameters(backend, threads=4, instances=instances) == expected
+    assert targets.backend(backend).parameters(4, instances) == expected
 
 
 def test_the_hardware_names_a_config_of_its_own(bench):

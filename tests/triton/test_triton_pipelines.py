@@ -20,7 +20,7 @@ from pipelines import repository
 from test_triton_ensemble import OWN, tokenizer_file
 
 from accel.core import environments
-from accel.core.processing import Own, Pipeline, Pool, Tokenize, carried
+from accel.core.processing import CustomStep, Pipeline, Pool, Tokenize, carried
 from accel.core.values import TensorSpec
 from accel.triton import ensemble
 from accel.triton import manifest as manifests
@@ -177,7 +177,7 @@ def pictures(place: Path, folder: Path) -> Iterator[server.Server]:
     root = repository(str(folder), place / "pictures", "ort", shapes, release="26.05")
     assert manifests.read(root).backend == "onnxruntime"
     with started(root, place / "pictures.log") as running:
-        assert running.twins == {"small"}
+        assert running.python_models == {"small"}
         yield running
 
 
@@ -280,10 +280,10 @@ def small(place: Path) -> Iterator[server.Server]:
     (place / "mine.py").write_text(OWN)
     file = carried(place / "mine.py", "the test's steps")
     own = Pipeline(
-        Own(
+        CustomStep(
             file, "before", (TensorSpec("numbers", "str", ("batch", 1)),), (TensorSpec("count", "int64", ("batch", 1)),)
         ),
-        Own(file, "after", ("pooled", "count"), (TensorSpec("total", "float32", ("batch", 1)),)),
+        CustomStep(file, "after", ("pooled", "count"), (TensorSpec("total", "float32", ("batch", 1)),)),
     )
     root = place / "all"
     root.mkdir()

@@ -13,8 +13,8 @@ from accel.core import hardware
 from accel.core.errors import StageError
 from accel.core.hardware import Gpu
 from accel.core.values import Skipped
-from accel.triton import plans, repository
-from accel.triton.lint import lint
+from accel.triton import repository
+from accel.triton.lint import lint, plans
 from accel.triton.manifest import read
 from accel.triton.releases import RELEASES
 from accel.triton.servers import server as servers

@@ -16,9 +16,9 @@ import pytest
 from accel.builders.targets import discover
 from accel.core import environments, hardware
 from accel.core.errors import InputError
+from accel.core.imports import modules_of
 from accel.triton import python_model
 from accel.triton.config import parse
-from accel.triton.python_model import modules_of
 from accel.triton.servers import server
 from accel.triton.servers.answers import client, infer
 
@@ -147,7 +147,7 @@ def test_a_builder_the_server_could_not_find_is_refused(bench, monkeypatch):
 
 @pytest.mark.parametrize("module", sorted({type(b).__module__ for b in discover().values()}))
 def test_shipped_modules_import_without_the_rest_of_accel(module, tmp_path):
-    for name, path in modules_of(module).items():
+    for name, path in modules_of(module, *python_model.ALWAYS).items():
         parts = name.split(".")
         target = tmp_path.joinpath(*parts, "__init__.py") if path.name == "__init__.py" else tmp_path.joinpath(*parts)
         target = target if target.suffix else target.with_suffix(".py")
@@ -168,7 +168,7 @@ def test_relative_imports_are_followed(tmp_path, monkeypatch):
     (package / "second.py").write_text("X = 1\n")
     (package / "unused.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    found = modules_of("some_plugin.first")
+    found = modules_of("some_plugin.first", *python_model.ALWAYS)
     assert {"some_plugin", "some_plugin.first", "some_plugin.second", *python_model.ALWAYS} <= set(found)
     assert not {"some_plugin.unused", "numpy"} & set(found)
 

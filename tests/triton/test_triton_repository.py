@@ -243,8 +243,8 @@ def test_what_a_killed_emit_left_behind_is_cleared(bench):
     bench.emit(artifact)
     root = bench.root(artifact)
     before = (root / "manifest.json").read_bytes()
-    (root.parent / f".{root.name}.new-1").mkdir()
-    root.rename(root.parent / f".{root.name}.old-1")
+    (root.parent / f".{root.name}.1.new").mkdir()
+    root.rename(root.parent / f".{root.name}.old")
     with pytest.raises(InputError):
         bench.emit(artifact, samples=bench.run_dir / "missing.npz")
     assert (root / "manifest.json").read_bytes() == before
@@ -337,7 +337,7 @@ def test_samples_without_the_opt_shape_are_refused(bench):
 def test_an_unwritable_place_is_an_output_error(bench):
     artifact = bench.artifact("onnxruntime")
     (bench.run_dir / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write the repository"):
+    with pytest.raises(OutputError, match=r"cannot write to .*below"):
         bench.emit(artifact, root=bench.run_dir / "file" / "below")
 
 
@@ -375,7 +375,13 @@ def test_python_folder_is_self_contained(bench):
     folder = bench.root(artifact) / "embedding" / "1"
     spec = json.loads((folder / "artifact.json").read_text())
     assert (spec["builder"], spec["batched"]) == ("embedding", True)
-    for name in ("model.py", "embedding.py", "artifact/weights.npy", "accel/builders/__init__.py", "accel/errors.py"):
+    for name in (
+        "model.py",
+        "embedding.py",
+        "artifact/weights.npy",
+        "accel/builders/__init__.py",
+        "accel/core/errors.py",
+    ):
         assert (folder / name).is_file()
     assert not (folder / "accel" / "triton").exists()
     assert "numpy" in (bench.root(artifact) / "launch.sh").read_text()

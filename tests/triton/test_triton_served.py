@@ -21,11 +21,11 @@ from live import Live
 
 from accel.core.errors import InputError, OutputError, StageError, UsageError
 from accel.triton import manifest as manifests
+from accel.triton.python_variant import write_python_variant
 from accel.triton.reading import read_configs, read_points
 from accel.triton.servers import server
 from accel.triton.servers.answers import check, client, examine, infer
 from accel.triton.servers.server import Server
-from accel.triton.twin import write_twin
 from accel.triton.verify import verify
 
 KINDS = {
@@ -63,7 +63,7 @@ def errors(root: Path) -> list[str]:
 def test_is_served_as_it_was_measured(fleet: Fleet, kind: str):
     running, root = fleet[kind]
     static = kind.endswith("+static")
-    assert running.twins == ({"tiny"} if KINDS[kind] else set())
+    assert running.python_models == ({"tiny"} if KINDS[kind] else set())
     assert running.endpoint.release == "24.10"
     assert errors(running.root) == []
     with client(running.endpoint) as calls:
@@ -201,7 +201,7 @@ max_batch_size: 3
 
 def test_a_twin_keeps_what_the_config_says_about_serving(live, tmp_path):
     root = live.root("ort", overrides=OVERRIDES, threads=2)
-    made = write_twin(root, tmp_path / "twin", release="24.10")
+    made = write_python_variant(root, tmp_path / "twin", release="24.10")
     assert (made.backend, made.models, made.release) == ("python", ("tiny",), "24.10")
     native, twin = read_configs(root)["tiny"], read_configs(tmp_path / "twin")["tiny"]
     for field in ("name", "version_policy", "input", "output", "max_batch_size", "dynamic_batching", "instance_group"):
@@ -220,7 +220,7 @@ def test_a_twin_keeps_what_the_config_says_about_serving(live, tmp_path):
 
 def test_a_twin_batches_where_the_backend_cannot(live, tmp_path):
     root = live.root("openvino")
-    write_twin(root, tmp_path / "twin", release="24.10")
+    write_python_variant(root, tmp_path / "twin", release="24.10")
     native, twin = read_configs(root)["tiny"], read_configs(tmp_path / "twin")["tiny"]
     assert (native.max_batch_size, twin.max_batch_size) == (0, 4)
     assert twin.HasField("dynamic_batching")
@@ -230,7 +230,7 @@ def test_a_twin_batches_where_the_backend_cannot(live, tmp_path):
 
 def test_a_twin_keeps_the_batch_size_that_was_asked_for(live, tmp_path):
     root = live.root("ort", overrides="max_batch_size: 0")
-    write_twin(root, tmp_path / "twin", release="24.10")
+    write_python_variant(root, tmp_path / "twin", release="24.10")
     twin = read_configs(tmp_path / "twin")["tiny"]
     assert (twin.max_batch_size, twin.HasField("dynamic_batching")) == (0, False)
     assert errors(tmp_path / "twin") == []
@@ -239,14 +239,14 @@ def test_a_twin_keeps_the_batch_size_that_was_asked_for(live, tmp_path):
 def test_a_twin_of_a_package_needs_no_ensemble(live, tmp_path):
     root = live.root("aoti")
     assert manifests.read(root).models == ("tiny", "tiny_aoti")
-    assert write_twin(root, tmp_path / "twin", release="24.10").models == ("tiny",)
+    assert write_python_variant(root, tmp_path / "twin", release="24.10").models == ("tiny",)
     assert sorted(read_configs(tmp_path / "twin")) == ["tiny"]
     assert errors(tmp_path / "twin") == []
 
 
 def test_a_python_repository_is_emitted_for_another_release_as_it_is(live, tmp_path):
     root = live.root("null", overrides='parameters { key: "mode" value { string_value: "throughput" } }')
-    write_twin(root, tmp_path / "twin", release="24.10")
+    write_python_variant(root, tmp_path / "twin", release="24.10")
     assert read_configs(tmp_path / "twin") == read_configs(root)
     spec = json.loads((tmp_path / "twin/tiny/1/artifact.json").read_text())
     assert spec["numpy_below_2"]
@@ -257,14 +257,14 @@ def test_a_twin_is_whole_or_not_there(live, tmp_path):
     root = live.root("ort")
     (tmp_path / "there").mkdir()
     with pytest.raises(OutputError, match="exists already"):
-        write_twin(root, tmp_path / "there", release="24.10")
+        write_python_variant(root, tmp_path / "there", release="24.10")
     broken = tmp_path / "broken"
     shutil.copytree(root, broken)
     (broken / "tiny/1/model.onnx").unlink()
     with pytest.raises(InputError, match=r"has all files of ort@cpu"):
-        write_twin(broken, tmp_path / "twin", release="24.10")
+        write_python_variant(broken, tmp_path / "twin", release="24.10")
     with pytest.raises(UsageError, match="unknown Triton release"):
-        write_twin(root, tmp_path / "twin", release="1.0")
+        write_python_variant(root, tmp_path / "twin", release="1.0")
     assert not (tmp_path / "twin").exists()
 
 
@@ -274,7 +274,7 @@ def test_a_manifest_that_names_a_model_elsewhere_is_refused(live, tmp_path, name
     shutil.copytree(live.root("ort"), root)
     manifests.write(dataclasses.replace(manifests.read(root), models=(name,)), root)
     with pytest.raises(UsageError, match="cannot name a folder"):
-        write_twin(root, tmp_path / "twin", release="24.10")
+        write_python_variant(root, tmp_path / "twin", release="24.10")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def accel(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_verify_serves_and_prints_the_figures(live):
     done = accel("verify", live.root("ort"), "--serve", "--via", "embedded")
     assert done.returncode == 0, done.stderr
-    assert "tiny by the Python-backend twin of onnxruntime" in done.stdout
+    assert "tiny by the Python-backend variant of onnxruntime" in done.stdout
     assert [line.split()[:2] for line in done.stdout.splitlines() if line.startswith("opt")] == [
         ["opt", "hidden"],
         ["opt", "length"],

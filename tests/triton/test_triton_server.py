@@ -25,10 +25,10 @@ from accel.bench import usage
 from accel.core import environments
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.triton.manifest import read
+from accel.triton.python_variant import write_python_variant
 from accel.triton.servers import hosts, processes, server
 from accel.triton.servers.answers import check, client, infer
 from accel.triton.servers.server import Server
-from accel.triton.twin import write_twin
 
 CACHED = "response_cache { enable: true }"
 MODEL = """
@@ -273,7 +273,7 @@ def test_the_twin_lies_where_files_can_be_linked(live, tmp_path, monkeypatch):
     scratch = server._scratch(root, "accel-test")
     try:
         assert scratch.parent == root.parent
-        write_twin(root, scratch / "repository", release="24.10")
+        write_python_variant(root, scratch / "repository", release="24.10")
         assert (scratch / "repository/tiny/1/artifact/model.onnx").samefile(root / "tiny/1/model.onnx")
     finally:
         shutil.rmtree(scratch)
@@ -282,7 +282,7 @@ def test_the_twin_lies_where_files_can_be_linked(live, tmp_path, monkeypatch):
 def test_a_foreign_repository_without_the_backend_has_no_twin(tmp_path):
     root = bare(tmp_path / "root", backend="onnxruntime")
     with pytest.raises(
-        InputError, match="no Python-backend twin, and the embedded server has no backend 'onnxruntime'"
+        InputError, match="no Python-backend variant, and the embedded server has no backend 'onnxruntime'"
     ):
         server.start(root, via="embedded", log=tmp_path / "log")
 
@@ -397,7 +397,7 @@ def test_serve_answers_until_it_is_stopped(live, tmp_path):
                 assert answer.status == 200
             lines = [second.stdout.readline() for _ in range(5)]
             assert [line.split()[0] for line in lines[:3]] == ["gRPC", "HTTP", "metrics"]
-            assert lines[3:] == ["models   tiny\n", "tiny: served by the Python-backend twin of onnxruntime\n"]
+            assert lines[3:] == ["models   tiny\n", "tiny: served by the Python-backend variant of onnxruntime\n"]
             third.stdout.readline()
             pids = [child.pid for child in psutil.Process(third.pid).children() if child.name() == "tritonserver"]
             first.send_signal(signal.SIGTERM)

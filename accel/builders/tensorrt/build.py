@@ -33,7 +33,7 @@ def build_plan(
     options: TensorRtOptions,
     tf32: bool,
     timings: Path | None,
-    tell: Tell,
+    report_progress: Tell,
 ) -> None:
     """Build ``onnx`` into ``plan``, for the shapes of ``profile``.
 
@@ -42,7 +42,7 @@ def build_plan(
         tf32: whether FP32 products may round their inputs to TF32; set or cleared explicitly, since TensorRT's default
             (on) and Polygraphy's (off) differ.
         timings: file with kernel timings of earlier builds, extended by this one; None keeps none.
-        tell: takes a short phrase for each step of the build.
+        report_progress: takes a short phrase for each step of the build.
 
     Raises:
         UnavailableError: CUDA does not start, or the driver is too old.
@@ -63,7 +63,7 @@ def build_plan(
     shapes = Profile()
     for name, range_ in profile.items():
         shapes.add(name, min=range_.min, opt=range_.opt, max=range_.max)
-    monitor = _monitor(trt, tell)
+    monitor = _monitor(trt, report_progress)
     levels = trt.HardwareCompatibilityLevel
     if timings is not None:
         with contextlib.suppress(OSError):
@@ -144,7 +144,7 @@ def _unparsed(parser: Any, log: Log, onnx: Path) -> StageError:
     )
 
 
-def _monitor(trt: Any, tell: Tell) -> Any:
+def _monitor(trt: Any, report_progress: Tell) -> Any:
     """Make the progress monitor of one build; its ``stopped`` says whether the user ended it."""
 
     class Monitor(trt.IProgressMonitor):
@@ -173,11 +173,11 @@ def _monitor(trt: Any, tell: Tell) -> Any:
             if not parent:
                 self._outer = name
             self._steps[name] = steps
-            tell(name.lower())
+            report_progress(name.lower())
 
         def _step(self, name: str, step: int) -> None:
             if name == self._outer:
-                tell(f"{name.lower()} {step + 1}/{self._steps[name]}")
+                report_progress(f"{name.lower()} {step + 1}/{self._steps[name]}")
 
         def _finish(self, name: str) -> None:
             self._steps.pop(name, None)

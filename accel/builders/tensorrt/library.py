@@ -103,7 +103,7 @@ class Log:
 
 
 def explain(what: str, said: list[str]) -> AccelError:
-    """Tell the causes apart that a user can mend.
+    """Tell the causes apart that a user can fix.
 
     Args:
         what: what failed, on what.

@@ -6,9 +6,7 @@ strongly typed networks, and described in ``typing.json`` beside it, which a kit
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,17 +14,15 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from accel.builders import Session
-from accel.builders.calibration import calibration_feeds
+from accel.builders import Session, held_back
+from accel.builders.calibration import calibration_feeds, range_feeds
 from accel.builders.tensorrt.options import TensorRtOptions
-from accel.builders.tensorrt.score import HeldBack
 from accel.core.errors import InputError, StageError
-from accel.core.feeds import Feed, fit_inputs
+from accel.core.feeds import Feed
 from accel.core.values import BuildRequest, ModelSource, Typed, to_json
 
 REPORT = "typing.json"
 ENTRY = "model.onnx"
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
 
 
 def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, out_dir: Path) -> Typed:
@@ -40,7 +36,7 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
         StageError: a library failed, or the file breaks a rule of strongly typed networks.
     """
     from accel.exporters.check import read_onnx
-    from accel.graph import typed
+    from accel.graph import products, typed
 
     if request.onnx is None or request.onnx_folder is None:
         raise InputError(f"{request.variant.id} starts from ONNX and the source was not exported")
@@ -53,7 +49,7 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
         first = errors[0]
         more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
         raise StageError(f"the {precision} ONNX file breaks a rule of TensorRT: {first.message}{more}", fix=first.fix)
-    report = {"precision": precision, **facts, "findings": to_json(findings), "products": _products(out)}
+    report = {"precision": precision, **facts, "findings": to_json(findings), "products": products.names(out)}
     (out_dir / REPORT).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
     return Typed(read_onnx(out), report)
 
@@ -62,13 +58,13 @@ class TypedSession(Session):
     """A typed file on the CPU: every half value rounded as its type says, Q/DQ pairs computed as written."""
 
     def __init__(self, onnx: Path, source: ModelSource, *, threads: int) -> None:
-        from accel.graph import fp16, measured
+        from accel.graph import evaluate, fp16
 
         super().__init__(source.inputs, source.outputs)
         with tempfile.TemporaryDirectory(prefix="accel-emulated-") as scratch:
             emulated = Path(scratch) / onnx.name
             fp16.emulate(onnx, emulated)
-            self._session = measured.open_exact(emulated, threads)
+            self._session = evaluate.open_exact(emulated, threads)
         self._names = [spec.name for spec in source.outputs]
         self._feed: Feed = {}
         self._results: list[np.ndarray] = []
@@ -115,12 +111,9 @@ def read_report(folder: Path) -> Mapping[str, Any] | None:
 
 def _plain(request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path) -> dict[str, Any]:
     """Copy the exported file and its weights; their name stays, since the file refers to it."""
-    assert request.onnx is not None
-    shutil.copyfile(source, out)
-    for data in request.onnx.data:
-        target = out.parent / data.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source.parent / data.path, target)
+    from accel.graph import passes
+
+    passes.rewrite(source, out)
     return {"kept": []}
 
 
@@ -129,7 +122,9 @@ def _half(request: BuildRequest, precision: str, options: TensorRtOptions, sourc
     from accel.graph import fp16
 
     to = cast(Literal["fp16", "bf16"], precision)
-    report = fp16.convert(source, out, to=to, feeds=_feeds(request), margin=options.margin, threads=request.threads)
+    report = fp16.convert(
+        source, out, to=to, feeds=range_feeds(request), margin=options.margin, threads=request.threads
+    )
     return {"kept": [kept.node for kept in report.kept], "half": to_json(report)}
 
 
@@ -137,24 +132,19 @@ def _quantized(
     request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path
 ) -> dict[str, Any]:
     """Put Q/DQ pairs around matrix products and convolutions; the rest is typed ``options.base``."""
-    from accel.graph import quantize, sensitivity
+    from accel.graph import quantize
 
     to = cast(Literal["int8", "fp8"], precision)
     feeds = calibration_feeds(request)
     keep: tuple[str, ...] = options.keep
     facts: dict[str, Any] = {}
     if options.search and not keep:
-        held = HeldBack(request, source, precision, feeds)
-        with contextlib.closing(held):
-            found = sensitivity.search(
-                source,
-                held.rest,
-                held.score,
-                held.floor,
-                to=to,
-                method=options.calibration,
-                threads=request.threads,
+        rest, held = held_back.for_gate(request, source, to, feeds, held_back.onnx_runner(request))
+        with tempfile.TemporaryDirectory(prefix="accel-search-") as scratch:
+            ready = quantize.prepare(
+                source, Path(scratch), to=to, feeds=rest, method=options.calibration, threads=request.threads
             )
+            found = ready.search(held.score, held.floor)
         keep = found.chosen.kept
         facts["search"] = to_json(found)
     report = quantize.for_tensorrt(
@@ -171,24 +161,6 @@ def _quantized(
     # In an FP32 base any product that is not quantised runs in FP32, as it should.
     kept = [k.node for k in report.half.kept] if report.half is not None else None
     return {**facts, "kept": kept, "quantized": to_json(report)}
-
-
-def _feeds(request: BuildRequest) -> list[dict[str, Any]]:
-    """Return real samples for ranges: the calibration set, or where there is none the gate's own."""
-    from accel.core.feeds import read_feeds
-
-    if request.samples.calibration is not None:
-        return calibration_feeds(request)
-    stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
-    return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]
-
-
-def _products(onnx: Path) -> list[str]:
-    """Return the names of all matrix products and convolutions, by which the plan's layers are recognised."""
-    import onnx as onnx_package
-
-    model = onnx_package.load(str(onnx), load_external_data=False)
-    return [node.name for node in model.graph.node if node.op_type in _PRODUCTS and node.name]
 
 
 _MAKERS = {

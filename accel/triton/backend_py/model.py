@@ -36,16 +36,6 @@ sys.path.insert(0, str(HERE))
 sys.path.extend(p for p in os.environ.get("ACCEL_SITE_PACKAGES", "").split(os.pathsep) if p)
 
 
-def usable_cpus() -> int:
-    """Return how many CPUs this process may use: its affinity, and the quota of its cgroup (version 2)."""
-    cpus = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cpus
-    return cpus if quota == "max" else max(1, min(cpus, int(quota) // int(period)))
-
-
 class TritonPythonModel:
     """The class the Python backend looks for."""
 
@@ -53,6 +43,7 @@ class TritonPythonModel:
         """Open the artifact's session."""
         artifacts = importlib.import_module("accel.core.values")
         errors = importlib.import_module("accel.core.errors")
+        hardware = importlib.import_module("accel.core.hardware")
         config = json.loads(args["model_config"])
         spec = json.loads((HERE / "artifact.json").read_text(encoding="utf-8"))
         if spec["numpy_below_2"] and int(np.__version__.split(".")[0]) >= 2:
@@ -73,7 +64,7 @@ class TritonPythonModel:
             self.session = builder.open(
                 artifact,
                 HERE / "artifact",
-                threads=int(parameters.get("threads") or max(1, usable_cpus() // instances)),
+                threads=int(parameters.get("threads") or max(1, hardware.cpu_threads() // instances)),
                 mode=parameters.get("mode", "latency"),
             )
         except (errors.UnavailableError, ImportError) as error:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from accel.core import hardware
 from accel.core.errors import InputError
-from accel.triton import plans
-from accel.triton.lint import backends, config, ensembles, files, tensors
+from accel.triton import releases
+from accel.triton.lint import backends, config, ensembles, files, plans, tensors
 from accel.triton.lint.model import Model, folders, load
 from accel.triton.manifest import FILENAME, Finding, read
-from accel.triton.releases import Release, runtimes, unverified
-from accel.triton.releases import release as find_release
+from accel.triton.releases import Release
 
 __all__ = ["lint"]
 
@@ -45,7 +44,7 @@ def lint(root: Path, release: str) -> tuple[Finding, ...]:
         InputError: ``root`` is no folder.
         UsageError: an unknown release.
     """
-    row = find_release(release)
+    row = releases.release(release)
     if not root.is_dir():
         raise InputError(f"{root} is no folder", fix="name the root of a Triton model repository")
     root = root.resolve()
@@ -72,21 +71,16 @@ def _toolchain(root: Path, row: Release, models: list[Model]) -> Iterator[Findin
         yield Finding("warning", FILENAME, "", why, "emit the repository again")
         return
     if manifest.release == row.name:
-        differences = manifest.unverified
+        found = manifest.unverified
     else:
-        accelerators = [
+        accelerators = tuple(
             a.name
             for m in models
             for group in (m.config.optimization.execution_accelerators,)
             for a in (*group.gpu_execution_accelerator, *group.cpu_execution_accelerator)
-        ]
-        wanted = runtimes(manifest.backend, tuple(accelerators))
+        )
         versions = manifest.artifact.built.versions
-        differences = unverified({n: v for n, v in versions.items() if _normal(n).startswith(wanted)}, row)
+        found = releases.differences(versions, row, backend=manifest.backend, accelerators=accelerators)
     yield from plans.findings(manifest, row, hardware.detect().gpus)
-    for text in differences:
+    for text in found:
         yield Finding("warning", FILENAME, "unverified", text, "build with the release's versions, or test on it")
-
-
-def _normal(package: str) -> str:
-    return package.lower().replace("_", "-")

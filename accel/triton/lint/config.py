@@ -14,7 +14,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from accel.core.errors import nearest
-from accel.triton.lint.model import Model, Severity, type_name, unsafe
+from accel.triton.config import type_name
+from accel.triton.lint.model import Model, Severity, unsafe
 from accel.triton.lint.rules import (
     AUTO_COMPLETE,
     COUNTED_SINCE,
@@ -57,12 +58,21 @@ def backend(model: Model) -> Iterator[Finding]:
     """Backend and platform are known, belong together and exist in the release. Source: ValidateModelConfig."""
     config, row = model.config, model.row
     if model.ensemble:
-        if config.backend:
-            yield model.error("backend", f"is {config.backend!r}: an ensemble has none", "leave it out")
-        if config.platform != "ensemble":
-            yield model.error("platform", f"is {config.platform!r} beside ensemble_scheduling", 'set it to "ensemble"')
-        if not config.HasField("ensemble_scheduling"):
-            yield model.error("ensemble_scheduling", "is missing from an ensemble", "add its steps")
+        yield from model.errors(
+            (config.backend, "backend", f"is {config.backend!r}: an ensemble has none", "leave it out"),
+            (
+                config.platform != "ensemble",
+                "platform",
+                f"is {config.platform!r} beside ensemble_scheduling",
+                'set it to "ensemble"',
+            ),
+            (
+                not config.HasField("ensemble_scheduling"),
+                "ensemble_scheduling",
+                "is missing from an ensemble",
+                "add its steps",
+            ),
+        )
         return
     if not model.backend:
         field, value = ("platform", config.platform) if config.platform else ("backend", config.backend)
@@ -133,10 +143,11 @@ def tensors(model: Model) -> Iterator[Finding]:
 
 def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
     name = type_name(tensor.data_type)
+    no_bf16 = model.backend == "onnxruntime" and model.row.name < ORT_BF16_SINCE
     refused, _ = UNSUPPORTED_TYPES.get(model.backend, (frozenset(), ""))
     if not tensor.data_type:
         yield model.error(f"{field}.data_type", "is missing", "set it to the model's own")
-    elif name in refused or (name == "TYPE_BF16" and _no_bf16(model)):
+    elif name in refused or (no_bf16 and name == "TYPE_BF16"):
         why = f"the {model.backend} backend of Triton {model.row.name} has no {name}"
         yield model.error(f"{field}.data_type", why, "cast at the model's boundary, or serve it through python")
     if not tensor.dims:
@@ -155,10 +166,6 @@ def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
         yield model.error(f"{field}.{flag}", "is for TensorRT plans only", "drop it")
     elif tensor.is_non_linear_format_io and len(tensor.dims) != 3:
         yield model.error(f"{field}.is_non_linear_format_io", f"needs 3 dims, found {len(tensor.dims)}", "drop it")
-
-
-def _no_bf16(model: Model) -> bool:
-    return model.backend == "onnxruntime" and model.row.name < ORT_BF16_SINCE
 
 
 def _reshape(model: Model, field: str, dims: list[int], shape: list[int]) -> Iterator[Finding]:
@@ -230,18 +237,21 @@ def batch_tensors(model: Model) -> Iterator[Finding]:
     for kind, values in (("batch_input", model.config.batch_input), ("batch_output", model.config.batch_output)):
         for index, value in enumerate(values):
             field = f"{kind}[{index}]"
-            if len(value.source_input) != 1:
-                yield model.error(f"{field}.source_input", f"needs 1, found {len(value.source_input)}", "name one")
-            for source in value.source_input:
-                if source not in inputs:
-                    yield model.error(f"{field}.source_input", f"{source!r} is no input", "name an input")
-            if kind == "batch_input" and type_name(value.data_type) not in ("TYPE_INT32", "TYPE_FP32"):
-                yield model.error(f"{field}.data_type", "is neither TYPE_INT32 nor TYPE_FP32", "use one of them")
-            for name, times in Counter(value.target_name).items():
-                if kind == "batch_output" and name not in outputs:
-                    yield model.error(f"{field}.target_name", f"{name!r} is no output", "name an output")
-                if kind == "batch_output" and times > 1:
-                    yield model.error(f"{field}.target_name", f"{name!r} is named {times} times", "name it once")
+            batch_input, given = kind == "batch_input", len(value.source_input)
+            known = not batch_input or type_name(value.data_type) in ("TYPE_INT32", "TYPE_FP32")
+            yield from model.errors(
+                (given != 1, f"{field}.source_input", f"needs 1, found {given}", "name one"),
+                *(
+                    (source not in inputs, f"{field}.source_input", f"{source!r} is no input", "name an input")
+                    for source in value.source_input
+                ),
+                (not known, f"{field}.data_type", "is neither TYPE_INT32 nor TYPE_FP32", "use one of them"),
+            )
+            for name, times in Counter(() if batch_input else value.target_name).items():
+                yield from model.errors(
+                    (name not in outputs, f"{field}.target_name", f"{name!r} is no output", "name an output"),
+                    (times > 1, f"{field}.target_name", f"{name!r} is named {times} times", "name it once"),
+                )
 
 
 def dynamic_batching(model: Model) -> Iterator[Finding]:
@@ -255,29 +265,30 @@ def dynamic_batching(model: Model) -> Iterator[Finding]:
     yield from _preferred(model, "dynamic_batching.preferred_batch_size", batching.preferred_batch_size)
     if most == 0 and not batching.preferred_batch_size:
         yield model.warning("dynamic_batching", "merges nothing while max_batch_size is 0", "leave it out")
-    levels = batching.priority_levels
-    if levels:
-        if not 1 <= batching.default_priority_level <= levels:
-            found = batching.default_priority_level
-            yield model.error(
-                "dynamic_batching.default_priority_level", f"is {found}, not in 1..{levels}", "set one of them"
-            )
-        if bad := [level for level in batching.priority_queue_policy if not 1 <= level <= levels]:
-            yield model.error(
-                "dynamic_batching.priority_queue_policy", f"is for level {bad[0]}, not in 1..{levels}", "correct it"
-            )
-    elif batching.default_priority_level or batching.priority_queue_policy:
-        yield model.warning(
-            "dynamic_batching.priority_levels", "is 0, so that levels and their policies are ignored", "set it"
-        )
-    if batching.preserve_ordering:
-        if levels > 1:
-            yield model.error("dynamic_batching.preserve_ordering", f"allows 1 priority, found {levels}", "choose one")
-        policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
-        if any(p.default_timeout_microseconds and p.timeout_action for p in policies):
-            yield model.error(
-                "dynamic_batching.preserve_ordering", "forbids DELAY as the action of a timeout", "use REJECT"
-            )
+    levels, default = batching.priority_levels, batching.default_priority_level
+    beyond = next((level for level in batching.priority_queue_policy if not 1 <= level <= levels), None)
+    if not levels and (default or batching.priority_queue_policy):
+        why = "is 0, so that levels and their policies are ignored"
+        yield model.warning("dynamic_batching.priority_levels", why, "set it")
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    delays = any(p.default_timeout_microseconds and p.timeout_action for p in policies)
+    ordered, field = batching.preserve_ordering, "dynamic_batching.preserve_ordering"
+    yield from model.errors(
+        (
+            levels and not 1 <= default <= levels,
+            "dynamic_batching.default_priority_level",
+            f"is {default}, not in 1..{levels}",
+            "set one of them",
+        ),
+        (
+            levels and beyond is not None,
+            "dynamic_batching.priority_queue_policy",
+            f"is for level {beyond}, not in 1..{levels}",
+            "correct it",
+        ),
+        (ordered and levels > 1, field, f"allows 1 priority, found {levels}", "choose one"),
+        (ordered and delays, field, "forbids DELAY as the action of a timeout", "use REJECT"),
+    )
 
 
 def _preferred(model: Model, field: str, sizes: Any) -> Iterator[Finding]:
@@ -295,24 +306,39 @@ def sequence_batching(model: Model) -> Iterator[Finding]:
     if not model.config.HasField("sequence_batching"):
         return
     batching = model.config.sequence_batching
-    if model.config.response_cache.enable:
-        yield model.error("response_cache", "cannot go with sequence batching", "turn one of them off")
-    if "TRITON_BATCH_STRATEGY_PATH" in model.config.parameters:
-        yield model.error("parameters.TRITON_BATCH_STRATEGY_PATH", "cannot go with sequence batching", "drop it")
-    if model.platform == "torch_aoti":
-        yield model.error("sequence_batching", "torch_aoti does not support it", "drop it")
-    yield from _preferred(model, "sequence_batching.oldest.preferred_batch_size", batching.oldest.preferred_batch_size)
-    if not 0 <= batching.direct.minimum_slot_utilization <= 1:
-        yield model.error("sequence_batching.direct.minimum_slot_utilization", "is not in 0..1", "correct it")
-    for name, times in Counter(c.name for c in batching.control_input).items():
-        if not name or times > 1:
-            why = "has no name" if not name else f"{name!r} is declared {times} times"
-            yield model.error("sequence_batching.control_input", why, "name each control tensor once")
     controls = [c for tensor in batching.control_input for c in tensor.control]
-    for kind, times in Counter(c.kind for c in controls).items():
-        if times > 1:
-            name = controls[0].Kind.Name(kind)
-            yield model.error("sequence_batching.control_input", f"{name} is there {times} times", "keep one")
+    names = Counter(c.name for c in batching.control_input)
+    kinds = Counter(c.Kind.Name(c.kind) for c in controls)
+    field, strategy = "sequence_batching.control_input", "TRITON_BATCH_STRATEGY_PATH"
+    utilization = batching.direct.minimum_slot_utilization
+    yield from _preferred(model, "sequence_batching.oldest.preferred_batch_size", batching.oldest.preferred_batch_size)
+    yield from model.errors(
+        (
+            model.config.response_cache.enable,
+            "response_cache",
+            "cannot go with sequence batching",
+            "turn one of them off",
+        ),
+        (
+            strategy in model.config.parameters,
+            f"parameters.{strategy}",
+            "cannot go with sequence batching",
+            "drop it",
+        ),
+        (model.platform == "torch_aoti", "sequence_batching", "torch_aoti does not support it", "drop it"),
+        (
+            not 0 <= utilization <= 1,
+            "sequence_batching.direct.minimum_slot_utilization",
+            "is not in 0..1",
+            "correct it",
+        ),
+        (names[""], field, "has no name", "name each control tensor once"),
+        *(
+            (name and times > 1, field, f"{name!r} is declared {times} times", "name each control tensor once")
+            for name, times in names.items()
+        ),
+        *((times > 1, field, f"{kind} is there {times} times", "keep one") for kind, times in kinds.items()),
+    )
     for control in controls:
         yield from _control(model, control)
 
@@ -320,13 +346,23 @@ def sequence_batching(model: Model) -> Iterator[Finding]:
 def _control(model: Model, control: Any) -> Iterator[Finding]:
     field, name = "sequence_batching.control_input", control.Kind.Name(control.kind)
     given = [v for v in (control.int32_false_true, control.fp32_false_true, control.bool_false_true) if v]
-    if name == "CONTROL_SEQUENCE_CORRID":
-        if type_name(control.data_type) not in CORRELATION_TYPES:
-            yield model.error(field, f"{name} has {type_name(control.data_type)}", f"use one of {CORRELATION_TYPES}")
-        if given:
-            yield model.error(field, f"{name} has false and true values", "drop them")
-    elif len(given) != 1 or len(given[0]) != 2:
-        yield model.error(field, f"{name} needs one pair of values for false and true", "give exactly one pair")
+    correlation, type_ = name == "CONTROL_SEQUENCE_CORRID", type_name(control.data_type)
+    pair = len(given) == 1 and len(given[0]) == 2
+    yield from model.errors(
+        (
+            correlation and type_ not in CORRELATION_TYPES,
+            field,
+            f"{name} has {type_}",
+            f"use one of {CORRELATION_TYPES}",
+        ),
+        (correlation and given, field, f"{name} has false and true values", "drop them"),
+        (
+            not correlation and not pair,
+            field,
+            f"{name} needs one pair of values for false and true",
+            "give exactly one pair",
+        ),
+    )
 
 
 def caching(model: Model) -> Iterator[Finding]:
@@ -343,21 +379,41 @@ def instances(model: Model) -> Iterator[Finding]:
     for index, group in enumerate(model.config.instance_group):
         field, kind = f"instance_group[{index}]", group.Kind.Name(group.kind)
         multi_device = kind == "KIND_MODEL" and model.parameter("enable_multi_device").lower() in ("true", "1")
-        if wanted and kind not in (wanted, "KIND_AUTO") and not (model.backend == "tensorrt" and multi_device):
-            yield model.error(f"{field}.kind", f"is {kind}: the {model.backend} backend loads only {wanted}", "set it")
-        elif wanted == "KIND_CPU" and kind == "KIND_AUTO":
+        if wanted == "KIND_CPU" and kind == "KIND_AUTO":
             why = f"is KIND_AUTO, which a machine with a GPU makes KIND_GPU, and {model.backend} refuses that"
             yield model.warning(f"{field}.kind", why, f"set {wanted}")
-        if kind in ("KIND_CPU", "KIND_MODEL") and group.gpus:
-            yield model.error(f"{field}.gpus", f"is {list(group.gpus)} with {kind}", "drop it, or set KIND_GPU")
-        elif bad := [g for g in group.gpus if g < 0]:
-            yield model.error(f"{field}.gpus", f"holds {bad[0]}", "name GPUs by their number from 0")
         if group.count < 0:
             yield model.warning(f"{field}.count", f"is {group.count}, and the default is used", "set 1 or more")
-        if group.profile and model.platform != "tensorrt_plan":
-            yield model.error(f"{field}.profile", "is for TensorRT plans only", "drop it")
-        elif bad_profile := [p for p in group.profile if not re.match(r"\s*\+?\d", p)]:
-            yield model.error(f"{field}.profile", f"{bad_profile[0]!r} is no profile number", "number it from 0")
+        unplaced, plan = kind in ("KIND_CPU", "KIND_MODEL"), model.platform == "tensorrt_plan"
+        gpu = next((g for g in group.gpus if g < 0), None)
+        profile = next((p for p in group.profile if not re.match(r"\s*\+?\d", p)), None)
+        yield from model.errors(
+            (
+                wanted and kind not in (wanted, "KIND_AUTO") and not (model.backend == "tensorrt" and multi_device),
+                f"{field}.kind",
+                f"is {kind}: the {model.backend} backend loads only {wanted}",
+                "set it",
+            ),
+            (
+                unplaced and group.gpus,
+                f"{field}.gpus",
+                f"is {list(group.gpus)} with {kind}",
+                "drop it, or set KIND_GPU",
+            ),
+            (
+                not unplaced and gpu is not None,
+                f"{field}.gpus",
+                f"holds {gpu}",
+                "name GPUs by their number from 0",
+            ),
+            (group.profile and not plan, f"{field}.profile", "is for TensorRT plans only", "drop it"),
+            (
+                plan and profile is not None,
+                f"{field}.profile",
+                f"{profile!r} is no profile number",
+                "number it from 0",
+            ),
+        )
 
 
 def ensemble_fields(model: Model) -> Iterator[Finding]:
@@ -406,10 +462,10 @@ def metrics(model: Model) -> Iterator[Finding]:
     """Histogram buckets. Source: ValidateModelMetrics."""
     for index, control in enumerate(model.config.model_metrics.metric_control):
         field = f"model_metrics.metric_control[{index}]"
-        if not control.metric_identifier.family:
-            yield model.error(f"{field}.metric_identifier", "names no family", "name one")
-        if not control.histogram_options.buckets:
-            yield model.error(f"{field}.histogram_options", "has no buckets", "list them")
+        yield from model.errors(
+            (not control.metric_identifier.family, f"{field}.metric_identifier", "names no family", "name one"),
+            (not control.histogram_options.buckets, f"{field}.histogram_options", "has no buckets", "list them"),
+        )
 
 
 RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accel.core.errors import nearest
-from accel.triton.lint.model import Model, type_name, unsafe
+from accel.triton.config import type_name
+from accel.triton.lint.model import Model, unsafe
 from accel.triton.manifest import Finding
 
 STEP = "ensemble_scheduling.step[{}]"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.errors import InputError
-from accel.triton.config import byte_size
-from accel.triton.lint.model import NO_VERSIONS, Model, folders, leads_inside, read_bytes, read_text, type_name, unsafe
+from accel.triton.config import byte_size, type_name
+from accel.triton.lint.model import NO_VERSIONS, Model, folders, leads_inside, read_bytes, read_text, unsafe
 from accel.triton.lint.rules import FILENAMES
 from accel.triton.manifest import Finding
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +63,10 @@ class Model:
         """Return a finding for what fails the load or answers wrongly."""
         return self.finding("error", field, why, fix, file=file)
 
+    def errors(self, *checks: tuple[object, str, str, str]) -> Iterator[Finding]:
+        """Yield an error for each check that holds: whether it is wrong, the field, why, and the fix."""
+        return (self.error(field, why, fix) for wrong, field, why, fix in checks if wrong)
+
     def warning(self, field: str, why: str, fix: str, *, file: str | None = None) -> Finding:
         """Return a finding for what is ignored, overwritten or doubtful."""
         return self.finding("warning", field, why, fix, file=file)
@@ -93,13 +97,6 @@ class Model:
     def parameter(self, key: str) -> str:
         """Return one value of ``parameters``, empty where it is not set."""
         return str(self.config.parameters[key].string_value) if key in self.config.parameters else ""
-
-
-def type_name(value: int) -> str:
-    """Return ``TYPE_FP32`` for a data type's number."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    return str(pb.DataType.Name(value))
 
 
 def read_bytes(root: Path, path: Path, *, limit: int) -> bytes:

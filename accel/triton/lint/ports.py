@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
+from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError
 from accel.triton.lint.model import read_bytes
 
@@ -78,17 +79,8 @@ def _onnx(content: bytes) -> Ports:
         raise InputError(f"is no ONNX model, or truncated: {error}") from error
     if not graph.node and not graph.output:
         raise InputError("is no ONNX model, or truncated: it holds no graph")
-    integers = {f"{sign}INT{bits}": f"TYPE_{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)}
-    floats = {
-        "FLOAT": "FP32",
-        "DOUBLE": "FP64",
-        "FLOAT16": "FP16",
-        "BFLOAT16": "BF16",
-        "STRING": "STRING",
-        "BOOL": "BOOL",
-    }
-    known = integers | {name: f"TYPE_{triton}" for name, triton in floats.items()}
-    types = {onnx.TensorProto.DataType.Value(name): triton for name, triton in known.items()}
+    numbers = onnx.helper.get_all_tensor_dtypes()
+    types = {number: DATATYPES.get(onnx.helper.tensor_dtype_to_np_dtype(number).name) for number in numbers}
 
     def port(value: Any) -> Port:
         tensor = value.type.tensor_type

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from accel.triton.config import OPENVINO_PARAMETERS
-
 _ORT = "onnxruntime_backend src/onnxruntime.cc"
 _OPENVINO = "openvino_backend src/openvino.cc"
 _TORCH = "pytorch_backend src/pt/model_state.cc, ModelState::ParseParameters"
@@ -68,6 +66,30 @@ class Accelerator:
 
 def _keys(kind: Kind, names: str, source: str, *, since: str = "24.10", ignored: str = "") -> dict[str, Key]:
     return {name: Key(kind, source=source, since=since, ignored=ignored) for name in names.split()}
+
+
+OPENVINO_PARAMETERS: Mapping[str, str] = {
+    "INFERENCE_NUM_THREADS": "a number",
+    "COMPILATION_NUM_THREADS": "a number",
+    "NUM_STREAMS": "AUTO, NUMA or a number",
+    "PERFORMANCE_HINT": "LATENCY, THROUGHPUT or CUMULATIVE_THROUGHPUT",
+    "HINT_BF16": "YES: sets INFERENCE_PRECISION_HINT to bf16; any other value fails the load",
+    "TARGET_DEVICE": "OpenVINO's device string, in upper case; CPU where absent",
+    "CPU_EXTENSION_PATH": "shared library with kernels",
+    "SKIP_OV_DYNAMIC_BATCHSIZE": "YES",
+    "ENABLE_BATCH_PADDING": "YES",
+    "RESHAPE_IO_LAYERS": "YES",
+}
+"""Keys the openvino backend reads; any other is ignored without a word.
+
+So bf16 can be forced, and f32 cannot: neither INFERENCE_PRECISION_HINT nor EXECUTION_MODE_HINT is read, and
+``runtime_options`` stored in an IR do not change the CPU plugin's precision either (tried with OpenVINO 2026.4). On a
+CPU with bf16 an ``openvino-fp32`` artifact served by this backend would run in bf16; the Python backend serves it.
+The backend does convert between the config's and the model's element types.
+
+Source: triton-inference-server/openvino_backend, src/openvino.cc: ParseParameters, ParseParameterHelper,
+ValidateInputs, ValidateOutputs (read at commit db19304).
+"""
 
 
 # --- backends --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Any
 
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError
-from accel.triton.lint.model import Model, leads_inside, read_text, type_name, unsafe
+from accel.triton.config import type_name
+from accel.triton.lint.model import Model, leads_inside, read_text, unsafe
 from accel.triton.lint.ports import Port, Ports, read_ports
 from accel.triton.manifest import Finding
 
@@ -56,7 +57,8 @@ def _onnx_dims(model: Model, field: str, tensor: Any, dims: tuple[int, ...], fil
             yield model.error(f"{field}.dims", f"is {declared}, and {file} has a scalar", "use [1]")
         return
     if model.batched and dims[0] != -1:
-        yield _fixed_batch(model, field, dims, file)
+        why = f"the leading dim of {file} is fixed: {list(dims)}, and max_batch_size is {model.config.max_batch_size}"
+        yield model.error(f"{field}.dims", why, "set max_batch_size: 0, or export with a free batch axis")
         return
     full = [-1, *declared] if model.batched else declared
     exact = field.startswith("output")
@@ -69,11 +71,6 @@ def _onnx_dims(model: Model, field: str, tensor: Any, dims: tuple[int, ...], fil
         # ONNX Runtime may know the size by its own shape inference, and compares with that.
         why = f"{full} fixes what {file} leaves free, {list(dims)}: it loads only if ONNX Runtime infers the sizes"
         yield model.warning(f"{field}.dims", why, "use -1")
-
-
-def _fixed_batch(model: Model, field: str, dims: tuple[int, ...], file: str) -> Finding:
-    why = f"the leading dim of {file} is fixed: {list(dims)}, and max_batch_size is {model.config.max_batch_size}"
-    return model.error(f"{field}.dims", why, "set max_batch_size: 0, or export with a free batch axis")
 
 
 def _rank(model: Model, declared: list[int], dims: tuple[int, ...], file: str) -> str:

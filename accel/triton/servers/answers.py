@@ -8,9 +8,7 @@ shows in the server's own statistics.
 
 from __future__ import annotations
 
-import math
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +18,10 @@ import numpy as np
 
 from accel.accuracy import parity
 from accel.accuracy.detections import match
+from accel.accuracy.sqnr import ratio_db
 from accel.bench.endpoint import Endpoint
 from accel.core.errors import InputError, StageError
-from accel.core.feeds import Feed, write_feeds
+from accel.core.feeds import Feed
 from accel.core.values import OutputParity, TensorSpec
 from accel.triton import manifest as manifests
 from accel.triton.manifest import REFERENCE, Finding, Manifest
@@ -71,7 +70,7 @@ class Served:
     Attributes:
         endpoint: where it was served.
         native: backend that the repository is for.
-        twins: models that were answered by the Python-backend twin of it.
+        twins: models that were answered by the Python-backend variant of it.
     """
 
     endpoint: Endpoint
@@ -103,7 +102,7 @@ def verify_served(root: Path, *, via: str | None = None) -> Served:
         except StageError as error:
             raise (error if running.alive() else running.failure()) from error
     shutil.rmtree(log.parent, ignore_errors=True)
-    return Served(running.endpoint, native, tuple(sorted(running.twins)), found.answers, found.findings)
+    return Served(running.endpoint, native, tuple(sorted(running.python_models)), found.answers, found.findings)
 
 
 def examine(endpoint: Endpoint, root: Path) -> Examined:
@@ -228,19 +227,15 @@ def _compare(manifest: Manifest, points: Mapping[str, Point], found: Mapping[str
     if (mask := next((s for s in manifest.inputs if s.name == manifest.mask), None)) is not None:
         masks = {name: points[name].inputs[mask.name] for name in found}
         mask_dims = tuple(str(d) for d in mask.dims)
-    with tempfile.TemporaryDirectory(prefix="accel-served-") as scratch:
-        truth, answers = Path(scratch) / "reference.npz", Path(scratch) / "answers.npz"
-        write_feeds(truth, {name: points[name].outputs for name in found})
-        write_feeds(answers, found)
-        compared = parity.compare(
-            truth,
-            answers,
-            outputs=manifest.outputs,
-            masks=masks,
-            mask_dims=mask_dims,
-            gate={},
-            detections=manifest.detections,
-        )
+    compared = parity.compare(
+        {name: points[name].outputs for name in found},
+        found,
+        outputs=manifest.outputs,
+        masks=masks,
+        mask_dims=mask_dims,
+        gate={},
+        detections=manifest.detections,
+    )
     before = {row.name: row for row in manifest.parity.outputs} if manifest.parity else {}
     rows = []
     for spec, row in zip(manifest.outputs, compared.outputs, strict=True):
@@ -277,11 +272,11 @@ def _answer(
             point, spec.name, None, None, None, "integers differ from the reference, and were equal in process"
         )
     if known is None:
-        served, least = _db(power / error), ENOUGH_DB
+        served, least = ratio_db(power / error), ENOUGH_DB
     elif inprocess is None:  # the reference is constant there: only the errors can be compared
-        served, least = _db(known / error), -ROOM_DB
+        served, least = ratio_db(known / error), -ROOM_DB
     else:
-        served, least = inprocess + _db(known / error), min(inprocess - ROOM_DB, ENOUGH_DB)
+        served, least = inprocess + ratio_db(known / error), min(inprocess - ROOM_DB, ENOUGH_DB)
         if manifest.parity is not None and manifest.parity.passed:
             least = max(least, manifest.parity.gate.get("shape_db", least))
     if served >= least:
@@ -289,7 +284,3 @@ def _answer(
     inside = "exact" if known is None else "no signal" if inprocess is None else f"{inprocess:.4g} dB"
     problem = f"served {served:.4g} dB (in process {inside}), expected at least {least:.4g} dB"
     return Answer(point, spec.name, served, inprocess, least, problem)
-
-
-def _db(ratio: float) -> float:
-    return 10 * math.log10(ratio) if ratio > 0 else -math.inf

@@ -36,7 +36,7 @@ def metadata(address: str, *, when_ready: bool = False) -> Any:
         return None
 
 
-def twins_at(address: str, root: Path) -> frozenset[str]:
+def python_models_at(address: str, root: Path) -> frozenset[str]:
     """Return the model of ``root`` that a server answers with the Python backend in place of its native one."""
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException

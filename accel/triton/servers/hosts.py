@@ -24,7 +24,7 @@ from accel.triton.servers.processes import LOCALHOST
 
 EMBEDDED_RELEASE = "24.10"
 """Release of the server in nvidia-pytriton 0.7.0, whose metadata says 2.51.0."""
-ENVIRONMENT = "triton"
+ENVIRONMENT = environments.TRITON
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from accel.core.errors import StageError, UsageError
+from accel.core.processes import ProcessGroup, how_it_ended
 
 LOCALHOST = "127.0.0.1"
 STOP_S = 15.0
@@ -37,64 +35,40 @@ class Running:
     """A started server.
 
     Attributes:
-        process: the server, or the client of its container; it leads a process group of its own.
+        group: the server, or the client of its container, and all it starts.
         guard: ends that group when this process ends, whatever ends it.
         name: id of the server, and the beginning of the names of its shared memory.
         scratch: folder that goes when the server has ended.
         log: file with everything it printed.
     """
 
-    process: subprocess.Popen[bytes]
+    group: ProcessGroup
     guard: subprocess.Popen[bytes]
     name: str
     scratch: Path
     log: Path
 
-    def exit_code(self) -> int | None:
-        """Return how the server ended: its exit code, or minus the signal; None while it runs.
-
-        It is not reaped before ``end``, so that the id of its process group stays its own.
-        """
-        if self.process.returncode is not None:
-            return self.process.returncode
-        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if found is None:
-            return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
     def failure(self) -> StageError:
         """Return the error of a server that ended, with the lines of its log that say why."""
-        code = self.exit_code() or 0
-        how = f"ended with exit code {code}"
-        if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            how += " (as the kernel does when memory runs out)"
+        code = self.end()
         why = "; ".join(errors(self.printed())) if code < 0 else reasons(self.printed())
-        message = f"the server {how}: {why}" if why else f"the server {how}"
-        return StageError(message, fix=f"read {self.log}", log=str(self.log))
+        message = f"the server {how_it_ended(code)}"
+        return StageError(f"{message}: {why}" if why else message, fix=f"read {self.log}", log=str(self.log))
 
     def printed(self) -> str:
         """Return the log."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
-    def end(self) -> None:
-        """End the server with SIGTERM, after ``STOP_S`` with SIGKILL, and all it started."""
-        if self.process.returncode is None:
-            if self.exit_code() is None:
-                self.process.send_signal(signal.SIGTERM)
-            limit = time.monotonic() + STOP_S
-            while self.exit_code() is None and time.monotonic() < limit:
-                time.sleep(LOOK_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+    def end(self) -> int:
+        """End the server with SIGTERM, after ``STOP_S`` with SIGKILL, and all it started; return its exit code."""
+        code = self.group.end(grace_s=STOP_S)
         self.guard.kill()  # before its stdin closes: by then the id of the group may be another's
         self.guard.wait()
         if self.guard.stdin is not None:
             self.guard.stdin.close()
         for region in Path("/dev/shm").glob(f"{self.name}*"):
             region.unlink(missing_ok=True)
+        return code
 
     def stop(self) -> None:
         """End the server, and remove its temporary folder."""
@@ -110,17 +84,15 @@ def launch(command: Sequence[str], variables: Mapping[str, str], *, log: Path, n
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=variables, start_new_session=True
-        )
+        group = ProcessGroup(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=variables)
     guard = subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "sh", str(process.pid), str(scratch), name],
+        ["/bin/sh", "-c", _GUARD, "sh", str(group.process.pid), str(scratch), name],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return Running(process, guard, name, scratch, log)
+    return Running(group, guard, name, scratch, log)
 
 
 def check_ports(fixed: Mapping[str, int | None]) -> None:

@@ -1,7 +1,7 @@
 """A real Triton server on a repository: started, waited for, watched and stopped; or one that runs already.
 
     embedded   the tritonserver that nvidia-pytriton carries, in accel's environment ``triton``; it has only the Python
-               backend, so any other repository is served by its Python-backend twin
+               backend, so any other repository is served by its Python-backend variant
     local      ``$TRITONSERVER`` or ``tritonserver`` on PATH
     docker     the image of the chosen release
     a URL      a server that somebody else started
@@ -26,10 +26,11 @@ from pathlib import Path
 from accel.bench.endpoint import Endpoint
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests
-from accel.triton import plans
+from accel.triton import python_variant
+from accel.triton.lint import plans
 from accel.triton.reading import read_configs
 from accel.triton.servers import hosts
-from accel.triton.servers.asking import http_name, metadata, ready, twins_at
+from accel.triton.servers.asking import http_name, metadata, python_models_at, ready
 from accel.triton.servers.hosts import Host
 from accel.triton.servers.processes import (
     LOCALHOST,
@@ -54,7 +55,7 @@ class Server:
     Attributes:
         log: file with everything the server printed.
         root: the repository that is served: the one asked for, or what was made of it.
-        twins: models answered by the Python-backend twin of their native backend.
+        twins: models answered by the Python-backend variant of their native backend.
         notices: what a user should know, one sentence each.
 
     Nothing of a server behind a URL lies here: its ``log`` and ``root`` are ``/dev/null``.
@@ -73,7 +74,7 @@ class Server:
         self.endpoint = endpoint
         self.log = log
         self.root = root
-        self.twins = twins
+        self.python_models = twins
         self.notices = notices
         self._running = running
 
@@ -86,7 +87,7 @@ class Server:
     def alive(self) -> bool:
         """Say whether the server still runs; for a URL, whether it answers."""
         if self._running is not None:
-            return self._running.exit_code() is None
+            return self._running.group.alive()
         return metadata(self.endpoint.grpc) is not None
 
     def failure(self) -> StageError:
@@ -118,7 +119,7 @@ def start(
 ) -> Server:
     """Start a server on a repository and return when it is ready and all models are loaded.
 
-    A model whose backend the server lacks is served by its Python-backend twin (``Server.twins``), which is made in a
+    A model whose backend the server lacks is served by its Python-backend variant, which is made in a
     temporary folder. A repository that is for the Python backend of another release than the server's is emitted again
     for that one.
 
@@ -178,7 +179,7 @@ def start(
         grpc=f"{LOCALHOST}:{ports['grpc']}",
         http=f"{LOCALHOST}:{ports['http']}",
         metrics=f"{LOCALHOST}:{ports['metrics']}",
-        pid=running.process.pid,
+        pid=running.group.process.pid,
         release=hosts.release_of(version) or host.release,
         via=host.via,
     )
@@ -228,7 +229,11 @@ def connect(url: str, root: Path | None = None) -> Server:
         release=hosts.release_of(found.version),
         via="url",
     )
-    twins = twins_at(endpoint.grpc, root) if root is not None and (root / manifests.FILENAME).exists() else frozenset()
+    twins = (
+        python_models_at(endpoint.grpc, root)
+        if root is not None and (root / manifests.FILENAME).exists()
+        else frozenset()
+    )
     return Server(endpoint, twins=twins)
 
 
@@ -325,20 +330,18 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
     Raises:
         InputError: the server lacks a backend, and the repository has no manifest of which a twin could be made.
     """
-    from accel.triton import twin
-
     missing = _lacking(root, host)
     if not (root / manifests.FILENAME).exists():
         if missing or python_backend:
             why = f", and the {host.via} server has no backend {missing[0]!r}" if missing else ""
-            raise InputError(f"{root} is not of accel's making, so it has no Python-backend twin{why}")
+            raise InputError(f"{root} is not of accel's making, so it has no Python-backend variant{why}")
         return root, frozenset()
     manifest = manifests.read(root)
     native = manifest.backend != "python"
     foreign = host.release not in (None, manifest.release)
     if not (missing or (python_backend and native) or (foreign and not native)):
         return root, frozenset()
-    made = twin.write_twin(root, scratch / "repository", release=host.release or manifest.release)
+    made = python_variant.write_python_variant(root, scratch / "repository", release=host.release or manifest.release)
     return scratch / "repository", frozenset(made.models[:1] if native else ())
 
 
@@ -360,11 +363,11 @@ def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
     Raises:
         StageError: it ended, or is not ready at the deadline; the message says why.
     """
-    while running.exit_code() is None:
+    while running.group.alive():
         version = ready(running.name, *(f"{LOCALHOST}:{ports[service]}" for service in ("grpc", "http", "metrics")))
         time.sleep(LOOK_S)
         # The metrics service comes last, and a server that could not have its port ends at once.
-        if version is not None and running.exit_code() is None:
+        if version is not None and running.group.alive():
             return version
         if time.monotonic() > deadline:
             why = f"the server was not ready in time: {reasons(running.printed())}"

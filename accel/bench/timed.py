@@ -1,0 +1,88 @@
+"""What the parent asks of a process that is timed: open a variant, warm it up, and run rounds of calls.
+
+One session is open at a time; the clock itself is in ``session``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from accel.bench.session import TimedSession, now_ns, peak_rss_mib
+from accel.builders import targets
+from accel.core.feeds import read_feeds
+from accel.core.values import Artifact, CallSplit
+
+_timed: list[TimedSession] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """How long loading and the first call took, and how many requests the session takes at once."""
+
+    load_ms: float
+    first_ms: float
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The ns of each request, the ns of the whole round, and the largest resident size that the process ever had."""
+
+    times_ns: tuple[int, ...]
+    elapsed_ns: int
+    peak_rss_mib: float
+
+
+def open_timed(
+    artifact: Artifact,
+    folder: Path,
+    threads: int,
+    mode: Literal["latency", "throughput"],
+    feeds: Path,
+    points: tuple[str, ...],
+) -> Opened:
+    """Load a variant for timing at ``points``.
+
+    Args:
+        folder: where the artifact's files lie.
+        feeds: ``.npz`` with keys ``<point>/<input>``.
+    """
+    builder = targets.discover()[artifact.variant.target.name]
+    start = now_ns()
+    session = builder.open(artifact, folder, threads=threads, mode=mode)
+    loaded = now_ns()
+    stored = read_feeds(feeds)
+    _timed[:] = [TimedSession(session, {point: stored[point] for point in points})]
+    first = _timed[0].call_ns(points[0])
+    return Opened((loaded - start) / 1e6, first / 1e6, session.slots)
+
+
+def warm(point: str, limit_s: float) -> float:
+    """Warm the open session up at one point; returns how long its last call took (ms)."""
+    return _timed[0].warm(point, limit_s) / 1e6
+
+
+def split(point: str, calls: int) -> CallSplit | None:
+    """Take a call of the open session apart: copies in, the model, copies out; None where nothing is copied."""
+    return _timed[0].split(point, calls)
+
+
+def time_round(
+    scenario: Literal["latency", "throughput"], point: str, seconds: float, least: int, limit_ms: float | None = None
+) -> Round:
+    """Run one round of calls: one after another for the latency, as many at once as fit for the throughput.
+
+    Args:
+        seconds: least time of the round.
+        least: calls made however long they take.
+        limit_ms: what a call may take; where calls take longer, ``least`` does not count.
+    """
+    session = _timed[0]
+    if scenario == "latency":
+        times = session.latency(point, seconds, least, limit_ms)
+        elapsed = sum(times)
+    else:
+        times, elapsed = session.throughput(point, seconds, least, limit_ms)
+    return Round(tuple(times), elapsed, peak_rss_mib())

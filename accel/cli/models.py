@@ -1,0 +1,84 @@
+"""One file: ``accel inspect`` shows it, ``accel narrow`` makes its integers smaller."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from accel.cli.output import Json, print_json, show
+from accel.core.errors import UsageError, nearest
+
+Strings = list[str] | None
+LEVELS = ("keep", "io", "interior")
+
+
+def inspect(file: Path, as_json: Json = False) -> None:
+    """Show inputs, outputs, operators and precision of an ONNX file, an IR or a run."""
+    from accel.run import inspection
+
+    found = inspection.inspect(file)
+    if as_json:
+        print_json(found)
+    else:
+        _print_tree(found)
+
+
+def narrow(
+    source: Annotated[Path, typer.Argument(help="ONNX file")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write")],
+    range: Annotated[Strings, typer.Option(help="NAME=LO:HI of an integer input")] = None,
+    min_shape: Annotated[Strings, typer.Option(help="input_ids:1x1,…")] = None,
+    max_shape: Annotated[Strings, typer.Option(help="input_ids:16x512,…")] = None,
+    level: Annotated[str, typer.Option(help="keep, io or interior")] = "io",
+    runtime: Annotated[str, typer.Option(help="Whose kernels limit the interior: ort, openvino or tensorrt")] = "ort",
+    report: Annotated[Path | None, typer.Option(help="Also write the report as JSON")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make INT64 values INT32 where they are proved to fit, and say why the others stay."""
+    from accel.builders.narrow import narrow_file
+    from accel.core.values import ShapeRange, to_json
+    from accel.run import job
+
+    if level not in LEVELS:
+        expected = f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}{nearest(level, LEVELS)}"
+        raise UsageError(f"--level is {level!r}: expected {expected}")
+    low, high = job.shapes(min_shape or ()), job.shapes(max_shape or ())
+    if odd := sorted(low.keys() ^ high.keys()):
+        raise UsageError(f"input {odd[0]!r} needs both --min-shape and --max-shape: together they bound its axes")
+    found = narrow_file(
+        source,
+        out,
+        level=cast(Any, level),
+        runtime=runtime,
+        ranges=job.ranges(range or ()),
+        shapes={name: ShapeRange(low[name], high[name], high[name]) for name in high},
+    )
+    document = to_json(found)
+    if report is not None:
+        from accel.core.files import write_text
+
+        write_text(report, json.dumps(document, indent=1) + "\n")
+    if as_json:
+        print_json(document)
+        return
+    rows = [{**v, "interval": "{}..{}".format(*v["interval"]) if v["interval"] else ""} for v in document["values"]]
+    show(rows, False, "values", ("name", "role", "decision", "interval", "reason"))
+    for spec in found.inputs:
+        typer.echo(f"assumes {spec.name} in [{spec.lo}, {spec.hi}]: {spec.reason}")
+    typer.echo(f"{out}: {found.count('narrowed')} narrowed, {found.count('kept')} kept, {found.casts} casts added")
+
+
+def _print_tree(value: Any, indent: int = 0) -> None:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            typer.echo(f"{'  ' * indent}{key}:")
+            _print_tree(item, indent + 1)
+        elif isinstance(item, list):
+            typer.echo(f"{'  ' * indent}{key}:")
+            for entry in item:
+                typer.echo(f"{'  ' * (indent + 1)}- {json.dumps(entry) if isinstance(entry, dict | list) else entry}")
+        else:
+            typer.echo(f"{'  ' * indent}{key}: {item}")

@@ -1,0 +1,212 @@
+"""Triton repositories: ``accel verify``, ``lint``, ``serve`` and ``bench``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from accel.cli.output import Json, note, print_json, show
+from accel.core.errors import CheckFailed, InputError, UsageError
+
+AllowChanged = Annotated[
+    bool, typer.Option("--allow-changed", help="Run the launch.sh of a folder that differs from its manifest")
+]
+
+
+def verify(
+    repository: Path,
+    serve: Annotated[bool, typer.Option("--serve", help="Also serve it, and check the answers")] = False,
+    accept_configs: Annotated[
+        bool,
+        typer.Option("--accept-configs", help="List new configs/*.pbtxt in the manifest, if they fit the contract"),
+    ] = False,
+    via: Annotated[
+        str | None, typer.Option(help="embedded, local, docker or grpc://HOST:PORT  [default: as for serve]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every hash and the manifest of a Triton repository that accel wrote; with --serve its answers, too."""
+    from accel.core.values import to_json
+    from accel.triton import verify as checks
+
+    if not repository.is_dir():
+        raise InputError(f"{repository} is no folder", fix="name a repository root, such as runs/bert/best/cpu")
+    if via is not None and not serve:
+        raise UsageError("--via names a server, and nothing is to be served", fix="add --serve")
+    for name in checks.accept_configs(repository) if accept_configs else ():
+        note(f"{name} is listed in the manifest now")
+    findings = checks.verify(repository)
+    document: dict[str, Any] = {}
+    if serve and not any(f.severity == "error" for f in findings):
+        from accel.triton.servers import answers
+
+        found = answers.verify_served(repository, via=via)
+        findings += found.findings
+        document = {"served": {k: v for k, v in to_json(found).items() if k != "findings"}}
+        if not as_json:
+            _print_served(found)
+    errors = [f for f in findings if f.severity == "error"]
+    if as_json:
+        print_json({"findings": [to_json(f) for f in findings], **document})
+    else:
+        show([to_json(f) for f in findings], False, "findings", ("severity", "file", "field", "why", "fix"))
+    if errors:
+        raise CheckFailed(f"{repository} has {len(errors)} errors", fix="emit it again: accel convert")
+    if not as_json:
+        served = ", and its answers are those of the manifest" if serve else ""
+        typer.echo(f"{repository} is as it was emitted{served}", err=True)
+
+
+def run_server(
+    repository: Path,
+    via: Annotated[
+        str | None, typer.Option(help="embedded, local or docker  [default: local where there is one, else embedded]")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    triton_release: Annotated[str | None, typer.Option(help="Release of the docker image")] = None,
+    backend: Annotated[str | None, typer.Option(help="python: serve the Python-backend variant")] = None,
+    cache_mib: Annotated[int, typer.Option(min=0, help="Size of the response cache")] = 0,
+    allow_changed: AllowChanged = False,
+    log: Annotated[Path | None, typer.Option(help="File for what the server prints")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a repository with a real Triton server, on this machine only, until Ctrl-C."""
+    import shutil
+
+    from accel.triton import manifest
+    from accel.triton.servers import server
+
+    if backend not in (None, "python"):
+        raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")
+    if via is not None and ":" in via:
+        raise UsageError(f"--via {via} is a server that runs already", fix="accel verify --serve --via takes it")
+    fresh = server.fresh_log()  # stays where the server fails
+    with server.start(
+        repository,
+        via=via,
+        log=log or fresh,
+        release=triton_release,
+        python_backend=backend == "python",
+        cache_bytes=cache_mib << 20,
+        allow_changed=allow_changed,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+    ) as running:
+        native = manifest.read(repository).backend if running.python_models else ""
+        _print_server(running, native, as_json)
+        server.wait(running)
+    shutil.rmtree(fresh.parent, ignore_errors=True)
+
+
+def lint(
+    repository: Path,
+    triton_release: Annotated[str | None, typer.Option(help="Release to hold it against  [default: newest]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find what a Triton release rejects, ignores or overwrites in a model repository, offline."""
+    from accel.core.values import to_json
+    from accel.triton.lint import lint as check
+    from accel.triton.releases import NEWEST
+
+    release = triton_release or NEWEST
+    findings = check(repository, release)
+    errors = [f for f in findings if f.severity == "error"]
+    show([to_json(f) for f in findings], as_json, "findings", ("severity", "file", "field", "why", "fix"))
+    if errors:
+        raise CheckFailed(f"{repository} has {len(errors)} errors for Triton {release}", fix="see the fix of each")
+    if not as_json:
+        typer.echo(f"{repository}: nothing that Triton {release} rejects", err=True)
+
+
+def bench(
+    target: Annotated[str, typer.Argument(help="Repository, or HOST:PORT of a running server's gRPC")],
+    model: Annotated[str, typer.Option(help="Name on the server  [default: the one clients call]")] = "",
+    concurrency: Annotated[
+        str | None, typer.Option(help="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
+    ] = None,
+    request_rate: Annotated[str | None, typer.Option(help="Open loop, per second: RATE or START:END:STEP")] = None,
+    arrivals: Annotated[str, typer.Option(help="Gaps of an open loop: constant or poisson")] = "constant",
+    table: Annotated[
+        bool, typer.Option("--table", help="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
+    ] = False,
+    batch: Annotated[int | None, typer.Option(help="Items of each request  [default: 1]")] = None,
+    data: Annotated[Path | None, typer.Option(help="perf_analyzer's .json, or .npz  [default: stored samples]")] = None,
+    mixed_lengths: Annotated[bool, typer.Option("--mixed-lengths", help="Send all stored shapes")] = False,
+    shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Tensors in system shared memory")] = False,
+    load: Annotated[str, typer.Option(help="Who generates it: accel or perf_analyzer")] = "accel",
+    processes: Annotated[int, typer.Option(help="Processes that send", min=1)] = 1,
+    via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
+    seconds: Annotated[float, typer.Option(help="Length of a window", min=0.05)] = 2.0,
+    seed: Annotated[int, typer.Option(help="Decides the order of samples and Poisson gaps")] = 0,
+    allow_changed: AllowChanged = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help=".json for figures; raw samples beside it")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put load on a real Triton server and measure what it does."""
+    from accel.bench.served import Method
+    from accel.run import load_test
+
+    asked = load_test.Asked(
+        target,
+        load_test.loads(concurrency, request_rate, arrivals),
+        model=model,
+        batch=batch,
+        data=data,
+        mixed=mixed_lengths,
+        tool=load_test.tool(load),
+        via=via,
+        method=Method(seconds=seconds, processes=processes, shared_memory=shared_memory, seed=seed),
+        out=out,
+        allow_changed=allow_changed,
+    )
+
+    def report(document: dict[str, Any]) -> None:
+        rows = [load_test.row(point) for point in document["measurements"]]
+        if as_json:
+            print_json(document)
+        else:
+            show(rows, False, "measurements", tuple(rows[0]), width=None if sys.stdout.isatty() else 120)
+
+    (load_test.batching_sweep if table else load_test.bench)(asked, report, note)
+
+
+def _print_server(running: Any, native: str, as_json: bool) -> None:
+    """Print where a server answers, as one line of JSON or for people."""
+    from accel.core.values import to_json
+    from accel.triton.reading import read_configs
+
+    endpoint, twins, models = running.endpoint, sorted(running.python_models), sorted(read_configs(running.root))
+    if as_json:
+        typer.echo(json.dumps({**to_json(endpoint), "models": models, "twins": twins, "log": str(running.log)}))
+        return
+    typer.echo(f"gRPC     {endpoint.grpc}\nHTTP     {endpoint.http}\nmetrics  http://{endpoint.metrics}/metrics")
+    typer.echo(f"models   {', '.join(models)}")
+    for model in twins:
+        typer.echo(f"{model}: served by the Python-backend variant of {native}")
+    for notice in running.notices:
+        typer.echo(f"notice: {notice}", err=True)
+    typer.echo(f"Triton {endpoint.release} ({endpoint.via}); log: {running.log}; Ctrl-C stops it", err=True)
+
+
+def _print_served(found: Any) -> None:
+    """Print the answers of a served repository, each beside what the gate found in process."""
+    how = f"Triton {found.endpoint.release} ({found.endpoint.via})"
+    typer.echo("; ".join([how, *(f"{t} by the Python-backend variant of {found.native}" for t in found.twins)]))
+    columns = ("point", "output", "served dB", "in process dB", "least dB", "ok")
+    figures = [(a.served_db, a.inprocess_db, a.least_db) for a in found.answers]
+    rows = [
+        dict(zip(columns, (a.point, a.output, *map(_decibels, three), not a.problem), strict=True))
+        for a, three in zip(found.answers, figures, strict=True)
+    ]
+    show(rows, False, "answers", columns)
+
+
+def _decibels(value: float | None) -> str:
+    return "exact" if value is None else f"{value:.1f}"

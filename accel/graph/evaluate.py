@@ -1,0 +1,101 @@
+"""ONNX Runtime as the evaluator of ONNX files: sessions on the CPU that say what a graph computes.
+
+The one module outside ``builders`` that opens ONNX Runtime. Nothing here is measured or shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accel.core.errors import StageError, UnavailableError
+
+
+def open_cpu(path: Path, threads: int) -> Any:
+    """Open a session with ONNX Runtime's own optimisations, as a server runs the file."""
+    return _session(str(path), _options(threads=threads))
+
+
+def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
+    """Open a session that computes Q/DQ pairs as written: round, then multiply in floating point.
+
+    By default ONNX Runtime turns them into integer kernels, whose sums saturate on CPUs without VNNI: an error that a
+    GPU does not have. What it takes is given back at once: large models are typed on small machines.
+
+    Args:
+        threads: CPU threads; 0 for all.
+        once: whether few runs are worth no second, packed copy of the weights.
+
+    Raises:
+        StageError: ONNX Runtime cannot load the file.
+    """
+    import onnxruntime as ort
+
+    options = _options(threads=threads, severity=4)
+    options.enable_cpu_mem_arena = False
+    options.execution_order = (
+        ort.ExecutionOrder.PRIORITY_BASED
+    )  # as the file has them: values live no longer than there
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.add_session_config_entry("session.disable_prepacking", "1" if once else "0")
+    try:
+        return _session(str(path), options)
+    except Exception as error:
+        raise StageError(f"ONNX Runtime cannot load {path.name}: {error}") from error
+
+
+def open_unoptimised(path: Path) -> Any:
+    """Open a session with every optimisation off: the file as it is written.
+
+    Raises:
+        UnavailableError: this ONNX Runtime cannot run it (an operator, opset or IR it lacks).
+    """
+    import onnxruntime as ort
+
+    try:
+        return _session(str(path), _options(optimised=False))
+    except Exception as error:
+        raise UnavailableError(
+            f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
+            fix="export it again with opset 18 to 21 and IR version 10 or older",
+        ) from error
+
+
+def kernel_check() -> Callable[[bytes], bool]:
+    """Return a function that says whether ONNX Runtime has the kernels of a serialised model.
+
+    Raises:
+        ImportError: ONNX Runtime is not installed.
+    """
+    from onnxruntime.capi import onnxruntime_pybind11_state as refusals
+
+    options = _options(threads=1, severity=4, optimised=False)
+    kinds = (refusals.NotImplemented, refusals.Fail, refusals.InvalidGraph, refusals.InvalidArgument)
+
+    def accepts(model: bytes) -> bool:
+        try:
+            _session(model, options)
+        except kinds:
+            return False
+        return True
+
+    return accepts
+
+
+def _options(*, threads: int = 0, severity: int = 3, optimised: bool = True) -> Any:
+    """Return session options; ``severity`` is the least of what is logged (3 errors, 4 fatal errors)."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = severity
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def _session(model: str | bytes, options: Any) -> Any:
+    import onnxruntime as ort
+
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

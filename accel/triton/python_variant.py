@@ -1,0 +1,196 @@
+"""The Python-backend variant of a repository: the same artifact and client contract, answered by the Python backend.
+
+For a server that lacks the native backend, and for batching where the native backend cannot batch. The twin keeps what
+the native config says about serving (versions, instances, batching and its priorities, response cache, warm-up, labels,
+metric tags) and drops what only the native backend reads (accelerators, graph optimisation, its parameters). An
+ensemble is made anew around the twin, which may batch where the native model cannot; further models go along unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accel.builders import targets
+from accel.core.errors import InputError, OutputError, UnavailableError
+from accel.core.feeds import write_feeds
+from accel.core.files import replacing
+from accel.core.values import Repository, Skipped
+from accel.triton import ensemble, overrides
+from accel.triton import manifest as manifests
+from accel.triton.config import check, check_model_name, parse, to_text
+from accel.triton.folders import describe, link_tree
+from accel.triton.launch import script
+from accel.triton.manifest import Manifest
+from accel.triton.reading import CONFIG, read_configs, read_points
+from accel.triton.releases import Release
+from accel.triton.releases import release as find_release
+from accel.triton.repository import ARTIFACT_FOLDER, emit
+
+
+def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
+    """Emit the repository at ``root`` once more, for the Python backend of ``release``.
+
+    A backend that cannot batch (openvino, torch_aoti) has ``max_batch_size`` 0; its twin batches up to the profile's
+    largest batch. A repository that is for the Python backend already keeps its config as it is.
+
+    Args:
+        root: a repository that accel emitted; it stays as it is.
+        out: folder to write; it must not exist. Files are hard-linked where the file system allows.
+
+    Raises:
+        InputError: ``root`` has no readable manifest or config, or the artifact's files are not all there.
+        UnavailableError: no builder here offers the artifact's target, or the release cannot serve it.
+        OutputError: ``out`` exists or cannot be written.
+    """
+    manifest = manifests.read(root)
+    row = find_release(release)
+    target = manifest.artifact.variant.target.name
+    builder = targets.discover().get(target)
+    if builder is None:
+        raise UnavailableError(f"{root} holds a {target!r}, and no builder here offers that target")
+    if out.exists():
+        raise OutputError(f"{out} exists already", fix="give a folder that does not")
+    for model in manifest.models:
+        check_model_name(model)
+    configs = read_configs(root)
+    holder, files = _holder(root, manifest)
+    name = _client_name(configs, holder)
+    with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
+        samples, reference = _points(root, manifest, Path(scratch))
+        made = emit(
+            manifest.artifact,
+            files,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            builder=builder,
+            release=release,
+            root=fresh,
+            run_dir=out.parent,
+            model_name=name,
+            model_version=manifest.version,
+            samples=samples,
+            reference=reference,
+            parity=manifest.parity,
+            unproved=manifest.unproved_int64,
+            mask=manifest.mask,
+            detections=manifest.detections,
+            python=True,
+            overrides=_batch_asked(manifest),
+        )
+        if isinstance(made, Skipped):
+            raise UnavailableError(made.reason, fix=made.fix)
+        _keep(configs[holder], root / holder, fresh / name)
+        around = ensemble.parts(manifest, configs)
+        carried = [model for model in manifest.models if model not in (name, holder, *around)]
+        for model in carried:
+            link_tree(root / model, fresh / model)
+        _describe(fresh, manifest, row, name=name, carried=carried)
+        pipeline = ensemble.read(root)
+        added = ensemble.add(fresh, pipeline) if pipeline is not None else ()
+    return dataclasses.replace(made, root=out.name, models=(name, *carried, *added))
+
+
+def _holder(root: Path, manifest: Manifest) -> tuple[str, Path]:
+    """Return the model that has the artifact, and the folder in which the artifact's files lie."""
+    for model in manifest.models:
+        version = root / model / str(manifest.version)
+        for folder in (version, version / ARTIFACT_FOLDER):
+            if all((folder / file.path).is_file() for file in manifest.artifact.files):
+                return model, folder
+    raise InputError(
+        f"no model of {root} has all files of {manifest.variant}: {[f.path for f in manifest.artifact.files]}",
+        fix="emit the repository again",
+    )
+
+
+def _client_name(configs: Mapping[str, Any], holder: str) -> str:
+    """Return the name clients call: the holder's, or that of an ensemble which only renames the holder's tensors."""
+    for model, config in configs.items():
+        if [step.model_name for step in config.ensemble_scheduling.step] == [holder]:
+            return model
+    return holder
+
+
+def _points(root: Path, manifest: Manifest, folder: Path) -> tuple[Path, Path]:
+    """Write the stored points as the two files that ``emit`` reads."""
+    stored = read_points(root, manifest)
+    samples, reference = folder / "samples.npz", folder / "reference.npz"
+    write_feeds(samples, {name: point.inputs for name, point in stored.items()})
+    write_feeds(reference, {name: point.outputs for name, point in stored.items()})
+    return samples, reference
+
+
+def _batch_asked(manifest: Manifest) -> str:
+    """Return the override of the batch size, where the user gave one to a backend that can batch."""
+    asked = overrides.max_batch_size(manifest.overrides)
+    return "" if asked is None or not targets.backend(manifest.backend).batches else f"max_batch_size: {asked}"
+
+
+def _keep(native: Any, origin: Path, folder: Path) -> None:
+    """Rewrite the emitted config of ``folder`` so that it keeps what ``native``, whose folder is ``origin``, says."""
+    file = folder / CONFIG
+    emitted = parse(file.read_text(encoding="utf-8"))
+    twin = type(native)()
+    twin.CopyFrom(native)
+    if native.backend != "python":
+        for name in ("platform", "optimization", "cc_model_filenames", "parameters", "input", "output"):
+            twin.ClearField(name)
+        twin.name, twin.backend = emitted.name, emitted.backend
+        twin.default_model_filename = emitted.default_model_filename
+        twin.input.extend(emitted.input)
+        twin.output.extend(emitted.output)
+        labels = {tensor.name: tensor.label_filename for tensor in native.output}
+        for tensor in twin.output:
+            tensor.label_filename = labels.get(tensor.name, "")
+        for group in twin.instance_group:
+            group.kind = emitted.instance_group[0].kind
+            if group.kind == group.KIND_CPU:
+                group.ClearField("gpus")
+                group.ClearField("profile")
+    batches = native.max_batch_size == 0 < emitted.max_batch_size
+    if batches:
+        twin.max_batch_size = emitted.max_batch_size
+        twin.dynamic_batching.CopyFrom(emitted.dynamic_batching)
+    if batches or [t.name for t in native.input] != [t.name for t in emitted.input]:
+        twin.ClearField("model_warmup")
+        twin.model_warmup.extend(emitted.model_warmup)
+    else:
+        shutil.rmtree(folder / "warmup", ignore_errors=True)
+        if (origin / "warmup").is_dir():
+            link_tree(origin / "warmup", folder / "warmup")
+    for extra in origin.iterdir():
+        if extra.is_file() and extra.name != CONFIG:  # labels
+            shutil.copyfile(extra, folder / extra.name)
+    check(twin)
+    file.write_text(to_text(twin), encoding="utf-8")
+
+
+def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: Sequence[str]) -> None:
+    """Write ``launch.sh`` and the manifest of the finished twin.
+
+    The artifact and the carried models were hashed before, and are not hashed again.
+    """
+    emitted = manifests.read(out)
+    configs = read_configs(out)
+    text = script(row, emitted.artifact, list(configs.values()), requires=emitted.requires)
+    (out / "launch.sh").write_text(text, encoding="utf-8")
+    (out / manifests.FILENAME).unlink()
+    unchanged = tuple(f"{model}/" for model in carried)
+    known = {f.path: f for f in native.files if f.path.startswith(unchanged)}
+    artifact = f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/"
+    known |= {f.path: f for f in emitted.files if f.path.startswith(artifact)}
+    manifests.write(
+        dataclasses.replace(
+            emitted,
+            models=(name, *carried),
+            files=describe(out, known),
+            max_batch_size=configs[name].max_batch_size,
+            overrides=native.overrides,
+        ),
+        out,
+    )

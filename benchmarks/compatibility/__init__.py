@@ -1,0 +1,1 @@
+"""A corpus of strangers' models, and what becomes of each: ``python -m benchmarks.compatibility --help``."""

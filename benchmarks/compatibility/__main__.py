@@ -1,0 +1,110 @@
+"""Convert the models that strangers bring, and write down what becomes of each.
+
+    python -m benchmarks.compatibility list
+    python -m benchmarks.compatibility run onnx/silero-vad torch/unet --targets ort,openvino
+    python -m benchmarks.compatibility run --sample 25
+    python -m benchmarks.compatibility run --all
+    python -m benchmarks.compatibility table
+
+A source named by the beginning of its id stands for all that begin so. Each leaves one JSON file under ``--out``; the
+runs themselves are deleted unless ``--keep`` is given. Real files need their packages: see ``packages.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from benchmarks.compatibility import listing, running
+from benchmarks.compatibility.source import NotHere
+
+OUT = Path("runs/compatibility")
+PAGE = Path("docs/compatibility.md")
+
+
+def show() -> None:
+    """Print every source and the counts."""
+    for source in listing.SOURCES:
+        marks = "operator" if source.operator else "message" if source.wants == "message" else ""
+        print(f"{source.id:<48} {source.architecture:<32} {marks:<9} {source.origin}")
+    print()
+    for kind, count, architectures, operators in listing.counts():
+        print(f"{kind:<12} {count:>4} sources, {architectures:>4} architectures, {operators:>4} operator cases")
+
+
+def make(name: str, folder: Path) -> int:
+    """Write one source, and print what ``accel convert`` takes for it."""
+    try:
+        print(listing.BY_ID[name].make(folder))
+    except NotHere as error:
+        print(error, file=sys.stderr)
+        return running.NOT_HERE
+    return 0
+
+
+def run(asked: argparse.Namespace) -> bool:
+    """Run the sources asked for, one after another; returns whether one ended in a traceback."""
+    if asked.sample is not None:
+        sources = listing.sample(asked.sample, asked.seed)
+    else:
+        sources = list(listing.SOURCES) if asked.all else listing.chosen(asked.names)
+    if not sources:
+        raise SystemExit("name sources, or give --sample N or --all")
+    rows = []
+    for number, source in enumerate(sources, 1):
+        file = asked.out / "rows" / f"{source.id.replace('/', '__')}.json"
+        if asked.missing and file.exists():
+            continue
+        row = running.run(source, asked.targets, asked.out / "work", limit_s=asked.limit_s)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(row, indent=1) + "\n")
+        if not asked.keep:
+            shutil.rmtree(asked.out / "work" / source.id, ignore_errors=True)
+        rows.append(row)
+        word = running.verdict(row)
+        why = "" if word == "passes" else " ".join((row["error"] or "").split())[:150]
+        print(f"{number:>3}/{len(sources)} {row['seconds']:>6.1f} s  {word:<11} {source.id:<44} {why}", flush=True)
+    return any(row["traceback"] for row in rows)
+
+
+def main() -> int:
+    """Parse and do."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="every source, and how many there are")
+    one = commands.add_parser("make", help="write one source into a folder")
+    one.add_argument("name")
+    one.add_argument("folder", type=Path)
+    some = commands.add_parser("run", help="convert sources and write down what becomes of them")
+    some.add_argument("names", nargs="*")
+    some.add_argument("--all", action="store_true")
+    some.add_argument("--sample", type=int, help="so many, of all kinds alike")
+    some.add_argument("--seed", type=int, default=0, help="decides which are drawn")
+    some.add_argument("--targets", default="cpu")
+    some.add_argument("--limit-s", type=float, default=300.0, help="for making, and for converting, each")
+    some.add_argument("--missing", action="store_true", help="leave out what has a row already")
+    some.add_argument("--keep", action="store_true", help="keep the sources and run directories")
+    some.add_argument("--out", type=Path, default=OUT)
+    page = commands.add_parser("table", help=f"write {PAGE} from the rows")
+    page.add_argument("--out", type=Path, default=OUT)
+    page.add_argument("--page", type=Path, default=PAGE)
+    asked = parser.parse_args()
+    if asked.command == "list":
+        show()
+        return 0
+    if asked.command == "make":
+        return make(asked.name, asked.folder)
+    if asked.command == "run":
+        return int(run(asked))
+    from benchmarks.compatibility import table
+
+    rows = [json.loads(path.read_text()) for path in sorted((asked.out / "rows").glob("*.json"))]
+    table.write(rows, asked.page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

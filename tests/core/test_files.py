@@ -1,0 +1,61 @@
+"""What takes another file's or folder's place does so whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel.core import files
+from accel.core.errors import OutputError
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_fails_half_way_leaves_the_old_one_and_nothing_beside_it(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "run"
+    if kind == "file":
+        target.write_text("old")
+    else:
+        files.replace_folder(target, {"a": "old"})
+
+    def fail() -> None:
+        with files.replacing(target) as new:
+            if kind == "file":
+                new.write_text("new")
+            else:
+                new.mkdir()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (target if kind == "file" else target / "a").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_block_that_writes_nothing_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("old")
+    with files.replacing(tmp_path / "run"):
+        pass
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_folder_is_never_removed_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    (tmp_path / "report.html" / "kept").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write to .*report\.html"):
+        files.write_text(tmp_path / "report.html", "text")
+    assert [p.name for p in tmp_path.rglob("*")] == ["report.html", "kept"]
+
+
+def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".run.json.{dead.pid}.new").write_text("half")
+    (tmp_path / f".run.json.{os.getppid()}.new").write_text("half")
+    (tmp_path / ".run.json.mine.new").write_text("")
+    files.write_text(tmp_path / "run.json", "whole")
+    names = {".run.json.mine.new", f".run.json.{os.getppid()}.new", "run.json"}
+    assert {p.name for p in tmp_path.iterdir()} == names
