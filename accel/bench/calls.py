@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.bench.pool import Pool, SharedPool, request
+from accel.bench.request_pool import Pool, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Checker, Sender, parse_response
-from accel.bench.session import now_ns
+from accel.bench.timed_session import now_ns
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError

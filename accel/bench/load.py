@@ -22,7 +22,7 @@ import numpy as np
 
 from accel.bench import calls
 from accel.bench.calls import Served
-from accel.bench.session import now_ns
+from accel.bench.timed_session import now_ns
 from accel.bench.wire import described, raw_bytes
 from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed, fit_inputs

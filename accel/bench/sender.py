@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from accel.bench.pool import Pool
-from accel.bench.session import now_ns
+from accel.bench.request_pool import Pool
+from accel.bench.timed_session import now_ns
 from accel.core.feeds import Feed
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"

@@ -23,7 +23,7 @@ from accel.bench.calls import Served
 from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
 from accel.bench.load import FEED, Generator, Load, Window, fit_feeds
-from accel.bench.session import now_ns
+from accel.bench.timed_session import now_ns
 from accel.bench.usage import gauges, use
 from accel.core.errors import CheckFailed, StageError
 from accel.core.feeds import Feed

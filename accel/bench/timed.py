@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from accel.bench.session import TimedSession, now_ns, peak_rss_mib
+from accel.bench.timed_session import TimedSession, now_ns, peak_rss_mib
 from accel.builders import targets
 from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, CallSplit

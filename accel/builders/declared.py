@@ -1,12 +1,14 @@
 """Bring what a built file declares and what the client was promised together.
 
 Names, dtypes and fixed sizes come from the file; names of dynamic axes and integer ranges, which many formats lose,
-come from the source.
+come from the source. And an exported file that ships as it is keeps the names that it declares.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from accel.core.errors import StageError
 from accel.core.values import BuildRequest, ModelSource, TensorSpec
@@ -65,3 +67,15 @@ def fixed_axes(request: BuildRequest) -> dict[str, int]:
         for dim, size in zip(spec.dims, request.variant.profile[spec.name].opt, strict=True)
         if isinstance(dim, str)
     }
+
+
+def copy_onnx(request: BuildRequest, out: Path) -> None:
+    """Copy the exported model to ``out``, and its weights under their own names, since the file refers to them."""
+    assert request.onnx is not None
+    assert request.onnx_folder is not None
+    folder = Path(request.onnx_folder)
+    shutil.copyfile(folder / request.onnx.file.path, out)
+    for data in request.onnx.data:
+        target = out.parent / data.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / data.path, target)

@@ -20,7 +20,7 @@ from accel.accuracy import parity
 from accel.accuracy.sqnr import EXACT_DB
 from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
 from accel.builders.calibration import calibration_feeds, range_feeds
-from accel.builders.declared import reconcile
+from accel.builders.declared import copy_onnx, reconcile
 from accel.builders.ort_providers import (
     CUDA,
     ENGINES,
@@ -293,10 +293,8 @@ def _placed(request: BuildRequest, provider: Provider, out_dir: Path) -> dict[st
 
 
 def _plain(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
-    """Copy the exported model and its weights; its name for them stays, since the file refers to it."""
-    from accel.graph import passes
-
-    passes.rewrite(plain, out_dir / ENTRY)
+    """Give the runtime the exported model as it is."""
+    copy_onnx(request, out_dir / ENTRY)
     return {"graph": "plain"}
 
 

@@ -12,7 +12,7 @@ import small_onnx
 import torch
 from onnx import TensorProto, helper
 
-from accel.bench.session import TimedSession
+from accel.bench.timed_session import TimedSession
 from accel.builders import targets
 from accel.builders.ort_providers import CPU, CUDA, TENSORRT, Provider, fallback_nodes, provider_for, tensorrt_folder
 from accel.builders.ort_session import OrtDeviceSession, OrtSession, failure, fallback, open_session, profiled

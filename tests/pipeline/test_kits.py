@@ -287,6 +287,23 @@ def test_int8_is_searched_on_held_back_samples_and_the_file_says_so(strict):
     assert any(id == "trt-int8@cuda" and doing.startswith("typing: choice 1: sqnr_db") for id, doing in said)
 
 
+def test_only_what_a_changed_gate_bears_on_is_typed_again(strict, factory):
+    _, out, said = strict
+    before = len(said)
+
+    class Noted(Progress):
+        def variant(self, id, doing):
+            said.append((id, doing))
+
+    document = convert(factory, out, "trt-fp16,trt-int8", progress=Noted(), gate=["fp16=190", "int8=30"])
+    assert variant(document, "trt-int8@cuda")["typing"]["facts"]["search"]["floor"] == 33.0
+    searched = {id for id, doing in said[before:] if "choice 1" in doing}
+    assert searched == {"trt-int8@cuda"}
+    again = len(said)
+    convert(factory, out, "trt-fp16,trt-int8", progress=Noted(), gate=["fp16=180", "int8=30"])
+    assert not [doing for _, doing in said[again:] if "choice" in doing]
+
+
 def test_without_the_environment_that_types_it_is_skipped_with_the_mend(strict, factory, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCEL_HOME", str(tmp_path / "home"))
     found = variant(convert(factory, strict[1], "trt-bf16"), "trt-bf16@cuda")

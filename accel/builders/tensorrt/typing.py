@@ -16,6 +16,7 @@ import numpy as np
 
 from accel.builders import Session, held_back
 from accel.builders.calibration import calibration_feeds, range_feeds
+from accel.builders.declared import copy_onnx
 from accel.builders.tensorrt.options import TensorRtOptions
 from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed
@@ -110,10 +111,8 @@ def read_report(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _plain(request: BuildRequest, precision: str, options: TensorRtOptions, source: Path, out: Path) -> dict[str, Any]:
-    """Copy the exported file and its weights; their name stays, since the file refers to it."""
-    from accel.graph import passes
-
-    passes.rewrite(source, out)
+    """Leave the exported file as it is."""
+    copy_onnx(request, out)
     return {"kept": []}
 
 

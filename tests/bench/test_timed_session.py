@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from accel.bench.session import TimedSession
+from accel.bench.timed_session import TimedSession
 from accel.builders.to_null import NullSession
 from accel.core.values import TensorSpec
 
