@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import model_zoo
-from accel import cli, pipeline
+from accel import pipeline
 from accel.builders.targets import discover
+from accel.cli.zoo import zoo_check
 from accel.core.errors import CheckFailed, InputError, UsageError
 from accel.core.values import Target
 from accel.release import zoo_matrix
@@ -65,7 +66,7 @@ def test_a_model_that_cannot_be_loaded_fails_alone(tmp_path: Path, monkeypatch: 
     assert zoo_matrix.failures(rows)[0].startswith("bert: null@cpu: ")
     assert [v["status"] for v in rows[1]["variants"]] == ["gate_failed"]
     with pytest.raises(CheckFailed, match="bert: null@cpu: "):
-        cli.zoo_check(["bert"], full=True, targets="null", out=tmp_path / "out", quiet=True)
+        zoo_check(["bert"], full=True, targets="null", out=tmp_path / "out", quiet=True)
 
 
 def test_what_cannot_be_checked_is_refused_before_anything_runs(tmp_path: Path) -> None:
