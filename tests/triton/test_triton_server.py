@@ -178,10 +178,10 @@ def test_a_running_server_is_found_by_its_url(running, live):
                 None,
             )
             assert found.alive()
-            assert found.twins == {"tiny"}
+            assert found.python_models == {"tiny"}
             assert usage.use(found.endpoint) == (None, 0.0)
     assert running.alive(), "leaving a server behind a URL must not end it"
-    assert server.connect(running.endpoint.grpc, live.root("null")).twins == set()
+    assert server.connect(running.endpoint.grpc, live.root("null")).python_models == set()
     with pytest.raises(UnavailableError, match="no Triton server answers"):
         server.connect("127.0.0.1:9")
     for url in ("ftp://here:8001", "here:port", "a b:1", "here:99999"):
@@ -448,7 +448,7 @@ def test_a_local_server_is_taken_where_there_is_one(live, tmp_path, install, mon
     with server.start(live.root("ort"), log=tmp_path / "log") as started:
         assert started.endpoint.via == "local"
         assert started.endpoint.release == "24.10"
-        assert started.twins == {"tiny"}, "beside the program lies only the Python backend"
+        assert started.python_models == {"tiny"}, "beside the program lies only the Python backend"
         assert check(started.endpoint, live.root("ort")) == ()
         assert started.notices == ("the repository is for Triton 26.08, the server is 24.10",)
 
