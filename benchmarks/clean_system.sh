@@ -9,7 +9,7 @@ set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"
 root="$(realpath -m "$1")"
 shift
-packages=python3,python3-venv,libpython3.11,git,make,g++,ca-certificates
+packages=python3,python3-venv,python3-dev,git,make,g++,ca-certificates
 
 if [ ! -e "$root/complete" ]; then
   debootstrap --variant=minbase --include="$packages" bookworm "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"

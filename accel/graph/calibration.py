@@ -3,7 +3,7 @@
 For TensorRT a symmetric range: all that was seen, all but the largest, or what keeps the distribution's information
 (Kullback-Leibler). For a CPU the range and the smoothing that leave the least error in the products themselves.
 
-onnxruntime.quantization and Model Optimizer were tried for this: see docs/decisions/0009.
+onnxruntime.quantization and Model Optimizer were tried for this: see docs/decisions/0010.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 On a CPU a convolution runs in INT8 only where its input and output are both quantised, so the whole network is
 quantised at once; the first and last layers, which carry most of the error, return to float first where accuracy asks
 for it. What comes after the last product (boxes decoded, scores ranked) stays in float: there a place in the picture
-would get 8 bits.
+would get 8 bits. What lies next to a layer in float (an addition, a pooling) is in float, too.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ def quantize(
     products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
     if len(set(products)) != len(products) or "" in products:
         raise StageError(f"{path.name} has products without a name of their own: the quantiser cannot leave one out")
-    tail = _tail(graph)
 
     def write(kept: Sequence[str], to: Path, ranges: Path) -> Path:
         model = onnx.load(str(path))
@@ -64,7 +63,7 @@ def quantize(
                 weight_type=q.QuantType.QInt8,
                 per_channel=True,
                 reduce_range=reduce_range,
-                nodes_to_exclude=[*kept, *tail],
+                nodes_to_exclude=[*kept, *_outside(graph, kept)],
                 use_external_data_format=True,
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
                 calibration_cache_path=ranges,
@@ -90,15 +89,22 @@ def quantize(
     return found
 
 
-def _tail(graph: Any) -> list[str]:
-    """List the nodes from which no product can be reached any more."""
-    wanted: set[str] = set()
+def _outside(graph: Any, kept: Collection[str]) -> list[str]:
+    """List the nodes in float beside the kept products: those next to one, and those after the last of all."""
+    above: dict[str, set[str]] = {}  # value → the nearest products that it comes from
+    below: dict[str, set[str]] = {}  # value → the nearest products that it reaches
     names = []
+    for node in graph.node:
+        before = {node.name} if node.op_type in _PRODUCTS else set().union(*(above.get(n, set()) for n in node.input))
+        above |= dict.fromkeys(node.output, before)
     for node in reversed(graph.node):
-        if node.op_type in _PRODUCTS or wanted.intersection(node.output):
-            wanted.update(node.input)
-        elif node.name:
+        after = set().union(*(below.get(n, set()) for n in node.output))
+        if node.op_type in _PRODUCTS:
+            after = {node.name}
+        elif node.name and (not after or not (after | above[node.output[0]]).isdisjoint(kept)):
             names.append(node.name)
+        for name in node.input:
+            below[name] = below.get(name, set()) | after
     return names
 
 
