@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.request
 from pathlib import Path
@@ -60,5 +61,5 @@ def http_name(address: str) -> str | None:
     try:
         with opener.open(f"http://{address}/v2", timeout=5) as answer:
             return str(json.load(answer)["name"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, http.client.HTTPException):  # or a gRPC service answers
         return None
