@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import null_repository
 import pytest
 
+from accel.core.values import sha256_file
 from accel.exporters.request import SourceRequest
 from accel.run import measuring, serving
 from accel.run.job import Job
@@ -25,6 +27,14 @@ TritonPythonModel = Breaking
 """
 
 
+def _seal(root: Path, path: str) -> None:
+    """List a file as it is now: what breaks here was emitted so, and is not a change that serving refuses."""
+    manifest = json.loads((root / "manifest.json").read_text())
+    entry = next(f for f in manifest["files"] if f["path"] == path)
+    entry |= {"sha256": sha256_file(root / path), "bytes": (root / path).stat().st_size}
+    (root / "manifest.json").write_text(json.dumps(manifest))
+
+
 @pytest.fixture
 def repositories(tmp_path: Path) -> tuple[dict[str, Path], Path]:
     """Two repositories of the null model, of which ``breaks`` answers with errors from when a file is there."""
@@ -35,6 +45,7 @@ def repositories(tmp_path: Path) -> tuple[dict[str, Path], Path]:
         if name == "breaks":
             with (root / "nothing" / "1" / "model.py").open("a") as file:
                 file.write(BREAKS.format(flag=str(flag)))
+            _seal(root, "nothing/1/model.py")
         made[name] = root
     return made, flag
 
