@@ -209,7 +209,7 @@ def _contract(described: Stage, narrowed: Stage) -> tuple[Stage, Stage]:
 
 
 def plan(job: Job, source: ModelSource) -> list[Variant]:
-    """List the variants a job asks for: one per target, and static twins where asked or where the zoo gains by them.
+    """List the variants a job asks for: one per target, and static builds where asked or where the zoo gains by them.
 
     A group stands for what the source can become: it brings in no target that starts from another framework.
     """
@@ -312,7 +312,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
                         result.outcome = _left_to_server(result, stages, job)
                     elif result.variant.static is None and _cannot_batch(result.emitted):
                         result.python_variant = stages.emit(
-                            result.built, result.proof, described, reference, worker, twin=True
+                            result.built, result.proof, described, reference, worker, python_variant=True
                         )
         except UnavailableError as error:
             result.outcome = Skipped(error.message, error.fix)

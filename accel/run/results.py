@@ -27,7 +27,7 @@ class Result:
         typing / typed_proof: the ONNX file in which the variant's precision was made, and how it compared on the CPU.
         typed: the same file, as the build takes it.
         kit: what finishes the variant elsewhere.
-        twin: a second repository of the same artifact, which the Python backend serves and batches.
+        python_variant: a second repository of the same artifact, which the Python backend serves and batches.
         unserved: name of a repository → why a server did not serve it.
     """
 
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def repositories(self) -> dict[str, Stage]:
-        """The emitted repositories by their names: the variant's own, and its twin."""
+        """The emitted repositories by their names: the variant's own, and its Python-backend variant."""
         id = self.variant.id
         named = {id: self.emitted, id + PYTHON_VARIANT: self.python_variant}
         return {n: stage for n, stage in named.items() if stage is not None and stage.value.repository is not None}

@@ -387,9 +387,9 @@ class Stages:
         reference: Stage[Answered],
         worker: Worker,
         *,
-        twin: bool = False,
+        python_variant: bool = False,
     ) -> Stage[Emitted]:
-        """Write the Triton model repository of a built variant, or its twin that the Python backend serves.
+        """Write the Triton model repository of a built variant, or the variant of it that the Python backend serves.
 
         Args:
             proof: None for a variant that only a server can run.
@@ -399,13 +399,15 @@ class Stages:
         builder = targets.discover()[artifact.variant.target.name]
         answer = builder.triton(artifact, self._job.triton_release)
         pipeline = find(made.source, self._job.ensemble) if self._job.ensemble is not None else None
-        overrides = self._job.overrides.get(artifact.variant.target.name + (PYTHON_VARIANT if twin else ""), "")
+        overrides = self._job.overrides.get(
+            artifact.variant.target.name + (PYTHON_VARIANT if python_variant else ""), ""
+        )
         key = store.key(
             build=built.key,
             proof=proof.key if proof else None,
             samples=made.samples.sha256,
             reference=reference.key,
-            twin=twin,
+            python_variant=python_variant,
             name=made.source.name,
             version=self._job.model_version,
             release=self._job.triton_release,
@@ -430,7 +432,7 @@ class Stages:
                 samples=described.folder / made.samples.shapes.path,
                 reference=reference.folder / reference.value.file,
                 parity=proof.value.parity if proof else None,
-                python=twin,
+                python=python_variant,
                 overrides=overrides,
                 pipeline=pipeline,
                 threads=self._job.threads,
@@ -438,7 +440,7 @@ class Stages:
             )
             return worker.call(tasks.emit, request)
 
-        return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if twin else ''}", key, Emitted, make)
+        return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if python_variant else ''}", key, Emitted, make)
 
     def _request(self, variant: Variant, described: Stage[Described], onnx: Stage[OnnxModel] | None) -> BuildRequest:
         return BuildRequest(
