@@ -53,7 +53,7 @@ from accel.run.tasks import Described
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """What every part of a run has to do with: the job, where it runs, where its results are kept, who is told."""
 
     job: Job
@@ -75,11 +75,11 @@ class _Work:
 
 
 @contextmanager
-def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
+def at_work(job: Job, progress: Progress | None) -> Iterator[Work]:
     """Hold the run directory for as long as the block runs."""
     with lock(job.run_dir, job.command):
         machine, kept = hardware.detect(), Store(job.run_dir)
-        work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
+        work = Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
         processes.start(sandbox.prepare() if job.sandbox else None)
         yield work
 
@@ -95,7 +95,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         AccelError: the source cannot be loaded or exported, the run directory cannot be written or is in use. What an
             earlier run left there is untouched then.
     """
-    with _at_work(job, progress) as work:
+    with at_work(job, progress) as work:
         stages = work.stages
         reference = onnx = narrowed = None
         with stages.worker("source") as worker:
@@ -143,7 +143,7 @@ def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress |
     skipped = targets.discover()[kit.variant.target.name].available(kit.variant.target)
     if skipped is not None:
         raise UnavailableError(f"{kit.variant.id} cannot be built here: {skipped.reason}", fix=skipped.fix)
-    with _at_work(job, progress) as work:
+    with at_work(job, progress) as work:
         work.progress.notice(f"kit of {kit.source.name}, made by `{kit.command}`")
         described = Stage(Described(kit.source, kit.samples), folder / kits.SAMPLES, kit.seal, cached=True)
         reference = Stage(Answered(kits.REFERENCE, kit.feeds), folder, kit.seal, cached=True)
@@ -162,7 +162,7 @@ def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress |
 
 
 def _conclude(
-    work: _Work, results: list[Result], described: Stage, onnx: Stage | None, narrowed: Stage | None
+    work: Work, results: list[Result], described: Stage, onnx: Stage | None, narrowed: Stage | None
 ) -> dict[str, Any]:
     """Measure what was built, decide, and write everything down."""
     job, timings = work.job, work.timings_s
@@ -249,7 +249,10 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
         via=via,
     )
     if decision.chosen is None or not decision.chosen.endswith(PYTHON_VARIANT):
-        return decision
+        emitted = any(decision.chosen in r.repositories for r in own)
+        if not emitted or decision.repository:
+            return decision
+        return dataclasses.replace(decision, repository=f"repositories/{decision.chosen}")
     chosen = decision.chosen.removesuffix(PYTHON_VARIANT)  # a decision names the variant, and which of its repositories
     rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
@@ -281,12 +284,17 @@ def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     return Skipped(f"it works on {' and '.join(wanted)}, and the model has none")
 
 
-def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: _Work) -> None:
+def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: Work) -> None:
     """Build, prove and emit every variant; each in processes of its own, two at a time where memory allows."""
     job, stages, progress = work.job, work.stages, work.progress
 
     def one(result: Result) -> None:
         id = result.variant.id
+        if job.budget_s is not None and time.monotonic() - work.begin > job.budget_s:
+            spent = f"the budget of {job.budget_s:g} s was spent before it was begun"
+            result.outcome = Skipped(spent, "give more: --budget")
+            progress.done(id, spent, ok=False)
+            return
         stage, again = "build", rerun_command(result.variant, job)
         try:
             if onnx is not None and result.typed is None and _is_typed(result.variant):

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union
 
+from accel.core.calls import CallForm
+
 SCHEMA = 1
 """Version of the JSON forms in this module. Readers take the two before it and refuse newer ones."""
 
@@ -136,6 +138,7 @@ class ModelSource:
         unproved_int64: 64-bit values inside the model that are not proved to fit int32, each with the interval found.
         detections: the outputs that are compared as sets of rows, when there are any.
         graph: what was chosen of a TensorFlow source.
+        call: how Python code calls it; None where its inputs and outputs are all that is known.
     """
 
     name: str
@@ -159,6 +162,7 @@ class ModelSource:
     unproved_int64: tuple[str, ...] = ()
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
+    call: CallForm | None = None
 
     @property
     def accuracy(self) -> Literal["proved", "unproved"]:
@@ -628,7 +632,7 @@ class Decision:
         chosen: id of the variant, or None where nothing qualified.
         speedup: baseline time over chosen time (throughput ratio for that objective), with its interval.
         via: how the variants were measured: ``inprocess`` or ``triton``.
-        repository: which repository of the variant was served, relative to the run directory; None in process.
+        repository: the one that was served, or that of what ran in process; relative to the run directory.
         rejected: every other variant, and why.
     """
 

@@ -195,6 +195,10 @@ class Job(BaseModel):
     timeout_s: Annotated[
         AboveZero, Mark.CARRIED, Field(alias="timeout", description="Limit per build and measurement, s")
     ] = 1800.0
+    budget_s: Annotated[
+        AboveZero | None,
+        Field(alias="budget", description="Seconds: what is not begun to be built by then is skipped"),
+    ] = None
     threads: Annotated[
         int,
         Field(default_factory=hardware.cpu_threads, ge=1, description="CPU threads  [default: what this cgroup has]"),

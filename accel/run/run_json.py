@@ -30,7 +30,7 @@ from accel.core.document import (
     Verdict,
 )
 from accel.core.files import remove, replace_folder, write_text
-from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, extended, to_json
+from accel.core.values import SCHEMA, Artifact, ModelSource, OnnxModel, Typed, extended, to_json
 from accel.run import store
 from accel.run.job import PYTHON_VARIANT
 from accel.run.results import Result, Run, rerun_command, status_of
@@ -115,7 +115,7 @@ def _document(run: Run) -> RunDocument:
             source=source.reference,
             kind=source.kind,
             framework=source.framework,
-            baseline=_baseline(source.framework),
+            baseline=_baseline(source),
             weights=source.weights,
             revision=source.revision,
             inputs=source.inputs,
@@ -131,6 +131,7 @@ def _document(run: Run) -> RunDocument:
             ),
             onnx=run.onnx.value if run.onnx else None,
             integers=_integers(run),
+            call=source.call,
         ),
         hardware=extended(
             Machine,
@@ -182,10 +183,11 @@ def _integers(run: Run) -> Integers:
     )
 
 
-def _baseline(framework: str) -> Baseline:
+def _baseline(source: ModelSource) -> Baseline:
     """Return the target that runs the source as it is, and what a report calls it."""
-    target = targets.baseline(framework)
-    return Baseline(target=target, name=targets.runtime(target).name)
+    target = targets.baseline(source.framework)
+    name = targets.runtime(target).name
+    return Baseline(target=target, name=f"{name} (exported)" if source.kind == "exported" else name)
 
 
 def _variant(result: Result) -> VariantRecord:
@@ -214,6 +216,7 @@ def _variant(result: Result) -> VariantRecord:
         unverified_for_release=repository.unverified if repository else (),
         cached=bool(result.built and result.built.cached and not result.freshly_measured),
         measurements=result.points,
+        options=result.variant.options,
     )
 
 
@@ -227,6 +230,9 @@ def _build(artifact: Artifact, proof: Proof | None) -> Build:
         versions=artifact.built.versions,
         facts=artifact.built.facts,
         parent_sha256=artifact.parent_sha256,
+        entry=artifact.built.entry,
+        inputs=artifact.built.inputs,
+        outputs=artifact.built.outputs,
     )
 
 

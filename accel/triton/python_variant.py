@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
-from accel.core.errors import InputError, OutputError, UnavailableError
+from accel.core.errors import OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
 from accel.core.values import Repository, Skipped
@@ -29,7 +29,7 @@ from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.releases import Release
 from accel.triton.releases import release as find_release
-from accel.triton.repository import ARTIFACT_FOLDER, emit
+from accel.triton.repository import emit
 
 
 def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
@@ -58,7 +58,7 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
     for model in manifest.models:
         check_model_name(model)
     configs = read_configs(root)
-    holder, files = _holder(root, manifest)
+    holder, files = manifests.holder(root, manifest)
     name = _client_name(configs, holder)
     with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
         samples, reference = _points(root, manifest, Path(scratch))
@@ -79,6 +79,7 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
             unproved=manifest.unproved_int64,
             mask=manifest.mask,
             detections=manifest.detections,
+            call=manifest.call,
             python=True,
             overrides=_batch_asked(manifest),
         )
@@ -93,19 +94,6 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         pipeline = ensemble.read(root)
         added = ensemble.add(fresh, pipeline) if pipeline is not None else ()
     return dataclasses.replace(made, root=out.name, models=(name, *carried, *added))
-
-
-def _holder(root: Path, manifest: Manifest) -> tuple[str, Path]:
-    """Return the model that has the artifact, and the folder in which the artifact's files lie."""
-    for model in manifest.models:
-        version = root / model / str(manifest.version)
-        for folder in (version, version / ARTIFACT_FOLDER):
-            if all((folder / file.path).is_file() for file in manifest.artifact.files):
-                return model, folder
-    raise InputError(
-        f"no model of {root} has all files of {manifest.variant}: {[f.path for f in manifest.artifact.files]}",
-        fix="emit the repository again",
-    )
 
 
 def _client_name(configs: Mapping[str, Any], holder: str) -> str:
@@ -182,7 +170,7 @@ def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: 
     (out / manifests.FILENAME).unlink()
     unchanged = tuple(f"{model}/" for model in carried)
     known = {f.path: f for f in native.files if f.path.startswith(unchanged)}
-    artifact = f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/"
+    artifact = f"{name}/{emitted.version}/{manifests.ARTIFACT_FOLDER}/"
     known |= {f.path: f for f in emitted.files if f.path.startswith(artifact)}
     manifests.write(
         dataclasses.replace(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.builders import targets
+from accel.core.calls import CallForm
 from accel.core.errors import InputError, UsageError
 from accel.core.files import replacing
 from accel.core.values import (
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["emit", "verify"]
 
-ARTIFACT_FOLDER = "artifact"
-"""Where a Python-backend version folder keeps the artifact's files; native backends want them at its top."""
 CONFIGS_FOLDER = "configs"
 """Where a server started with ``--model-config-name`` looks for ``<name>.pbtxt`` before it takes ``config.pbtxt``.
 
@@ -79,6 +78,7 @@ def emit(
     unproved: tuple[str, ...] = (),
     mask: str | None = manifests.MASK,
     detections: Detections | None = None,
+    call: CallForm | None = None,
     python: bool = False,
     overrides: str = "",
     threads: int | None = None,
@@ -97,6 +97,7 @@ def emit(
         unproved: 64-bit values inside the model that are not proved to fit int32.
         mask: name of the input that is 0 at padded positions.
         detections: the outputs that are compared as sets of rows.
+        call: how Python code calls the model.
         python: serve it through the Python backend, whatever backend the builder would choose.
         overrides: what the user changes in the config, as the text of a partial ``config.pbtxt`` (``overrides``).
         threads: CPU threads it was measured with; None leaves them to the backend.
@@ -133,6 +134,7 @@ def emit(
         unproved=unproved,
         mask=mask,
         detections=detections,
+        call=call,
         builder=builder,
         row=row,
         name=model_name,
@@ -171,6 +173,7 @@ class _Plan:
     unproved: tuple[str, ...]
     mask: str | None
     detections: Detections | None
+    call: CallForm | None
     builder: Builder
     row: Release
     name: str
@@ -208,7 +211,7 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
     models = (name, inner) if renamed else (name,)
 
     version_folder = root / inner / str(version)
-    files_folder = version_folder / ARTIFACT_FOLDER if is_python else version_folder
+    files_folder = version_folder / manifests.ARTIFACT_FOLDER if is_python else version_folder
     known = link(artifact.files, plan.folder, target=files_folder, root=root)
     if is_python:
         write_model(
@@ -296,6 +299,7 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
             hardware=plan.hardware,
             mask=plan.mask,
             detections=plan.detections,
+            call=plan.call,
         ),
         root,
     )
