@@ -163,7 +163,7 @@ class Model:
         specs, feed, like = self._specs, {}, None
         for argument, value in kwargs.items():
             for name, leaf in ((argument, value),) if argument in specs else leaves(value, argument):
-                if name in specs:
+                if name in specs and leaf is not None:
                     feed[name], like = _array(leaf, like)
                 else:
                     self._check_constant(name, leaf)

@@ -156,7 +156,7 @@ def array(value: Any) -> np.ndarray:
     """Return a tensor of any library as an array that is nobody else's."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        return np.array(value.float() if str(value.dtype) == "torch.bfloat16" else value)
+        return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy().copy()
     return np.array(value)
 
 

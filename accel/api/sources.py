@@ -11,6 +11,7 @@ import copy
 import hashlib
 import inspect
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.api.samples import Call, array, by_name, calls, rebound
+from accel.api.samples import Call, array, by_name, calls, each, rebound
 from accel.core.calls import CallForm, is_tensor, leaves, structure
 from accel.core.errors import AccelError, StageError, UsageError
 from accel.core.feeds import write_feeds
@@ -116,13 +117,7 @@ def _torch(model: torch.nn.Module, samples: Any, folder: Path, options: Mapping[
         form = _form(plain, found[0])
         feeds = [{name: _float32(array(value)) for name, value in call.feed.items()} for call in found]
         path, profile = _exported(_Flat(plain, found[0], form), feeds, folder, options)
-    if form.result is None:
-        raise TypeError("a form has a result")
-    shapes = {
-        "min_shapes": {name: shape.min for name, shape in profile.items()},
-        "opt_shapes": {name: shape.opt for name, shape in profile.items()},
-        "max_shapes": {name: shape.max for name, shape in profile.items()},
-    }
+    shapes = {f"{point}_shapes": {n: getattr(s, point) for n, s in profile.items()} for point in ("min", "opt", "max")}
     return Given(str(path), {**shapes, "samples": str(_store(feeds, folder))}, form)
 
 
@@ -284,4 +279,58 @@ def _digest(program: torch.export.ExportedProgram) -> str:
 
 
 def _keras(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) -> Given:
-    raise NotImplementedError
+    import tensorflow as tf
+
+    found = calls(_keras_call(model), _keras_samples(model, samples), type(model).__name__)
+    feeds = [{name: _float32(array(value)) for name, value in call.feed.items()} for call in found]
+    try:
+        first = rebound(found[0].bound, {name: tf.constant(value) for name, value in feeds[0].items()})
+        result = structure(model(*first.args, **first.kwargs, training=False))
+    except AccelError:
+        raise
+    except Exception as error:
+        raise StageError(f"the model raised {type(error).__name__}: {error}") from error
+    names = list(result.names())
+
+    def answer(**tensors: Any) -> dict[str, Any]:
+        other = rebound(found[0].bound, tensors)
+        return _outputs(iter(names), model(*other.args, **other.kwargs, training=False))
+
+    request = SourceRequest("a Keras model in memory", "factory", "", **_shapes(options))
+    profile = {n: factory.shape_range(n, [f[n].shape for f in feeds], request) for n in feeds[0]}
+    specs = {
+        name: tf.TensorSpec(
+            [low if low == high else None for low, high in zip(shape.min, shape.max, strict=True)],
+            feeds[0][name].dtype,
+            name=name,
+        )
+        for name, shape in profile.items()
+    }
+    holder = tf.Module()
+    holder.model = model  # its variables are saved with what holds them
+    path = folder / "savedmodel"
+    shutil.rmtree(path, ignore_errors=True)
+    signature = tf.function(answer).get_concrete_function(**specs)
+    tf.saved_model.save(holder, str(path), signatures={"serving_default": signature})
+    shapes = {f"{point}_shapes": {n: getattr(s, point) for n, s in profile.items()} for point in ("min", "opt", "max")}
+    form = _form_of(found[0], result, {})
+    return Given(str(path.resolve()), {**shapes, "samples": str(_store(feeds, folder))}, form)
+
+
+def _keras_call(model: Any) -> Any:
+    """Return a stand-in for ``call`` with its inputs alone: Keras itself gives the others."""
+    parameters = inspect.signature(model.call).parameters.values()
+    own = [p for p in parameters if p.name not in ("training", "mask") and p.kind is not p.VAR_KEYWORD]
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    call.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    return call
+
+
+def _keras_samples(model: Any, samples: Any) -> Any:
+    """Return samples with the list that a functional model takes as one argument marked as such."""
+    if len(getattr(model, "inputs", None) or ()) < 2 or samples is None:
+        return samples
+    return ((sample,) if isinstance(sample, list | tuple) else sample for sample in each(samples))
