@@ -1,7 +1,9 @@
-"""Lay out HTML: one file that carries its style, its script and the plot library, and loads nothing.
+"""Lay out reports from their templates: HTML and Markdown.
 
-Autoescaping is on everywhere: names and reasons come from users and from libraries. A content security policy in the
-page forbids every request, whatever text it carries.
+A page is one file that carries its style, its script and the plot library, and loads nothing. Autoescaping is on in
+all of it: names and reasons come from users and from libraries. A content security policy in the page forbids every
+request, whatever text it carries. Markdown has tables and text, no images; its templates escape with ``md`` and
+``code``.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from accel.report import formats
+from accel.report import formats, markdown
 from accel.report.figures import Figure, accuracy_figure, served_figure, throughput_figure
 from accel.report.view import WORDS, RunView, VariantView
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from accel.report.compare import Comparison
 
 
 PALETTE = (
@@ -51,7 +55,24 @@ def run_page(run: RunView) -> str:
     )
 
 
-def render(template: str, variants: Iterable[VariantView], **values: Any) -> str:
+def run_markdown(run: RunView) -> str:
+    """Return the report of one run as GitHub Markdown."""
+    batches = sorted({p.batch for v in run.variants for p in v.by_batch})
+    return render("run.md.j2", run=run, batches=batches).rstrip("\n") + "\n"
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return a comparison as one self-contained HTML document."""
+    variants = [variant for target in comparison.targets for run in target.runs for variant in run.variants]
+    return render("comparison.html.j2", variants, comparison=comparison)
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Return a comparison as GitHub Markdown."""
+    return render("comparison.md.j2", comparison=comparison) + "\n"
+
+
+def render(template: str, variants: Iterable[VariantView] = (), **values: Any) -> str:
     """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
     from markupsafe import Markup
 
@@ -80,7 +101,7 @@ def _environment() -> Environment:
 
     environment = Environment(
         loader=PackageLoader("accel.report", "."),
-        autoescape=True,
+        autoescape=lambda name: name is None or ".html" in name,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -97,6 +118,9 @@ def _environment() -> Environment:
         "thousands": formats.thousands,
         "moment": formats.moment,
         "spans": formats.spans,
+        "md": markdown.escape,
+        "code": markdown.code,
+        "fence": markdown.fence,
         "status": lambda status: WORDS.get(status, status),
         "slug": lambda text: re.sub(r"[^a-z_]", "", text),
         "figure_json": _figure_json,
