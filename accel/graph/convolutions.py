@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from accel.core.errors import StageError
 from accel.core.feeds import Feed
 from accel.graph import sensitivity
@@ -24,8 +26,6 @@ _PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 def dominate(path: Path) -> bool:
     """Say whether the graph has more convolutions than matrix products."""
-    import onnx
-
     kinds = [n.op_type for n in onnx.load(str(path), load_external_data=False).graph.node]
     return kinds.count("Conv") > kinds.count("MatMul") + kinds.count("Gemm")
 
@@ -42,7 +42,6 @@ def quantize(
     Raises:
         StageError: the quantiser failed.
     """
-    import onnx
     from onnxruntime import quantization as q
 
     graph = onnx.load(str(path), load_external_data=False).graph

@@ -13,8 +13,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+import model_zoo
 from accel import pipeline
 from accel.core import document, hardware
 from accel.core.document import RunDocument, VariantRecord
@@ -22,11 +26,9 @@ from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.files import write_text
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, to_json
+from accel.report import markdown as layout
 from accel.report.formats import figures, seconds
 from accel.run.job import Job, assemble
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Row = dict[str, Any]
 
@@ -85,8 +87,6 @@ def check(asked: Asked, progress: Progress | None = None) -> list[Row]:
 
 
 def _names(asked: Asked) -> list[str]:
-    import model_zoo
-
     known = model_zoo.entries()
     for name in asked.models:
         if name not in known:
@@ -99,8 +99,6 @@ def _names(asked: Asked) -> list[str]:
 
 
 def _job(name: str, asked: Asked) -> tuple[str, Job]:
-    import model_zoo
-
     given: dict[str, Any] = {
         "source": name if asked.full else name + model_zoo.SMALL,
         "targets": asked.targets,
@@ -229,9 +227,6 @@ def lines(row: Row, column: str) -> tuple[str, ...]:
 
 def table(rows: Sequence[Row]) -> Table:
     """Lay the matrix out for the terminal, its longer side downwards."""
-    from rich.table import Table
-    from rich.text import Text
-
     models, targets = [row["model"] for row in rows], columns(rows)
     cells = {(row["model"], c): lines(row, c) for row in rows for c in targets}
     wide = len(models) < len(targets)
@@ -247,8 +242,6 @@ def table(rows: Sequence[Row]) -> Table:
 
 def markdown(rows: Sequence[Row]) -> list[str]:
     """Lay the matrix out as Markdown: the cells, then why each one that is not ok is not, equal reasons together."""
-    from accel.report import markdown as layout
-
     names = columns(rows)
     header = ["model", *(layout.code(n) for n in names)]
     cells = ([row["model"], *("<br>".join(lines(row, n)) or "·" for n in names)] for row in rows)

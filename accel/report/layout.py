@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from accel.report import formats, markdown
 from accel.report.figures import Figure, accuracy_figure, served_figure, throughput_figure
 from accel.report.view import WORDS, RunView, VariantView
@@ -37,8 +39,6 @@ PALETTE = (
 
 def run_page(run: RunView) -> str:
     """Return the report of one run as an HTML document."""
-    from markupsafe import Markup
-
     accuracy, throughput, served = accuracy_figure(run), throughput_figure(run), served_figure(run)
     fastest = max((v.speedup for v in run.variants if v.speedup and v.status == "ok"), default=1.0)
     return render(
@@ -74,8 +74,6 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def render(template: str, variants: Iterable[VariantView] = (), **values: Any) -> str:
     """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
-    from markupsafe import Markup
-
     style = Markup(_asset("style.css") + colours(variants))
     return _environment().get_template(template).render(style=style, **values)
 
@@ -134,8 +132,6 @@ def _asset(name: str) -> str:
 
 def _figure_json(figure: Figure) -> Any:
     """Write a figure as JSON that cannot end the script element it stands in."""
-    from markupsafe import Markup
-
     text = json.dumps(figure, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
