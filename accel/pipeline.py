@@ -11,14 +11,13 @@ the others. Only a source that cannot be loaded or exported ends the run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -254,7 +253,7 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
     rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
     ties = tuple(id for id in decision.ties if id != chosen)
-    return dataclasses.replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
+    return replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
 
 
 def _skip_reason(variant: Variant, described: Described) -> Outcome | None:

@@ -8,9 +8,8 @@ loads.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel.bench.card import watch_card
@@ -271,7 +270,7 @@ def _plan(scenario: Objective, job: Job) -> Plan:
         plan = Plan("latency", rounds=job.rounds, round_s=job.round_s, warm_s=min(1.5, 3 * job.round_s))
     if (limit := job.constraints.max_p99_ms) is None:
         return plan
-    return dataclasses.replace(plan, least=p99_calls(plan.rounds), limit_ms=limit)
+    return replace(plan, least=p99_calls(plan.rounds), limit_ms=limit)
 
 
 def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[TimedShape, ...]:
@@ -311,7 +310,7 @@ def _finalists(
     found = []
     for device in dict.fromkeys(r.variant.target.device for r in results):
         pool = [r for r in results if r.variant.target.device == device]
-        seen = [dataclasses.replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
+        seen = [replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
         found += finalists(seen, objective=scenario, baseline=baseline(pool, source, device))
     return found
 

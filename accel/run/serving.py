@@ -7,10 +7,9 @@ answers through the repository's Python-backend variant, and the measurement say
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +91,7 @@ class ServerRunner:
         promised = manifest.read(server.root)
         model = promised.models[0]
         if model in server.python_models:
-            self._labels = dataclasses.replace(self._labels, backend="python")
+            self._labels = replace(self._labels, backend="python")
         errors = [f for f in answers.check(server.endpoint, server.root) if f.severity == "error"]
         if errors:
             raise CheckFailed(f"served, it answers otherwise than in process: {errors[0].field}: {errors[0].why}")
@@ -177,7 +176,7 @@ class ServerRunner:
             raw=raw,
             session=session,
         )
-        return dataclasses.replace(
+        return replace(
             point,
             scenario="latency" if alone else "throughput",
             rounds_ms=tuple(rounds),

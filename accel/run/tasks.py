@@ -7,10 +7,9 @@ loads only its own runtime; a source that one task loaded stays loaded for the n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -270,7 +269,7 @@ def emit(made: Emission) -> Emitted:
         return Emitted(None, emitted.reason)
     if made.pipeline is not None:
         added = ensemble.add(made.root, made.pipeline)
-        emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
+        emitted = replace(emitted, models=(*emitted.models, *added))
     return Emitted(emitted)
 
 

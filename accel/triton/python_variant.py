@@ -20,15 +20,13 @@ from accel.core.errors import InputError, OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
 from accel.core.values import Repository, Skipped
-from accel.triton import ensemble, overrides
-from accel.triton import manifest as manifests
+from accel.triton import ensemble, manifest as manifests, overrides
 from accel.triton.config import check, check_model_name, parse, to_text
 from accel.triton.folders import describe, link_tree
 from accel.triton.launch import script
 from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
-from accel.triton.releases import Release
-from accel.triton.releases import release as find_release
+from accel.triton.releases import Release, release as find_release
 from accel.triton.repository import ARTIFACT_FOLDER, emit
 
 

@@ -26,8 +26,7 @@ from accel.core.values import (
     TensorSpec,
     TritonModel,
 )
-from accel.triton import manifest as manifests
-from accel.triton import overrides as changes
+from accel.triton import manifest as manifests, overrides as changes
 from accel.triton.config import (
     DynamicBatching,
     Step,
@@ -42,8 +41,7 @@ from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
 from accel.triton.launch import kubernetes, script
 from accel.triton.python_model import write_model
-from accel.triton.releases import Release, differences, unservable
-from accel.triton.releases import release as find_release
+from accel.triton.releases import Release, differences, release as find_release, unservable
 from accel.triton.samples import load_points, warmup, write_reference
 from accel.triton.verify import verify
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import report_runs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from report_runs import run_view
 
 from accel.report import formats
