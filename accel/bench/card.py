@@ -44,7 +44,7 @@ class CardWatch:
 
     @contextmanager
     def loading(self, id: str) -> Iterator[None]:
-        """GpuSample on while a variant's process loads it and warms up."""
+        """Watch the card while a variant's process loads it and warms up."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
@@ -60,7 +60,7 @@ class CardWatch:
 
     @contextmanager
     def timing(self, id: str, point: str) -> Iterator[None]:
-        """GpuSample on while one round of a point runs; nothing else of the session runs meanwhile."""
+        """Watch the card while one round of a point runs; nothing else of the session runs meanwhile."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:

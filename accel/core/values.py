@@ -547,7 +547,8 @@ class Measurement:
     """One timed point. Times in ms, memory in MiB, throughput in batch items per second.
 
     Attributes:
-        backend: the target's name in process; the backend that answered (``python`` for a twin) on a server.
+        backend: the target's name in process; on a server the backend that answered (``python`` also for a repository's
+            Python-backend variant).
         rate_per_s: requests per second that an open loop meant to send; None for a closed loop.
         failures: requests that ended in an error, which count in no percentile; ``error`` is what the first one said.
         server: the server's own account; None in process.

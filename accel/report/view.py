@@ -317,7 +317,7 @@ class RunView:
         """What answered, where it was not the backend that the repository was emitted for."""
         text = "A real Triton server answered, loaded through gRPC on this machine, which the load generator shared."
         if any(p.backend == "python" for _, p in self.served):
-            text += " “python” is the twin: the same artifact through Triton's Python backend."
+            text += " “python” is the Python-backend variant: the same artifact, answered by Triton's Python backend."
         return text
 
     @property

@@ -360,7 +360,7 @@ def read(path: Path) -> dict[str, Any]:
     if asked.get("triton") and isinstance(asked["triton"], dict):
         from accel.triton import overrides
 
-        known = [name + twin for name in targets.discover() for twin in ("", PYTHON_VARIANT)]
+        known = [name + ending for name in targets.discover() for ending in ("", PYTHON_VARIANT)]
         asked["triton"] = overrides.from_job(asked["triton"], path, known)
     return asked
 

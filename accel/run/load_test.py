@@ -126,7 +126,7 @@ def batching_sweep(asked: Asked, show: Callable[[dict[str, Any]], None], notice:
         with _server(asked, asked.target, scratch) as running:
             for text in running.notices:
                 notice(text)
-            link_tree(running.root, served)  # the twin, where one is served: it is made once
+            link_tree(running.root, served)  # the Python-backend variant, where one is served: it is made once
             subject = _subject(asked, running, scratch)
         changing = replace(asked, allow_changed=True)  # the copies, whose original was checked
         with _document(asked, running, subject, show) as points:
