@@ -26,7 +26,7 @@ from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.files import write_text
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, to_json
-from accel.report import markdown as layout
+from accel.report import layout
 from accel.report.formats import figures, seconds
 from accel.run.job import Job, assemble
 
@@ -200,7 +200,7 @@ def write(folder: Path) -> None:
     """Write the matrix of all rows in a folder: ``zoo.json`` and ``zoo.md``."""
     rows = read(folder)
     write_text(folder / "zoo.json", json.dumps({"schema": SCHEMA, "models": rows}, indent=1) + "\n")
-    write_text(folder / "zoo.md", "\n".join(markdown(rows)) + "\n")
+    write_text(folder / "zoo.md", markdown(rows))
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -240,19 +240,14 @@ def table(rows: Sequence[Row]) -> Table:
     return laid
 
 
-def markdown(rows: Sequence[Row]) -> list[str]:
+def markdown(rows: Sequence[Row]) -> str:
     """Lay the matrix out as Markdown: the cells, then why each one that is not ok is not, equal reasons together."""
-    names = columns(rows)
-    header = ["model", *(layout.code(n) for n in names)]
-    cells = ([row["model"], *("<br>".join(lines(row, n)) or "·" for n in names)] for row in rows)
-    found = layout.table(header, cells, align="l" * len(header))
-    text = [*found, "", "A cell: status, time of the build, median latency of one item."]
     machines = sorted({(row["hardware"]["id"], row["created"][:10]) for row in rows})
-    if machines:
-        text += ["", "Measured on " + "; ".join(f"{layout.escape(id)}, {date}" for id, date in machines) + ".", ""]
-    for status, variants, models, reason in remarks(rows):
-        text.append(f"- **{WORDS[status]}** {layout.code(variants)}: {', '.join(models)}: {layout.escape(reason)}")
-    return text
+    found = list(remarks(rows))
+    text = layout.render(
+        "zoo.md.j2", rows=rows, columns=columns(rows), lines=lines, machines=machines, remarks=found, words=WORDS
+    )
+    return text.rstrip() + "\n"
 
 
 def remarks(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str], str]]:

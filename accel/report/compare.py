@@ -19,15 +19,6 @@ from accel.report.view import DecisionView, RunView, VariantView
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One decision of one run: a row of the first table."""
-
-    label: str
-    run: RunView
-    decision: DecisionView
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One variant over the runs of a hardware target; None where a run did not ask for it."""
 
@@ -47,10 +38,10 @@ class HardwareTarget:
     labels: tuple[str, ...]
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
-        """Every decision of every run."""
+    def choices(self) -> tuple[tuple[str, RunView, DecisionView], ...]:
+        """Every decision of every run, with the run and its label."""
         pairs = zip(self.labels, self.runs, strict=True)
-        return tuple(Choice(label, run, decision) for label, run in pairs for decision in run.decisions)
+        return tuple((label, run, decision) for label, run in pairs for decision in run.decisions)
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -12,7 +12,6 @@ import base64
 import functools
 import gzip
 import itertools
-import json
 import re
 from collections.abc import Iterable
 from importlib import resources
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from accel.report import formats, markdown
-from accel.report.figures import Figure, accuracy_figure, served_figure, throughput_figure
+from accel.report.figures import accuracy_figure, served_figure, throughput_figure
 from accel.report.view import WORDS, RunView, VariantView
 
 if TYPE_CHECKING:
@@ -104,6 +103,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= {
         "figures": formats.figures,
         "times": formats.times,
@@ -121,19 +121,12 @@ def _environment() -> Environment:
         "fence": markdown.fence,
         "status": lambda status: WORDS.get(status, status),
         "slug": lambda text: re.sub(r"[^a-z_]", "", text),
-        "figure_json": _figure_json,
     }
     return environment
 
 
 def _asset(name: str) -> str:
     return (resources.files("accel.report") / name).read_text(encoding="utf-8")
-
-
-def _figure_json(figure: Figure) -> Any:
-    """Write a figure as JSON that cannot end the script element it stands in."""
-    text = json.dumps(figure, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 @functools.cache

@@ -7,7 +7,6 @@ Whatever comes from a user or a library is escaped, and stands in a code span wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 
 from accel.report.formats import spans
 
@@ -39,9 +38,3 @@ def code(text: str) -> str:
     marks = fence(text, 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{marks}{pad}{text}{pad}{marks}".replace("|", "\\|")
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, align: str) -> list[str]:
-    """Return the lines of a table; ``align`` holds ``l`` or ``r`` for each column."""
-    rule = [{"l": ":--", "r": "--:"}[side] for side in align]
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]

@@ -32,20 +32,14 @@ class GateView:
         return metric_name(self.name)
 
     @property
-    def text(self) -> str:
-        """The value found, in its unit."""
-        return metric(self.name, self.found)
+    def shown(self) -> str:
+        """The value found, in its unit; ``exact`` where nothing differs."""
+        return "exact" if self.found is None and self.passed else metric(self.name, self.found)
 
     @property
-    def needed_text(self) -> str:
+    def least(self) -> str:
         """The least value that passes, in its unit."""
         return metric(self.name, self.needed)
-
-    @property
-    def sentence(self) -> str:
-        """``SQNR 32.1 dB, gate 20.0 dB``."""
-        found = "exact" if self.found is None and self.passed else self.text
-        return f"{self.label} {found}, gate {self.needed_text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +141,7 @@ class VariantView(VariantRecord):
     def accuracy(self) -> str | None:
         """The figure that its gate looks at: ``exact``, ``32.1 dB`` or the task metric's value."""
         if (task := self._task_gate) is not None:
-            return task.text
+            return task.shown
         if self.exact:
             return "exact"
         found = next((g.found for g in self.gates if g.name == "sqnr_db" and g.found is not None), self.sqnr_db)
