@@ -11,7 +11,6 @@ the others. Only a source that cannot be loaded or exported ends the run.
 
 from __future__ import annotations
 
-import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -287,18 +286,20 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
     def one(result: Result) -> None:
         id = result.variant.id
         stage, again = "build", rerun_command(result.variant, job)
+
+        def report(stage: str) -> Callable[[str], None]:
+            return lambda doing: progress.variant(id, f"{stage}: {doing}")
+
         try:
             if onnx is not None and result.typed is None and _is_typed(result.variant):
                 stage = "type"
                 progress.variant(id, "typing")
-                report_progress = functools.partial(_report, progress, id, "typing")
-                _type(result, stages, described, onnx, reference, report_progress)
+                _type(result, stages, described, onnx, reference, report("typing"))
             if result.outcome is None and status_of(result)[0] == "ok":
                 stage = "build"
                 progress.variant(id, "building")
-                report_progress = functools.partial(_report, progress, id, "building")
                 result.built = stages.build(
-                    result.variant, described, result.typed or onnx, report_progress=report_progress
+                    result.variant, described, result.typed or onnx, report_progress=report("building")
                 )
                 with stages.worker(id) as worker:
                     if not targets.info(result.variant.target).server_only:
@@ -380,10 +381,6 @@ def _left_to_server(result: Result, stages: Stages, job: Job) -> Outcome:
         repository,
         f"accel verify {repository} --serve on a machine with a GPU and that release",
     )
-
-
-def _report(progress: Progress, id: str, stage: str, doing: str) -> None:
-    progress.variant(id, f"{stage}: {doing}")
 
 
 def _last(result: Result) -> bool:

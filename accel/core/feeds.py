@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +67,17 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
     if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
         return np.ascontiguousarray(value, dtype=wanted)
     raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")
+
+
+def fixed_parts(feed: Feed, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
+    """Yield a feed's items in groups of a fixed batch and shape: what is longer is cut, what is shorter gets zeros."""
+    batch = next(iter(shapes.values()))[0]
+    for start in range(0, next(iter(feed.values())).shape[0], batch):
+        part = {}
+        for name, shape in shapes.items():
+            chunk = feed[name][start : start + batch][tuple(slice(n) for n in shape)]
+            part[name] = np.pad(chunk, [(0, n - have) for n, have in zip(shape, chunk.shape, strict=True)])
+        yield part
 
 
 def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, read_feeds, write_feeds
+from accel.core.feeds import Feed, fixed_parts, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -315,19 +315,10 @@ def _run_fixed(
     Padding is what a client of a static build does; the mask of the feed, padded alike, hides it. Outputs are cut
     back to the feed's own sizes, axis by axis name.
     """
-    batch = next(iter(fixed.values()))[0]
     sizes: dict[str, int] = {}
     for spec in source.inputs:
         sizes |= {d: n for d, n in zip(spec.dims, feed[spec.name].shape, strict=True) if isinstance(d, str)}
-    items = next(iter(feed.values())).shape[0]
-    parts: list[dict[str, np.ndarray]] = []
-    for start in range(0, items, batch):
-        padded = {}
-        for spec in source.inputs:
-            chunk = feed[spec.name][start : start + batch]
-            widths = [(0, limit - size) for size, limit in zip(chunk.shape, fixed[spec.name], strict=True)]
-            padded[spec.name] = np.pad(chunk, widths)
-        parts.append(run(padded))
+    parts = [run(part) for part in fixed_parts(feed, fixed)]
     return {spec.name: _cut(spec, np.concatenate([p[spec.name] for p in parts]), sizes) for spec in source.outputs}
 
 
