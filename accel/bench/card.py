@@ -96,7 +96,7 @@ class CardWatch:
         return GpuUse(
             name=self._card.name,
             memory_peak_mib=held.peak,
-            power_w=_mean(seen.values("power_w")),
+            power_w=float(np.mean(watts)) if (watts := seen.values("power_w")) else None,
             energy_j=sum(joules) / items if items and len(joules) == len(rounds) > 0 else None,
             sm_mhz=_median(sm),
             sm_mhz_min=min(sm, default=None),
@@ -114,10 +114,6 @@ def watch_card(devices: Iterable[str]) -> CardWatch | None:
         return None
     card = open_card()
     return CardWatch(card) if card is not None else None
-
-
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _median(values: list[float]) -> float | None:

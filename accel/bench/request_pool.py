@@ -35,15 +35,6 @@ def request(model: str, tensors: Sequence[WireTensor], bodies: Sequence[bytes]) 
     return made
 
 
-def outputs_of(response: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of a ``ModelInferResponse`` that carries them inline."""
-    return {
-        tensor.name: np.frombuffer(body, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
-        for tensor, body in zip(response.outputs, response.raw_output_contents, strict=True)
-        if tensor.datatype != "BYTES"
-    }
-
-
 class Pool:
     """Serialised requests, one for each feed, with everything inline."""
 
@@ -58,8 +49,12 @@ class Pool:
         return self._bodies[feed]
 
     def outputs(self, response: Any, slot: int) -> dict[str, np.ndarray]:
-        """Return the arrays of a response."""
-        return outputs_of(response)
+        """Return the arrays of a ``ModelInferResponse``, but for text."""
+        return {
+            tensor.name: np.frombuffer(body, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
+            for tensor, body in zip(response.outputs, response.raw_output_contents, strict=True)
+            if tensor.datatype != "BYTES"
+        }
 
     def close(self, client: Any) -> None:
         """Give nothing back: there is nothing."""
