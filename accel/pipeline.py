@@ -266,8 +266,10 @@ def _skip_reason(variant: Variant, described: Described) -> Outcome | None:
         wanted = targets.runtime(targets.baseline(info.needs)).name
         return Skipped(f"the source is {framework}: there is no {wanted} model to build from")
     if info.calibration and described.samples.calibration is None:
-        fix = "give real inputs with --samples FILE, or accept random ones with --random-samples"
-        return Skipped("INT8 needs calibration samples, and there are none", fix)
+        return Skipped(
+            "INT8 needs calibration samples, and there are none",
+            "give real inputs with --samples FILE, or accept random ones with --random-samples",
+        )
     return None
 
 

@@ -448,8 +448,9 @@ def _placement(model: ir.Model) -> Iterator[Finding]:
 
 
 def _misplaced(name: str, what: str) -> Finding:
-    fix = "write Q/DQ pairs with accel.graph.quantize.for_tensorrt"
-    return Finding("placement", "error", name, what, fix, QUANTISATION)
+    return Finding(
+        "placement", "error", name, what, "write Q/DQ pairs with accel.graph.quantize.for_tensorrt", QUANTISATION
+    )
 
 
 def _dequantised(value: ir.Value | None) -> bool:

@@ -46,8 +46,14 @@ def examine() -> list[Row]:
     required = [re.split(r"[^\w.-]", line)[0] for line in requires("accel") or () if "extra ==" not in line]
     installed = versions(required) | store.toolchain()
     for package in dict.fromkeys([*required, *installed]):
-        fix = "make demo, or pip install -c constraints.txt -e ."
-        rows.append(_row(package, installed.get(package, ""), needed=package in required, fix=fix))
+        rows.append(
+            _row(
+                package,
+                installed.get(package, ""),
+                needed=package in required,
+                fix="make demo, or pip install -c constraints.txt -e .",
+            )
+        )
     for name in environments.ENVIRONMENTS:
         rows.append(_row(f"environment {name}", environments.installed(name), fix=environments.fix(name)))
     rows.append(

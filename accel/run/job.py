@@ -95,8 +95,9 @@ def _gates(given: Any) -> Any:
         except ValueError:
             found[name.strip()] = math.nan
         if not math.isfinite(found[name.strip()]):
-            fix = f"a precision ({', '.join(GATES_DB)}: dB) or a metric"
-            raise UsageError(f"--gate {text!r}: expected NAME=VALUE", fix=fix)
+            raise UsageError(
+                f"--gate {text!r}: expected NAME=VALUE", fix=f"a precision ({', '.join(GATES_DB)}: dB) or a metric"
+            )
     return found
 
 

@@ -180,8 +180,7 @@ def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: 
     (out / manifests.FILENAME).unlink()
     unchanged = tuple(f"{model}/" for model in carried)
     known = {f.path: f for f in native.files if f.path.startswith(unchanged)}
-    artifact = f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/"
-    known |= {f.path: f for f in emitted.files if f.path.startswith(artifact)}
+    known |= {f.path: f for f in emitted.files if f.path.startswith(f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/")}
     manifests.write(
         dataclasses.replace(
             emitted,
