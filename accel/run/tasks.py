@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -33,10 +33,8 @@ from accel.core.values import (
     file_refs,
 )
 from accel.exporters.request import SourceRequest
+from accel.exporters.source_model import SourceModel
 from accel.run.narrowed import Narrowed
-
-if TYPE_CHECKING:
-    from accel.exporters.source_model import SourceModel
 
 
 @dataclass(frozen=True, slots=True)

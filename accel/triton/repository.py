@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accel.builders import targets
+from accel.builders import Builder, targets
 from accel.core.errors import InputError, UsageError
 from accel.core.files import replacing
 from accel.core.values import (
@@ -44,9 +44,6 @@ from accel.triton.python_model import write_model
 from accel.triton.releases import differences, release as find_release, unservable
 from accel.triton.samples import load_points, warmup, write_reference
 from accel.triton.verify import verify
-
-if TYPE_CHECKING:
-    from accel.builders import Builder
 
 __all__ = ["emit", "verify"]
 
