@@ -120,51 +120,51 @@ def emit(
     if (reason := unservable(served, row)) is not None:
         return reason
     contract = _batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id)
-    is_python = served.backend == "python"
-    renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
-    inner = f"{model_name}_{targets.family(artifact.variant.target.name)}" if renamed else model_name
-    models = (model_name, inner) if renamed else (model_name,)
-    points = load_points(samples, reference, inputs=contract.inputs, outputs=contract.outputs)
-    warm = warmup(points, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
-    front = TritonConfig(
-        name=model_name,
-        inputs=contract.without_batch(contract.inputs),
-        outputs=contract.without_batch(contract.outputs),
-        max_batch_size=contract.batch,
-        versions=(model_version,),
-    )
-    inside = replace(
-        front,
-        name=inner,
-        inputs=_rename(front.inputs, served.input_names if renamed else {}),
-        outputs=_rename(front.outputs, served.output_names if renamed else {}),
-        backend=served.backend,
-        platform=served.platform,
-        filename="model.py" if is_python else served.filename,
-        kind="KIND_GPU" if artifact.variant.target.device == "cuda" else "KIND_CPU",
-        batching=DynamicBatching() if contract.batch > 1 else None,
-        warmup=warm.renamed(served.input_names if renamed else {}),
-        accelerators=_placed(served.accelerators, f"{inner}/{model_version}"),
-        parameters=served.parameters,
-        graph_level=served.graph_level,
-    )
-    edits, given_files = changes.take_files(overrides)
-    # The Python backend's model finds its threads itself, on any machine.
-    worker = _overridden(inside, served, edits, threads=None if is_python else threads)
-    requires = dict(artifact.built.versions) if is_python else None
-    emitted = Repository(
-        root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
-        models=models,
-        release=release,
-        backend=served.backend,
-        unverified=differences(
-            *(artifact.built.versions, row),
-            backend=served.backend,
-            accelerators=tuple(name for _, name, _ in served.accelerators),
-        ),
-        batches=merges(served),
-    )
     with replacing(root) as fresh:
+        is_python = served.backend == "python"
+        renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
+        inner = f"{model_name}_{targets.family(artifact.variant.target.name)}" if renamed else model_name
+        models = (model_name, inner) if renamed else (model_name,)
+        points = load_points(samples, reference, inputs=contract.inputs, outputs=contract.outputs)
+        warm = warmup(points, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
+        front = TritonConfig(
+            name=model_name,
+            inputs=contract.without_batch(contract.inputs),
+            outputs=contract.without_batch(contract.outputs),
+            max_batch_size=contract.batch,
+            versions=(model_version,),
+        )
+        inside = replace(
+            front,
+            name=inner,
+            inputs=_rename(front.inputs, served.input_names if renamed else {}),
+            outputs=_rename(front.outputs, served.output_names if renamed else {}),
+            backend=served.backend,
+            platform=served.platform,
+            filename="model.py" if is_python else served.filename,
+            kind="KIND_GPU" if artifact.variant.target.device == "cuda" else "KIND_CPU",
+            batching=DynamicBatching() if contract.batch > 1 else None,
+            warmup=warm.renamed(served.input_names if renamed else {}),
+            accelerators=_placed(served.accelerators, f"{inner}/{model_version}"),
+            parameters=served.parameters,
+            graph_level=served.graph_level,
+        )
+        edits, given_files = changes.take_files(overrides)
+        # The Python backend's model finds its threads itself, on any machine.
+        worker = _overridden(inside, served, edits, threads=None if is_python else threads)
+        requires = dict(artifact.built.versions) if is_python else None
+        emitted = Repository(
+            root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
+            models=models,
+            release=release,
+            backend=served.backend,
+            unverified=differences(
+                *(artifact.built.versions, row),
+                backend=served.backend,
+                accelerators=tuple(name for _, name, _ in served.accelerators),
+            ),
+            batches=merges(served),
+        )
         version_folder = fresh / inner / str(model_version)
         files_folder = version_folder / ARTIFACT_FOLDER if is_python else version_folder
         known = link(artifact.files, artifact_folder, target=files_folder, root=fresh)
