@@ -177,10 +177,11 @@ def answers(
         if variant.static:
             fixed = {name: shape.opt for name, shape in variant.profile.items()}
             hidden = _hidden_axes(source)
-            results = {}
-            for name, feed in feeds.items():
-                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
-                    results[name] = _run_fixed(session.run, feed, source, fixed)
+            results = {
+                name: _run_fixed(session.run, feed, source, fixed)
+                for name, feed in feeds.items()
+                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs)
+            }
         else:
             results = {name: session.run(feed) for name, feed in feeds.items()}
         if not results:

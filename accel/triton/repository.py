@@ -110,11 +110,11 @@ def emit(
     check_model_name(model_name)
     if model_version < 1:
         raise UsageError(f"model version {model_version} is not a version folder of Triton", fix="give 1 or more")
-    served: TritonModel | Skipped
-    if python:
-        served = TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
-    else:
-        served = builder.triton(artifact, release)
+    served = (
+        TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+        if python
+        else builder.triton(artifact, release)
+    )
     if isinstance(served, Skipped):
         return served
     if (reason := unservable(served, row)) is not None:
