@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.values import GraphChoice
 from accel.exporters.factory_result import FactoryResult
@@ -74,6 +72,7 @@ def open_saved_model(folder: Path, wanted: str | None) -> Opened:
 
 
 def _serving_graph(folder: Path) -> Any:
+    from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = folder / SAVED_MODEL
@@ -326,6 +325,7 @@ def client_name(tensor: str) -> str:
 
 
 def _read_graph(path: Path) -> Any:
+    from google.protobuf.message import DecodeError
     from tensorflow.core.framework import graph_pb2
 
     definition = graph_pb2.GraphDef()
