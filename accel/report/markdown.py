@@ -118,6 +118,7 @@ def _verdict(run: RunView, group: Sequence[DecisionView]) -> list[str]:
     lines += [f"{head}.", ""]
     for decision in group:
         lines += [f"{escape(decision.reason)}.", ""] if decision.reason else []
+        lines += [f"**{decision.objective.capitalize()}: {escape(decision.warning)}.**", ""] if decision.warning else []
     cells = []
     if first.latency:
         cells += [("p50", f"{figures(first.latency.p50_ms)} ms"), ("p99", _unit(first.latency.p99_ms, "ms"))]
