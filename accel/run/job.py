@@ -221,8 +221,11 @@ class Job(BaseModel):
         Field(description="Server to measure on: embedded, local or docker  [default: what is here]"),
     ] = None
     rounds: Annotated[  # one round has no interval
-        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds of the latency scenario")
-    ] = 8
+        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided")
+    ] = 60
+    budget_s: Annotated[
+        AboveZero, Field(description="Seconds of rounds at most, for each objective and way of measuring")
+    ] = 120.0
     round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
     opset: Annotated[int, Field(description="ONNX opset")] = 18
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
