@@ -102,8 +102,8 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             with work.timed("load source"):
                 described = stages.describe(worker)
             made = described.value
-            if made.source.notice:
-                work.progress.notice(made.source.notice)
+            if made.notice:
+                work.progress.notice(made.notice)
             parity.check_names(job.gates, made.source.gate)
             results = [Result(v) for v in plan(job, made.source)]
             for result in results:

@@ -21,8 +21,8 @@ def fit_inputs(feed: Feed, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]
 
     Raises:
         SampleError: a name is missing or unknown, a rank or fixed size differs, a dtype cannot be cast without loss,
-            or an integer lies outside the declared range; the message names the input, the first bad value and its
-            index.
+            an integer lies outside the declared range, or a float is NaN or infinite; the message names the input, the
+            first bad value and its index.
     """
     names = [s.name for s in specs]
     if missing := [n for n in names if n not in feed]:
@@ -65,7 +65,15 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
             )
         return np.ascontiguousarray(value, dtype=wanted)
     if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
-        return np.ascontiguousarray(value, dtype=wanted)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+            fitted = np.ascontiguousarray(value, dtype=wanted)
+        if wanted.kind == "f" and not np.isfinite(fitted).all():
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(fitted))[0])
+            raise SampleError(
+                f"input {spec.name!r} holds {value[index]} at index {index}, expected finite {wanted} values",
+                fix="drop the sample, or replace the value (in an additive mask by a large negative number)",
+            )
+        return fitted
     raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")
 
 

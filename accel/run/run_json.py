@@ -121,7 +121,7 @@ def _document(run: Run) -> RunDocument:
             inputs=source.inputs,
             outputs=source.outputs,
             profile=source.profile,
-            accuracy=source.accuracy,
+            accuracy=run.described.accuracy,
             notice=_notice(run),
             samples=Samples(
                 origin=samples.origin,
@@ -158,7 +158,7 @@ def _document(run: Run) -> RunDocument:
 def _notice(run: Run) -> str | None:
     """Return the line that nobody may miss."""
     source = run.described.source
-    lines = [source.notice] if source.notice else []
+    lines = [run.described.notice] if run.described.notice else []
     if source.unproved_int64 and run.job.allow_unproved_int64:
         lines.append("int64 values that are not proved to fit int32 may wrap in OpenVINO (--allow-unproved-int64)")
     loud = {text: None for r in run.results for m in r.points if m.gpu is not None for text in m.gpu.warnings}
