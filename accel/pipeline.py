@@ -77,6 +77,7 @@ class _Work:
 @contextmanager
 def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
     """Hold the run directory for as long as the block runs."""
+    run_json.check_folder(job)
     with lock(job.run_dir, job.command):
         machine, kept = hardware.detect(), Store(job.run_dir)
         work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
