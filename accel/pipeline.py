@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -323,8 +323,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             result.outcome = Failed(stage, str(error), None, again)
         except Exception as error:  # noqa: BLE001  a builder's fault in the parent is this variant's, not the run's
             log = stages.logs / f"{id}-{stage}.traceback"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(traceback.format_exc())
+            with suppress(OSError):  # the disk may be full
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text(traceback.format_exc())
             result.outcome = Failed(stage, f"{type(error).__name__}: {error}", str(log), again)
         status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))

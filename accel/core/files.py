@@ -29,6 +29,16 @@ REFUSED = (
 """What a file system says of a folder that cannot be written to."""
 
 
+def out_of_space(error: BaseException | None) -> bool:
+    """Say whether a full disk is behind an error, also where a library put its own words around it."""
+    while error is not None:
+        full = isinstance(error, OSError) and error.errno in FULL
+        if full or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextlib.contextmanager
 def lock(run_dir: Path, command: str) -> Iterator[None]:
     """Hold the run directory for one command.

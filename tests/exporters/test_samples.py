@@ -38,8 +38,9 @@ SOURCE = ModelSource(
 REQUEST = SourceRequest(text="/m.onnx", kind="onnx", reference="/m.onnx")
 EXPECTED = (
     "the inputs are ids: int64 (batch 1 to 4, seq 1 to 32) in [0, 99]; mask: int64 (batch 1 to 4, seq 1 to 32) in "
-    "[0, 1]. As .npz: numpy.savez('samples.npz', **{'0/ids': …, …}), keys <number>/<input>, or one array per input, "
-    'its items along the first axis. As .jsonl: a line for each item, without its first axis: {"ids": […], "mask": […]}.'
+    "[0, 1]. As .npz: numpy.savez('samples.npz', **{'0/ids': …, …}), keys <number>/<input>, or one array per "
+    "input, its items along the first axis. As .jsonl: a line for each item, without its first axis: "
+    '{"ids": […], "mask": […]}.'
 )
 ZOO = recognise("minilm", max_shapes={"input_ids": (8, 24)}, opt_shapes={"input_ids": (1, 16)})
 
