@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +14,12 @@ import numpy as np
 from accel.core.errors import SampleError
 from accel.core.files import replacing
 from accel.core.values import TensorSpec
+
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, RuntimeError, MemoryError, OverflowError),
+    *(struct.error, zlib.error, tokenize.TokenError, zipfile.BadZipFile),
+)
+"""What zipfile and NumPy raise of a file that is damaged, or made to be odd."""
 
 Feed = Mapping[str, np.ndarray]
 """Input or output arrays by the client's names."""
@@ -126,10 +135,12 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     if not zipfile.is_zipfile(path):
         raise SampleError(f"{path} cannot be read as .npz: it is no zip archive, or truncated", fix=fix)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             found = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise SampleError(f"{path} cannot be read as .npz: {error}", fix=fix) from error
+    except UNREADABLE as error:
+        raise SampleError(f"{path} cannot be read as .npz: {error or type(error).__name__}", fix=fix) from error
+    if odd := next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None):
+        raise SampleError(f"{path}: {odd!r} is no array", fix=fix)
     if not found:
         raise SampleError(f"{path} holds no arrays")
     return found

@@ -40,6 +40,11 @@ from accel.run.results import Result, Run, rerun_command, status_of
 from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
 
+OWN = {FILENAME, "report.html", "report.md", "history"} | {
+    *("onnx", "variants", "repositories", "best", "measurements", "logs"),
+}
+"""What a run directory holds."""
+
 
 def check_folder(job: Job) -> None:
     """Refuse a run directory that holds another model's run, or files that are no run: it would mix the two.
@@ -58,7 +63,7 @@ def check_folder(job: Job) -> None:
             held = json.loads(file.read_text())
             model = held["model"] if file.name == FILENAME else held["value"]["source"]
             models.append((model["kind"], model.get("reference", model.get("source")), model.get("key")))
-    others = [name for name in found if not name.startswith(".")]
+    others = [name for name in found if not name.startswith(".") and name not in OWN]
     if others and not models and ".store" not in found:
         raise OutputError(
             f"{folder} holds other files ({', '.join(others[:3])}{', …' * (len(others) > 3)}) and no run of accel",
