@@ -120,7 +120,7 @@ def test_a_reference_without_a_point_is_found(root):
 
 
 def odd_archives():
-    texts = (b"{", b"[1]", b"{'descr': 1}", b"\xff" * 20, huge % b"1e9")
+    """Yield archives that NumPy opens and chokes on: headers that lie, members that are no arrays, other formats."""
     whole = io.BytesIO()
     np.save(whole, np.ones(3))
     yield whole.getvalue()  # one array, no archive
