@@ -11,7 +11,7 @@ import numpy as np
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, profile_of, resolve
-from accel.exporters.onnx_file import external_files, parse
+from accel.exporters.onnx_file import external_files, parse, refuse_foreign
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
 from accel.graph.evaluate import open_unoptimised
@@ -24,7 +24,7 @@ LEADING = Extent(1, 1, 16)
 
 
 def check_file(path: Path) -> None:
-    """Run onnx.checker in full, after making sure that the file only points inside its folder.
+    """Run onnx.checker in full, after making sure that the file points inside its folder and holds nothing foreign.
 
     Raises:
         InputError: the checker rejects it (a cycle, a bad type, an unknown operator…).
@@ -32,6 +32,7 @@ def check_file(path: Path) -> None:
     import onnx
 
     external_files(path)
+    refuse_foreign(path)
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:

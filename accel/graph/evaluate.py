@@ -53,7 +53,8 @@ def open_unoptimised(path: Path) -> Any:
     except Exception as error:
         raise UnavailableError(
             f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
-            fix="export it again with opset 18 to 21 and IR version 10 or older",
+            fix="if it names an opset or IR version, export the model again with opset 18 to 21 and IR version 10 or "
+            "older; an operator that it lacks must be replaced in the model",
         ) from error
 
 
