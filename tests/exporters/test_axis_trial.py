@@ -81,6 +81,14 @@ def test_the_batch_is_what_holds_items_apart(tmp_path: Path) -> None:
     assert dims((*source.inputs, *source.outputs)) == [("batch", 4)] * 3
 
 
+def test_stacked_samples_are_cut_along_a_batch_of_any_name(tmp_path: Path) -> None:
+    path = given(tmp_path, "float[unk__214, 4] x", "float[unk__215, 4] y", "y = Relu(x)")
+    np.savez(tmp_path / "stacked.npz", x=np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32))
+    request = recognise(str(path), samples=str(tmp_path / "stacked.npz"))
+    made = make_samples(describe(request), request, tmp_path / "samples")
+    assert (made.calibration_items, made.gate_items) == (10, 20)
+
+
 @pytest.mark.parametrize(
     "body", ["y = Softmax<axis=0>(x)", "one = Constant<value_ints=[0]>() s = CumSum(x, zero) y = Identity(s)"]
 )
