@@ -72,10 +72,10 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
                 f"input {spec.name!r} holds {int(value[index])} at index {index}, expected values in [{low}, {high}]",
                 fix="correct the value, or declare the range with --range NAME=LO:HI",
             )
-        return np.ascontiguousarray(value, dtype=wanted)
+        return np.asarray(value, wanted, order="C")
     if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
-            fitted = np.ascontiguousarray(value, dtype=wanted)
+            fitted = np.asarray(value, wanted, order="C")
         if wanted.kind == "f" and not np.isfinite(fitted).all():
             index = tuple(int(i) for i in np.argwhere(~np.isfinite(fitted))[0])
             raise SampleError(
@@ -105,7 +105,7 @@ def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
                 # A fixed date keeps the file's hash a function of its content.
                 entry = zipfile.ZipInfo(f"{index}/{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(entry, "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.ascontiguousarray(value), allow_pickle=False)
+                    np.lib.format.write_array(file, np.asarray(value, order="C"), allow_pickle=False)
 
 
 def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:

@@ -51,11 +51,21 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShapeRange:
-    """Smallest, typical and largest shape of one input, as TensorRT's optimization profiles have them."""
+    """Smallest, typical and largest shape of one input, as TensorRT's optimization profiles have them.
+
+    Attributes:
+        multiple: number that each axis must be a multiple of, 1 for an axis of any size; empty where no axis has one.
+    """
 
     min: tuple[int, ...]
     opt: tuple[int, ...]
     max: tuple[int, ...]
+    multiple: tuple[int, ...] = ()
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """``multiple`` with an entry for every axis."""
+        return self.multiple or (1,) * len(self.opt)
 
 
 Profile = Mapping[str, ShapeRange]

@@ -49,7 +49,7 @@ def open_unoptimised(path: Path) -> Any:
     import onnxruntime as ort
 
     try:
-        return _session(str(path), _options(optimised=False))
+        return _session(str(path), _options(severity=4, optimised=False))
     except Exception as error:
         raise UnavailableError(
             f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",

@@ -134,7 +134,7 @@ def narrow(
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
     unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
-    values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
+    values = tuple(u.reason for u in unproved)
     return Narrowed(read_onnx(out), report, values)
 
 
