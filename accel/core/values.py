@@ -633,6 +633,20 @@ class Measurement:
         return f"{self.rate_per_s:g} / s" if self.rate_per_s else f"{self.concurrency or 1} at a time"
 
 
+class TaskSpan(NamedTuple):
+    """When a process ran a task: seconds since the run began.
+
+    Attributes:
+        worker: id of the variant, or ``source``.
+        task: name of the function (``export``, ``build``, ``time_round``).
+    """
+
+    worker: str
+    task: str
+    begin_s: float
+    end_s: float
+
+
 class Rejected(NamedTuple):
     """A variant that was not chosen, and why."""
 
