@@ -26,9 +26,7 @@ from accel.run import serving, store
 from accel.run.decide import Objective, finalists
 from accel.run.job import Job
 from accel.run.results import Result, baseline, candidate, status_of
-from accel.run.serving import ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Stage, Stages
-from accel.run.store import Store
 from accel.run.tasks import Described
 
 THROUGHPUT = Plan("throughput", rounds=3, round_s=0.3, warm_s=0.2, least=1)
@@ -74,7 +72,7 @@ def measure_in_process(
     *,
     job: Job,
     stages: Stages,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> None:
@@ -158,7 +156,7 @@ def measure_served(
     described: Stage[Described],
     *,
     job: Job,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> Served | None:
@@ -189,7 +187,7 @@ def measure_served(
             shapes = {"opt": {name: shape.opt for name, shape in made.source.profile.items()}}
             stored = read_feeds(_feeds(shapes, described, folder, items=FEEDS))
             runners = [
-                ServerRunner(
+                serving.ServerRunner(
                     name,
                     stage.folder / REPOSITORY,
                     backend=stage.value.repository.backend,
@@ -214,7 +212,7 @@ def measure_served(
 
 
 def serve(
-    runners: Sequence[ServerRunner], keys: Mapping[str, str], folder: Path, progress: Progress
+    runners: Sequence[serving.ServerRunner], keys: Mapping[str, str], folder: Path, progress: Progress
 ) -> MeasuringSession:
     """Measure repositories in one session.
 
@@ -287,7 +285,7 @@ def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple
 
 def _known(
     sessions: Mapping[str, MeasuringSession],
-    kept: Store,
+    kept: store.Store,
     settings: str,
     keys: Mapping[str, str],
     counts: Mapping[str, int],
