@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +75,7 @@ class _Work:
 @contextmanager
 def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
     """Hold the run directory for as long as the block runs."""
+    run_json.check_folder(job)
     with lock(job.run_dir, job.command):
         machine, kept = hardware.detect(), Store(job.run_dir)
         work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
@@ -100,8 +101,8 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             with work.timed("load source"):
                 described = stages.describe(worker)
             made = described.value
-            if made.source.notice:
-                work.progress.notice(made.source.notice)
+            if made.notice:
+                work.progress.notice(made.notice)
             parity.check_names(job.gates, made.source.gate)
             results = [Result(v) for v in plan(job, made.source)]
             for result in results:
@@ -324,8 +325,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             result.outcome = Failed(stage, str(error), None, again)
         except Exception as error:  # noqa: BLE001  a builder's fault in the parent is this variant's, not the run's
             log = stages.logs / f"{id}-{stage}.traceback"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(traceback.format_exc())
+            with suppress(OSError):  # the disk may be full
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text(traceback.format_exc())
             result.outcome = Failed(stage, f"{type(error).__name__}: {error}", str(log), again)
         status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))

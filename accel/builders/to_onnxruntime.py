@@ -447,7 +447,12 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = onnx.load(str(plain))
+    from accel.graph import passes, qdq
+
+    with tempfile.TemporaryDirectory(prefix="accel-dynamic-", dir=out_dir.parent) as scratch:
+        ready = Path(scratch) / ENTRY
+        passes.rewrite(plain, ready, qdq.RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes())
+        model = onnx.load(str(ready))
     model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
     try:
         quantize_dynamic(

@@ -49,11 +49,12 @@ def open_unoptimised(path: Path) -> Any:
     import onnxruntime as ort
 
     try:
-        return _session(str(path), _options(optimised=False))
+        return _session(str(path), _options(severity=4, optimised=False))
     except Exception as error:
         raise UnavailableError(
             f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
-            fix="export it again with opset 18 to 21 and IR version 10 or older",
+            fix="if it names an opset or IR version, export the model again with opset 18 to 21 and IR version 10 or "
+            "older; an operator that it lacks must be replaced in the model",
         ) from error
 
 

@@ -77,6 +77,11 @@ def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -
         p50, speed = f"p50 {figures(point.p50_ms)} ms", f"{figures(point.throughput_per_s)} /s"
         line.append(say(f"  {speed if decision.objective == 'throughput' else p50}"), "not bold default")
     yield line
+    if decision.undecided:
+        others = ", ".join(decision.undecided)
+        yield Text(say(f"not decided: {others} may be as fast; measure longer with --budget-s and --rounds"), "yellow")
+    if decision.warning:
+        yield Text(say(decision.warning), "yellow")
 
 
 def _table(rows: list[VariantView], say: Callable[[str], str], *, wide: bool, why: int = 0) -> Table:

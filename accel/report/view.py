@@ -216,6 +216,8 @@ class DecisionView:
     Attributes:
         latency / best: the chosen one's points, as ``via`` measured it.
         repository: what was served, where a server was measured.
+        undecided: ids that may be as fast as the chosen one, or faster.
+        warning: why the figures may be off.
     """
 
     device: str
@@ -229,6 +231,8 @@ class DecisionView:
     reason: str | None
     speedup: float | None
     speedup_ci: tuple[float, float] | None
+    undecided: tuple[str, ...]
+    warning: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,15 +288,16 @@ class RunView:
     def method(self) -> tuple[str, ...]:
         """How the figures came about, in sentences."""
         settings = dict(pairs(self.document.settings))
-        rounds = f"{settings['rounds']} rounds" if "rounds" in settings else "Rounds"
+        rounds = f"Up to {settings['rounds']} rounds" if "rounds" in settings else "Rounds"
         length = f" of {settings['round_s']} s" if "round_s" in settings else ""
         return (
             "Every variant ran in a fresh process with the same inputs, the same warm-up and the same monotonic clock; "
             f"copies in and out are part of the time. {rounds}{length} were interleaved across the variants, so that "
-            "drift of the machine hits all alike.",
-            "A speed-up is a ratio within one session; its interval is bootstrapped over the rounds. Two variants tie "
-            "when the interval of their ratio touches ±3 %; a tie goes to the higher precision, then to the smaller "
-            "artifact. Memory is the peak resident set of the variant's process.",
+            "drift of the machine hits all alike; what was clearly slower left early.",
+            "A speed-up is a ratio within one session, with its 99 % interval over the paired rounds. Two variants tie "
+            "when the interval of their ratio lies inside ±3 %; a tie goes to the higher precision, then to the "
+            "smaller artifact. Where the interval allows either to be faster, the choice is undecided. Memory is the "
+            "peak resident set of the variant's process.",
         )
 
     @property

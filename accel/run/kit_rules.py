@@ -291,7 +291,7 @@ def _check_tensors(what: str, specs: tuple[TensorSpec, ...]) -> None:
 
 
 def _is_dim(dim: Dim) -> bool:
-    return 0 < dim < 2**31 if isinstance(dim, int) else re.fullmatch(r"[\w.-]{1,128}", dim) is not None
+    return 0 < dim < 2**31 if isinstance(dim, int) else re.fullmatch(r"[\w.*/+()-]{1,128}", dim) is not None
 
 
 def _check_profile(profile: Mapping[str, ShapeRange], inputs: tuple[TensorSpec, ...]) -> None:
@@ -301,5 +301,12 @@ def _check_profile(profile: Mapping[str, ShapeRange], inputs: tuple[TensorSpec, 
             raise refuse(f"the profile has no shapes of {spec.name!r}, or of another rank")
         if not all(0 < a <= b <= c < 2**31 for a, b, c in zip(shape.min, shape.opt, shape.max, strict=True)):
             raise refuse(f"the profile of {spec.name!r} is {shape}: expected sizes from 1, min ≤ opt ≤ max")
+        steps, sizes = shape.multiples, (shape.min, shape.opt, shape.max)
+        if (
+            len(steps) != len(spec.dims)
+            or min(steps, default=1) < 1
+            or any(n % step for shape_at in sizes for n, step in zip(shape_at, steps, strict=True))
+        ):
+            raise refuse(f"the profile of {spec.name!r} is {shape}: its sizes are no multiples of {steps}")
     if len(profile) != len(inputs):
         raise refuse("the profile names an input that is not there")

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from accel.accuracy.parity import FEW_ITEMS
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
 from accel.core.feeds import Feed, fixed_parts, read_feeds, write_feeds
@@ -43,6 +44,23 @@ class Described:
 
     source: ModelSource
     samples: SampleSet
+
+    @property
+    def accuracy(self) -> Literal["proved", "unproved"]:
+        """Whether agreement with the reference says anything: real weights met enough real, distinct samples."""
+        return self.source.accuracy if self.samples.gate_items >= FEW_ITEMS else "unproved"
+
+    @property
+    def notice(self) -> str | None:
+        """One line the user must see, or None."""
+        lines = [self.source.notice] if self.source.notice else []
+        if self.source.samples != "random" and (items := self.samples.gate_items) < FEW_ITEMS:
+            lines.append(
+                f"only {items} distinct sample{'s' * (items != 1)} to compare on: outputs are held to a tolerance, and "
+                f"accuracy is unproved; give at least {FEW_ITEMS * 3 // 2} distinct ones with --samples (every third "
+                "calibrates)"
+            )
+        return "; ".join(lines) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +134,7 @@ def narrow(
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
     unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
-    values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
+    values = tuple(u.reason for u in unproved)
     return Narrowed(read_onnx(out), report, values)
 
 
