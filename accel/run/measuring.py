@@ -29,7 +29,6 @@ from accel.run.job import Job
 from accel.run.results import Result, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Stage, Stages
-from accel.run.store import Store
 from accel.run.tasks import Described
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
@@ -75,7 +74,7 @@ def measure_in_process(
     *,
     job: Job,
     stages: Stages,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> None:
@@ -160,7 +159,7 @@ def measure_served(
     described: Stage[Described],
     *,
     job: Job,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> Served | None:
@@ -317,7 +316,7 @@ def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple
 
 def _known(
     sessions: Mapping[str, MeasuringSession],
-    kept: Store,
+    kept: store.Store,
     settings: str,
     keys: Mapping[str, str],
     counts: Mapping[str, int],
