@@ -6,7 +6,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -72,10 +72,10 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
                 f"input {spec.name!r} holds {int(value[index])} at index {index}, expected values in [{low}, {high}]",
                 fix="correct the value, or declare the range with --range NAME=LO:HI",
             )
-        return np.ascontiguousarray(value, dtype=wanted)
+        return np.asarray(value, wanted, order="C")
     if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
-            fitted = np.ascontiguousarray(value, dtype=wanted)
+            fitted = np.asarray(value, wanted, order="C")
         if wanted.kind == "f" and not np.isfinite(fitted).all():
             index = tuple(int(i) for i in np.argwhere(~np.isfinite(fitted))[0])
             raise SampleError(
@@ -86,6 +86,17 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
     raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")
 
 
+def fixed_parts(feed: Feed, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
+    """Yield a feed's items in groups of a fixed batch and shape: what is longer is cut, what is shorter gets zeros."""
+    batch = next(iter(shapes.values()))[0]
+    for start in range(0, next(iter(feed.values())).shape[0], batch):
+        part = {}
+        for name, shape in shapes.items():
+            chunk = feed[name][start : start + batch][tuple(slice(n) for n in shape)]
+            part[name] = np.pad(chunk, [(0, n - have) for n, have in zip(shape, chunk.shape, strict=True)])
+        yield part
+
+
 def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
     """Write feeds to ``path`` under keys ``<index>/<input>``; the file appears whole or not at all."""
     with replacing(path) as new, zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as archive:
@@ -94,7 +105,7 @@ def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
                 # A fixed date keeps the file's hash a function of its content.
                 entry = zipfile.ZipInfo(f"{index}/{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(entry, "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.ascontiguousarray(value), allow_pickle=False)
+                    np.lib.format.write_array(file, np.asarray(value, order="C"), allow_pickle=False)
 
 
 def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:

@@ -347,7 +347,9 @@ def _environment(threads: int, scratch: str) -> dict[str, str]:
     if _sandbox is not None:  # a later process would run what one in a sandbox compiled
         kept["TORCHINDUCTOR_CACHE_DIR"] = scratch
     return (
-        {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+        # A thread that spins at a barrier holds the core that the thread it waits for needs: with neighbours torch took
+        # 60 to 150 times as long. Source: libgomp's manual, OMP_WAIT_POLICY; benchmarks/waiting.py
+        {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "OMP_WAIT_POLICY": "PASSIVE"}
         | kept
         | {
             "TMPDIR": scratch,

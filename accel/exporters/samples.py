@@ -47,7 +47,7 @@ def fit_shape(
             continue
         repeats = [-(-want // have) for want, have in zip(shape, value.shape, strict=True)]
         tiled = np.tile(value, repeats)[tuple(slice(n) for n in shape)]
-        fitted[spec.name] = np.ascontiguousarray(tiled, dtype=spec.dtype)
+        fitted[spec.name] = np.asarray(tiled, spec.dtype, order="C")
     return fitted
 
 
@@ -121,6 +121,12 @@ def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndar
                         f"sample {index}: axis {dim!r} of input {spec.name!r} is {size}, expected {axes[dim].min} to "
                         f"{axes[dim].max}",
                         fix="crop the samples, or widen the shapes with --min-shape / --max-shape",
+                    )
+                if isinstance(dim, str) and size % axes[dim].multiple:
+                    raise SampleError(
+                        f"sample {index}: axis {dim!r} of input {spec.name!r} is {size}, expected a multiple of "
+                        f"{axes[dim].multiple}",
+                        fix="pad, crop or resize the samples",
                     )
         items += _rows(fitted, source)
     return items

@@ -47,6 +47,8 @@ def recognise(
     min_shapes: Mapping[str, tuple[int, ...]] | None = None,
     opt_shapes: Mapping[str, tuple[int, ...]] | None = None,
     max_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    multiples: Mapping[str, tuple[int, ...]] | None = None,
+    axis_names: Mapping[str, str] | None = None,
     model_name: str | None = None,
     graph: GraphChoice | None = None,
 ) -> SourceRequest:
@@ -65,6 +67,8 @@ def recognise(
         raise UsageError(f"--task is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --task out")
     if weights == "random" and kind not in ("zoo", "huggingface"):
         raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
+    if axis_names and kind != "onnx":
+        raise UsageError(f"--rename-axes is for ONNX files, and {text!r} is none ({kind})", fix="leave it out")
     graph = graph or GraphChoice()
     _check_graph(graph, kind, text)
     return SourceRequest(
@@ -80,6 +84,8 @@ def recognise(
         min_shapes=dict(min_shapes or {}),
         opt_shapes=dict(opt_shapes or {}),
         max_shapes=dict(max_shapes or {}),
+        multiples=dict(multiples or {}),
+        axis_names=dict(axis_names or {}),
         model_name=model_name,
         graph=graph,
     )
@@ -247,6 +253,18 @@ def parse_range(text: str) -> tuple[str, tuple[int, int]]:
     if lo > hi:
         raise UsageError(f"range {text!r} is empty: {lo} is above {hi}")
     return match["name"].strip(), (lo, hi)
+
+
+def parse_axis_name(text: str) -> tuple[str, str]:
+    """Read ``INPUT:POSITION=NAME`` and return ``INPUT:POSITION`` and the name.
+
+    Raises:
+        UsageError: anything else.
+    """
+    match = re.fullmatch(r"(?P<place>.+:\d{1,2})=(?P<name>[A-Za-z_][\w.-]*)", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} renames no axis", fix="write INPUT:POSITION=NAME, for example images:2=height")
+    return match["place"], match["name"]
 
 
 def content_key(request: SourceRequest) -> str | None:

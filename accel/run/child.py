@@ -13,9 +13,8 @@ import queue
 import threading
 import time
 import traceback
-import typing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_type_hints
 
 from accel.core import progress
 from accel.core.errors import AccelError, OutputError
@@ -55,7 +54,7 @@ def _run(message: dict[str, Any]) -> Any:
     """Run a task (``module:function``) with values of the types that it declares."""
     module, _, name = message["task"].partition(":")
     task = getattr(importlib.import_module(module), name)
-    hints = typing.get_type_hints(task)
+    hints = get_type_hints(task)
     return to_json(task(**{key: from_json(hints[key], value) for key, value in message["params"].items()}))
 
 

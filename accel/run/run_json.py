@@ -184,6 +184,7 @@ def _document(run: Run) -> RunDocument:
             "threads": job.threads,
             "rounds": job.rounds,
             "round_s": job.round_s,
+            "budget_s": job.budget_s,
             "triton_release": job.triton_release,
             "ints": job.ints,
             "bench": job.bench,

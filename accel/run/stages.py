@@ -371,6 +371,7 @@ class Stages:
                 more = len(made.source.unproved_int64) - 3
                 reason = f"computes int64 as int32, and these values are not proved to fit: {values}"
                 reason += f"; and {more} more" if more > 0 else ""
+                reason += " (bound the inputs with --range and --max-shape, or accept it with --allow-unproved-int64)"
                 verdict = parity.refused(verdict, reason)
             if parity.coarser(ran.precision, held):
                 reason = f"computes in {ran.precision}, and {held} was asked for"
