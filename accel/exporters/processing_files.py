@@ -269,8 +269,8 @@ def sentence_modules(folder: Path) -> list[dict[str, Any]] | None:
     known = kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= {"Dense", "Normalize"}
     if not known or modules[0].get("path"):
         raise InputError(
-            f"{folder}/modules.json asks for {kinds}: accel builds Transformer (in the folder itself), Pooling, Dense and "
-            "Normalize into the model",
+            f"{folder}/modules.json asks for {kinds}: accel builds Transformer (in the folder itself), Pooling, Dense "
+            "and Normalize into the model",
             fix=PLAIN_ENCODER,
         )
     return modules
