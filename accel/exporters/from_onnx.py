@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, known_input, profile_of, resolve
@@ -225,6 +225,7 @@ def copy(source: ModelSource, path: Path) -> None:
     """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
 
     Axes get the source's names, those that are fixed their size, and scalars one axis; all else stays byte for byte.
+    A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
     Raises:
         InputError: external data outside the source's folder, missing or truncated.
@@ -235,4 +236,15 @@ def copy(source: ModelSource, path: Path) -> None:
 
     origin = Path(source.reference)
     external_files(origin)
-    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes((*source.inputs, *source.outputs)))
+    specs = (*source.inputs, *source.outputs)
+    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs))
+    try:
+        open_unoptimised(path)
+    except UnavailableError:
+        free = [
+            dataclasses.replace(
+                s, dims=tuple(d if isinstance(d, str) else f"{s.name}_{i}" for i, d in enumerate(s.dims))
+            )
+            for s in specs
+        ]
+        passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(free))
