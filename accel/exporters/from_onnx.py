@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, known_input, profile_of, resolve
@@ -19,7 +19,7 @@ from accel.exporters.onnx_file import external_files, nodes, parse
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
-from accel.graph.evaluate import open_unoptimised
+from accel.graph.evaluate import kernel_check, open_unoptimised
 
 if TYPE_CHECKING:
     import onnx
@@ -238,9 +238,8 @@ def copy(source: ModelSource, path: Path) -> None:
     external_files(origin)
     specs = (*source.inputs, *source.outputs)
     passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs))
-    try:
-        open_unoptimised(path)
-    except UnavailableError:
+    branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
+    if branches and not kernel_check(optimised=True)(str(path)):
         free = [
             dataclasses.replace(
                 s, dims=tuple(d if isinstance(d, str) else f"{s.name}_{i}" for i, d in enumerate(s.dims))
