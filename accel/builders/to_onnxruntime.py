@@ -242,8 +242,7 @@ class OrtBuilder(Builder):
             assert name == CUDA
             accelerators = (("gpu", "cuda", {"use_tf32": settings["use_tf32"]}),)
             if provider.name == TENSORRT:
-                cache = f"{VERSION_FOLDER}/{ENGINES}"
-                given = tensorrt_options(variant.profile, engines=cache, keep_timings=False)
+                given = tensorrt_options(variant.profile, engines=f"{VERSION_FOLDER}/{ENGINES}", keep_timings=False)
                 accelerators = (("gpu", "tensorrt", given), *accelerators)
         return TritonModel("onnxruntime", artifact.built.entry, dynamic_batching=True, accelerators=accelerators)
 

@@ -15,7 +15,7 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, known_input, profile_of, resolve
 from accel.exporters.axis_trial import study
-from accel.exporters.onnx_file import external_files, nodes, parse
+from accel.exporters.onnx_file import external_files, nodes, parse, refuse_foreign
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
@@ -31,7 +31,7 @@ DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress"
 
 
 def check_file(path: Path) -> None:
-    """Run onnx.checker in full, after making sure that the file only points inside its folder.
+    """Run onnx.checker in full, after making sure that the file points inside its folder and holds nothing foreign.
 
     Raises:
         InputError: the checker rejects it (a cycle, a bad type, an unknown operator…).
@@ -39,6 +39,7 @@ def check_file(path: Path) -> None:
     import onnx
 
     external_files(path)
+    refuse_foreign(path)
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:

@@ -19,7 +19,7 @@ from accel.core.values import ModelSource, SampleSet, TensorSpec, file_ref, sha2
 from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
 from accel.exporters.request import SourceRequest
-from accel.exporters.user_samples import user_items
+from accel.exporters.user_samples import expected, user_items
 
 CALIBRATION_ITEMS = 128
 GATE_ITEMS = 256
@@ -58,18 +58,13 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
     calibration data unless the user asked for them. Fewer items than wanted are split 1 : 2, and ``origin`` says so.
 
     Raises:
-        SampleError: the samples cannot be read, or do not fit the model.
+        SampleError: the samples cannot be read, or do not fit the model; the remedy shows the form they have for it.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    wanted = CALIBRATION_ITEMS + GATE_ITEMS
-    if source.samples == "random":
-        items, origin = random_items(source, wanted, seed=seed), "random values in the declared ranges"
-    elif source.samples == "zoo":
-        items, origin = zoo_items(source, wanted)
-    else:
-        items = _check(user_items(source.samples, source), source)
-        origin = f"the user's samples ({Path(source.samples).name})"
-    items = _distinct(items)
+    try:
+        items, origin = _items(source, seed=seed)
+    except SampleError as error:
+        raise SampleError(error.message, fix="; ".join(filter(None, (error.fix, expected(source))))) from error
     calibration: list[dict[str, np.ndarray]] = []
     if source.samples == "random" and not request.random_samples:
         gate, note = items[:GATE_ITEMS], ""
@@ -93,6 +88,19 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
         sha256=sha256_json([f.sha256 if f else None for f in (calibration_ref, gate_ref, shapes_ref)]),
         origin=origin + note,
     )
+
+
+def _items(source: ModelSource, *, seed: int) -> tuple[list[dict[str, np.ndarray]], str]:
+    """Return the distinct items of a source's samples, and what they are."""
+    wanted = CALIBRATION_ITEMS + GATE_ITEMS
+    if source.samples == "random":
+        items, origin = random_items(source, wanted, seed=seed), "random values in the declared ranges"
+    elif source.samples == "zoo":
+        items, origin = zoo_items(source, wanted)
+    else:
+        items = _check(user_items(source.samples, source), source)
+        origin = f"the user's samples ({Path(source.samples).name})"
+    return _distinct(items), origin
 
 
 def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndarray]]:

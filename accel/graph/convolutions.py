@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from accel.core.errors import StageError
@@ -26,8 +27,6 @@ _PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 def dominate(path: Path) -> bool:
     """Say whether the graph has more convolutions than matrix products."""
-    import onnx
-
     kinds = [n.op_type for n in onnx.load(str(path), load_external_data=False).graph.node]
     return kinds.count("Conv") > kinds.count("MatMul") + kinds.count("Gemm")
 
@@ -44,7 +43,6 @@ def quantize(
     Raises:
         StageError: the quantiser failed.
     """
-    import onnx
     from onnxruntime import quantization as q
 
     def write(kept: Sequence[str], to: Path, ranges: Path) -> Path:

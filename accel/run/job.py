@@ -102,8 +102,9 @@ def _gates(given: Any) -> Any:
         except ValueError:
             found[name.strip()] = math.nan
         if not math.isfinite(found[name.strip()]):
-            fix = f"a precision ({', '.join(GATES_DB)}: dB) or a metric"
-            raise UsageError(f"--gate {text!r}: expected NAME=VALUE", fix=fix)
+            raise UsageError(
+                f"--gate {text!r}: expected NAME=VALUE", fix=f"a precision ({', '.join(GATES_DB)}: dB) or a metric"
+            )
     return found
 
 
@@ -235,8 +236,11 @@ class Job(BaseModel):
         Field(description="Server to measure on: embedded, local or docker  [default: what is here]"),
     ] = None
     rounds: Annotated[  # one round has no interval
-        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds of the latency scenario")
-    ] = 8
+        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided")
+    ] = 60
+    budget_s: Annotated[
+        AboveZero, Field(description="Seconds of rounds at most, for each objective and way of measuring")
+    ] = 120.0
     round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
     opset: Annotated[int, Field(description="ONNX opset")] = 18
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
@@ -377,7 +381,7 @@ def read(path: Path) -> dict[str, Any]:
     if asked.get("triton") and isinstance(asked["triton"], dict):
         from accel.triton import overrides
 
-        known = [name + twin for name in targets.discover() for twin in ("", PYTHON_VARIANT)]
+        known = [name + ending for name in targets.discover() for ending in ("", PYTHON_VARIANT)]
         asked["triton"] = overrides.from_job(asked["triton"], path, known)
     return asked
 

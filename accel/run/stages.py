@@ -469,6 +469,7 @@ class Stages:
             task=source.gate,
             overrides=dict(self._job.gates),
             detections=source.detections,
+            items=described.value.samples.gate_items,
         )
         truth = reference.folder / reference.value.file
         return worker.call(tasks.compare, described.value, described.folder, truth, found, gate)

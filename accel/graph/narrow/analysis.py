@@ -178,8 +178,16 @@ class _Walk:
         standard = not node.domain and node.op_identifier() not in self.functions
         inputs = [self.facts.get(value, _NOTHING) if value is not None else None for value in node.inputs]
         if carried := list(bodies(node)):
-            below = f"{path}{node.name or node.op_type}/"
-            return self.bodies(node, inputs, outputs, standard, carried, depth=depth + 1, path=below, record=record)
+            return self.bodies(
+                node,
+                inputs,
+                outputs,
+                standard,
+                carried,
+                depth=depth + 1,
+                path=f"{path}{node.name or node.op_type}/",
+                record=record,
+            )
         if not standard:
             return outputs
         if node.op_type == "Constant":

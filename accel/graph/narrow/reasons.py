@@ -140,10 +140,11 @@ def unproved(model: ir.Model, analysis: Analysis) -> Iterator[Unproved]:
         if not name or fact.dtype not in LIMITS or fact.fits(INT32) or fact.bounds is None:
             continue
         lo, hi = int(fact.bounds[0]), int(fact.bounds[1])
-        if op == "input":
-            reason = f"input {name!r} has no declared range, and no Gather that it indexes directly bounds it"
-        else:
-            reason = f"{name!r} ({op}) may lie anywhere in [{lo}, {hi}], which does not fit int32"
+        reason = (
+            f"input {name!r} has no declared range, and no Gather that it indexes directly bounds it"
+            if op == "input"
+            else f"{name!r} ({op}) may lie anywhere in [{lo}, {hi}], which does not fit int32"
+        )
         yield Unproved(name, op, lo, hi, reason)
     for path, op, lo, hi in analysis.watched:
         if lo < FLOAT_EXACT[0] or hi > FLOAT_EXACT[1]:

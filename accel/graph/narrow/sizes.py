@@ -126,14 +126,17 @@ def _expand(call: Call, source: Dims) -> Dims | None:
     return broadcast([source, target]) if target is not None else None
 
 
-@_rule("ConstantOfShape", needs=())
-def _of_shape(call: Call) -> Dims | None:
-    return _listed(call.input(0))
-
-
 def _listed(shape: Fact | None) -> Dims | None:
     """Bound the sizes that a tensor lists."""
     return tuple(as_size(item) for item in shape.items) if shape is not None and shape.items is not None else None
+
+
+_RULES |= {
+    "ConstantOfShape": (lambda call: _listed(call.input(0)), ()),
+    "NonZero": (lambda call, x: ((max(len(x), 1), max(len(x), 1)), (0, product(x)[1])), (0,)),
+    "GatherElements": (lambda call, index: index, (1,)),
+    "ScatterND": (lambda call, x: x, (0,)),
+}
 
 
 @_rule("Range", needs=())
@@ -228,11 +231,6 @@ def _reduce(call: Call, x: Dims) -> Dims | None:
     return tuple(dim for i, dim in enumerate(x) if i not in axes)
 
 
-@_rule("NonZero")
-def _nonzero(call: Call, x: Dims) -> Dims | None:
-    return (max(len(x), 1), max(len(x), 1)), (0, product(x)[1])
-
-
 @_rule("Gemm", needs=(0, 1))
 def _gemm(call: Call, a: Dims, b: Dims) -> Dims | None:
     if len(a) != 2 or len(b) != 2:
@@ -261,12 +259,6 @@ def _tile(call: Call, x: Dims) -> Dims | None:
     if times is None or len(times) != len(x):
         return None
     return tuple((d[0] * t[0], d[1] * t[1]) for d, t in zip(x, times, strict=True))
-
-
-@_rule("GatherElements", needs=(1,))
-@_rule("ScatterND")
-def _same(call: Call, x: Dims) -> Dims | None:
-    return x
 
 
 @_rule("Conv", needs=(0, 1))
