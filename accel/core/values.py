@@ -171,6 +171,11 @@ class ModelSource:
     graph: GraphChoice = field(default_factory=GraphChoice)
 
     @property
+    def batched(self) -> bool:
+        """Whether the batch leads every input, so that items can be joined and cut apart."""
+        return all(spec.dims[:1] == ("batch",) for spec in self.inputs)
+
+    @property
     def accuracy(self) -> Literal["proved", "unproved"]:
         """Whether agreement with the reference says anything: real weights met real samples."""
         real = not self.weights.startswith("random") and self.samples != "random"
