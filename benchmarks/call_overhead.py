@@ -27,7 +27,7 @@ ROUNDS, LIMIT_US = 200, 50.0
 def interleaved(ways: dict[str, Callable[[], Any]], calls: int) -> dict[str, list[float]]:
     """Return the mean time of a call in each round, in microseconds; the ways take turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for name, call in ways.items():
+    for call in ways.values():
         for _ in range(calls):
             call()
     for turn in range(ROUNDS):

@@ -40,7 +40,7 @@ def optimize(
         targets: what to build, as for ``--targets``; all that run on this machine's devices when None.
         gate: name → least value that passes, as for ``--gate``.
         objective: ``latency``, ``throughput`` or both; ``best`` follows the first.
-        budget_s: seconds after which no build is begun, as for ``--budget``.
+        budget_s: seconds of measuring at most, as for ``--budget-s``.
         out: the run directory; ``runs/<model>`` when None.
         progress: who is told: a terminal or notebook that looks on when None, nobody when False, or a function
             of events.

@@ -26,7 +26,7 @@ def fragment(view: RunView) -> str:
             figures(row.latency.p50_ms) if row.latency else "",
             f"{row.speedup:.2f}" if row.speedup else "",
             row.precision or "",
-            "; ".join(gate.sentence for gate in row.gates) or row.reason or "",
+            "; ".join(f"{g.label} {g.shown} (gate {g.least})" for g in row.gates) or row.reason or "",
         )
         rows.append("<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells) + "</tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

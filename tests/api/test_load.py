@@ -23,9 +23,11 @@ sys.path[:] = [p for p in sys.path if "site-packages" not in p and "dist-package
 import numpy as np
 import accel
 with accel.load({path!r}, threads=1) as model:
-    found = model(np.array([[1, 2, 3]]), mask=np.ones((1, 3), np.float32), extra={{"bias": np.zeros((1, 3, 16), np.float32)}})
+    bias = np.zeros((1, 3, 16), np.float32)
+    found = model(np.array([[1, 2, 3]]), mask=np.ones((1, 3), np.float32), extra={{"bias": bias}})
 import json
-foreign = sorted({{m.partition(".")[0] for m in sys.modules}} & {{"torch", "transformers", "onnx", "pydantic", "typer", "rich"}})
+others = {{"torch", "transformers", "onnx", "pydantic", "typer", "rich"}}
+foreign = sorted({{m.partition(".")[0] for m in sys.modules}} & others)
 print(json.dumps([found["logits"].tolist(), len(found["rest"]), foreign]))
 """
 

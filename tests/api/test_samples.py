@@ -33,6 +33,10 @@ class Rows(Dataset[dict[str, Any]]):
         return {"x": DATA[index], "mask": [1, 1, 0, 0], "labels": index % 2, "text": f"row {index}"}
 
 
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {"x": torch.stack([row["x"] for row in rows])}
+
+
 @pytest.mark.parametrize(
     ("given", "count", "shape", "names"),
     [
@@ -42,7 +46,12 @@ class Rows(Dataset[dict[str, Any]]):
         ([{"x": DATA.numpy()}], 1, (10, 4), ["x"]),
         (({"x": row[None]} for row in DATA), 10, (1, 4), ["x"]),
         (DataLoader(TensorDataset(DATA, DATA), batch_size=5), 2, (5, 4), ["x", "mask"]),
-        (DataLoader(Rows(), batch_size=2, collate_fn=lambda rows: {"x": torch.stack([r["x"] for r in rows])}), 5, (2, 4), ["x"]),
+        (
+            DataLoader(Rows(), batch_size=2, collate_fn=lambda rows: {"x": torch.stack([r["x"] for r in rows])}),
+            5,
+            (2, 4),
+            ["x"],
+        ),
         (TensorDataset(DATA), 10, (1, 4), ["x"]),
         (Rows(), 10, (1, 4), ["x", "mask"]),
     ],
@@ -114,7 +123,9 @@ def test_a_result_is_made_again_from_its_tensors(result, names):
 
 
 def test_a_class_that_this_process_does_not_know_becomes_outputs():
-    made = Structure("object", "nowhere.at_all:Answer", ("logits",), (Structure("tensor", "logits"),)).build({"logits": 1})
+    made = Structure("object", "nowhere.at_all:Answer", ("logits",), (Structure("tensor", "logits"),)).build(
+        {"logits": 1}
+    )
     assert isinstance(made, Outputs)
     assert made.logits == made["logits"] == made[0] == 1
     with pytest.raises(AttributeError, match="no output 'other'"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import accel
 
-USER = '''
+USER = """
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,7 @@ async def main(module: object, batches: list[dict[str, np.ndarray]]) -> None:
     except accel.AccelError as error:
         print(error.message, error.fix)
     result.close()
-'''
+"""
 
 
 WRONG = """
