@@ -63,7 +63,7 @@ class Model:
         self._specs = {s.name: _inner(s, promised[s.name]) for s in self._session.inputs}
         self._takes = tuple(self._specs.values())
         profile = artifact.variant.profile
-        self._sizes = [(name, tuple(profile[name].min), tuple(profile[name].max)) for name in self._specs]
+        self._sizes = [(n, tuple(profile[n].min), tuple(profile[n].max), profile[n].multiples) for n in self._specs]
         dtypes = {spec.name: np.dtype(self._form.dtypes.get(spec.name, spec.dtype)) for spec in outputs}
         self._dtypes = list(dtypes.items())
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -185,11 +185,13 @@ class Model:
     def _fitted(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Hold arrays against the inputs; some runtimes answer also a size that was not proved."""
         fitted = fit_inputs(feed, self._takes)
-        for name, low, high in self._sizes:
+        for name, low, high, steps in self._sizes:
             shape = fitted[name].shape
-            if any(map(operator.gt, shape, high)) or any(map(operator.lt, shape, low)):
+            outside = any(map(operator.gt, shape, high)) or any(map(operator.lt, shape, low))
+            if outside or any(map(operator.mod, shape, steps)):
+                multiples = f" in multiples of {steps}" if max(steps, default=1) > 1 else ""
                 raise SampleError(
-                    f"input {name!r} has shape {shape}, and {low} to {high} were proved",
+                    f"input {name!r} has shape {shape}, and {low} to {high}{multiples} were proved",
                     fix="optimise with samples of that shape, or with min_shapes= and max_shapes=",
                 )
         return fitted

@@ -200,7 +200,7 @@ def _Flat(module: torch.nn.Module, call: Call, form: CallForm) -> torch.nn.Modul
 def _exported(
     module: torch.nn.Module, feeds: list[dict[str, np.ndarray]], folder: Path, options: Mapping[str, Any]
 ) -> tuple[Path, dict[str, ShapeRange]]:
-    """Export a flat module and save the program under the hash of what it computes.
+    """Export a flat module and save the program, unless the file holds it already: two saves differ in bytes.
 
     The leading axis of every input is the batch, of any size, unless the module takes that of the samples alone.
 
@@ -229,9 +229,10 @@ def _exported(
         except Exception as error:  # noqa: BLE001  whatever torch raises, the second trial may do without
             last = error
             continue
-        path = folder / f"{_digest(program)[:24]}.pt2"
-        if not path.exists():
+        path, mark, digest = folder / "model.pt2", folder / "model.sha256", _digest(program)
+        if not (path.exists() and mark.exists() and mark.read_text() == digest):
             torch.export.save(program, str(path))
+            mark.write_text(digest)
         return path.resolve(), trial
     said = str(last).strip().splitlines()
     raise StageError(
@@ -261,7 +262,7 @@ def _as_seen(profile: Mapping[str, ShapeRange], feeds: list[dict[str, np.ndarray
 
 
 def _digest(program: torch.export.ExportedProgram) -> str:
-    """Hash what a program computes: its code, its sizes and its tensors; two saves of one program differ in bytes."""
+    """Hash what a program computes: its code, its sizes and its tensors."""
     digest = hashlib.sha256()
     digest.update(f"{program.graph_module.code}{program.range_constraints}{program.call_spec}".encode())
     for name, value in sorted({**program.state_dict, **program.constants}.items()):

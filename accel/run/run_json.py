@@ -41,7 +41,7 @@ from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
 
 OWN = {FILENAME, "report.html", "report.md", "history"} | {
-    *("onnx", "variants", "repositories", "best", "measurements", "logs"),
+    *("source", "onnx", "variants", "repositories", "best", "measurements", "logs"),
 }
 """What a run directory holds."""
 
