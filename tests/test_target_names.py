@@ -18,6 +18,7 @@ NAMES = {*targets.discover(), *FAMILIES, *(b.name for builder in BUILDERS for b 
 EXCEPTED = {
     "builders": "where targets are",
     "exporters": "an exporter names its own framework",
+    "api/frameworks.py": "a module or tensor in memory is its framework's own",
     "triton/lint": "rules of Triton's own backends and formats",
     "triton/releases.py": "what the images carry",
 }

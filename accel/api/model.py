@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import operator
 import queue
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from accel.api.frameworks import given
 from accel.builders import Session, targets
 from accel.core import document, environments, hardware
 from accel.core.calls import CallForm, Outputs, is_tensor, leaves
@@ -164,7 +164,7 @@ class Model:
         for argument, value in kwargs.items():
             for name, leaf in ((argument, value),) if argument in specs else leaves(value, argument):
                 if name in specs and leaf is not None:
-                    feed[name], like = _array(leaf, like)
+                    feed[name], like = given(leaf, like)
                 else:
                     self._check_constant(name, leaf)
         return feed, like
@@ -281,27 +281,6 @@ def _inner(built: TensorSpec, promised: TensorSpec) -> TensorSpec:
         limits = np.iinfo(promised.dtype)
         within = int(limits.min), int(limits.max)
     return dataclasses.replace(built, dims=promised.dims, range=within)
-
-
-def _array(value: Any, like: Any) -> tuple[np.ndarray, Any]:
-    """Return a value as an array, and what makes a tensor of its library from an array."""
-    if isinstance(value, np.ndarray):
-        return value, like
-    if hasattr(value, "detach"):
-        import torch
-
-        device, value = value.device, value.detach()
-        if value.dtype is torch.bfloat16:
-            value = value.float()
-
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            made = torch.from_numpy(array if array.flags.writeable else array.copy())
-            return made if device.type == "cpu" else made.to(device)
-
-        return value.cpu().numpy() if device.type != "cpu" else value.numpy(), tensor
-    if (tensorflow := sys.modules.get("tensorflow")) is not None and tensorflow.is_tensor(value):
-        return value.numpy(), tensorflow.convert_to_tensor
-    return np.asarray(value), like
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.api.frameworks import is_torch
 from accel.api.live import Watcher
 from accel.api.model import Model
 from accel.api.optimize import RUNS, optimize
@@ -66,7 +66,7 @@ def replace(parent: Any, name: str, model: Model) -> Any:
     """
     holder, last = _holder(parent, name)
     part = getattr(holder, last)
-    setattr(holder, last, _module(model, part) if _is_module(part) else model)
+    setattr(holder, last, _module(model, part) if is_torch(part) else model)
     return part
 
 
@@ -143,7 +143,7 @@ def record(
         for name in parts:
             holder, last = _holder(pipeline, name)
             part = getattr(holder, last)
-            if not _is_module(part):
+            if not is_torch(part):
                 raise UsageError(f"part {name!r} is {type(part).__name__}: expected an nn.Module")
             handle = part.register_forward_pre_hook(recorder(name, part), with_kwargs=True)
             hooks.callback(handle.remove)
@@ -222,14 +222,9 @@ def _holder(parent: Any, name: str) -> tuple[Any, str]:
     for step in path:
         parent = getattr(parent, step, None)
     if not hasattr(parent, last):
-        named = [key for key, _ in parent.named_children()] if _is_module(parent) else []
+        named = [key for key, _ in parent.named_children()] if is_torch(parent) else []
         raise UsageError(f"there is no part {name!r}{nearest(last, named)}", fix=f"it has {named}" if named else None)
     return parent, last
-
-
-def _is_module(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def _module(model: Model, part: Any) -> Any:

@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import re
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel.api.frameworks import is_keras, is_torch
 from accel.api.samples import Call, array, by_name, calls, each, rebound
 from accel.core.calls import CallForm, is_tensor, leaves, structure
 from accel.core.errors import AccelError, StageError, UsageError
@@ -53,18 +53,6 @@ def name_of(model: Any) -> str:
     """Return what a run of the model is called: its class, in snake case."""
     kind = type(unwrapped(model)).__name__
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
-
-
-def is_torch(model: Any) -> bool:
-    """Say whether a value is a torch module; torch is not imported for it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
-
-
-def is_keras(model: Any) -> bool:
-    """Say whether a value is a Keras model or layer; Keras is not imported for it."""
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(model, keras.layers.Layer)
 
 
 def written(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) -> Given:
