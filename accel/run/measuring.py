@@ -29,7 +29,6 @@ from accel.run.job import Job
 from accel.run.results import Result, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Stage, Stages
-from accel.run.store import Store
 from accel.run.tasks import Described
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
@@ -75,7 +74,7 @@ def measure_in_process(
     *,
     job: Job,
     stages: Stages,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> None:
@@ -160,7 +159,7 @@ def measure_served(
     described: Stage[Described],
     *,
     job: Job,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> Served | None:
@@ -261,10 +260,8 @@ def serve(
 
 
 def batch_axis(source: ModelSource) -> str | None:
-    """Return the name of the dynamic leading axis that all inputs share, or None."""
-    leading = {spec.dims[0] if spec.dims else None for spec in source.inputs}
-    axis = leading.pop()
-    return axis if not leading and isinstance(axis, str) else None
+    """Return ``batch`` where that axis leads every input, or None: another one in front counts no items."""
+    return "batch" if source.batched else None
 
 
 def batches(source: ModelSource) -> list[int]:
@@ -317,7 +314,7 @@ def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple
 
 def _known(
     sessions: Mapping[str, MeasuringSession],
-    kept: Store,
+    kept: store.Store,
     settings: str,
     keys: Mapping[str, str],
     counts: Mapping[str, int],
