@@ -47,11 +47,14 @@ class Positional(torch.nn.Module):
         self._gives = {name: getattr(torch, dtype) for name, dtype in (gives or {}).items()}
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the model on tensors in the order of ``inputs``, with casts where it and its clients differ."""
+        """Run the model on tensors in the order of ``inputs``, with casts where it and its clients differ.
+
+        A scalar is given as one element: Triton has no tensors without dims.
+        """
         given = [_cast(a, self._takes.get(name)) for name, a in zip(self.inputs, args, strict=True)]
         tensors = named_tensors(self.result(*given))
         names = tensors if self.outputs is None else self.outputs
-        return tuple(_cast(tensors[name], self._gives.get(name)) for name in names)
+        return tuple(_cast(torch.atleast_1d(tensors[name]), self._gives.get(name)) for name in names)
 
     def result(self, *args: torch.Tensor) -> Any:
         """Run the model and return its own result, before it is cut down to a tuple."""
@@ -85,8 +88,9 @@ def call(function: Callable[..., Any], inputs: Sequence[str], feed: Mapping[str,
 
 
 def client_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return what a client gets; narrow floats, which NumPy or clients lack, as float32."""
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+    """Return what a client gets; narrow floats, which NumPy or clients lack, as float32, scalars as one element."""
+    plain = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    return torch.atleast_1d(plain).numpy()
 
 
 def named_tensors(result: Any) -> dict[str, torch.Tensor]:
