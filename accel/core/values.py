@@ -374,7 +374,8 @@ class OutputParity:
         exact: every value equal.
         agreement: share of equal top-1 positions, where the output is a score per class.
         atol_needed / rtol_needed: the tolerance that would pass with the other one at zero.
-        by_shape_db: SQNR of each checked shape, against its own signal power or the whole set's, whichever is more.
+        by_shape_db: SQNR of each checked shape, and of the worst coverage feed, against its own signal power or the whole
+            set's, whichever is more.
         by_shape_mse: mean squared error of each, which later answers of the same build can be held against alone.
         nonfinite: how many values are NaN or infinite where the reference is not; any one fails every gate.
     """
@@ -401,6 +402,7 @@ class Parity:
         found: the same names → the value found (worst over outputs and shapes).
         passed: whether every found value reaches its gate.
         reasons: one sentence for each gate that failed, worst first.
+        notes: what a reader must know of a verdict: each gate that was lowered, by whom and why, and what was covered.
     """
 
     passed: bool
@@ -408,6 +410,7 @@ class Parity:
     found: Mapping[str, float | None]
     outputs: tuple[OutputParity, ...]
     reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
