@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accel.core.errors import UsageError, nearest
-from accel.core.values import ShapeRange, TensorSpec
+from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters.request import SourceRequest
 
 BATCH = ShapeRange((1,), (1,), (16,))
@@ -69,6 +69,23 @@ def odd_sizes(axes: Mapping[str, Extent]) -> dict[str, int]:
         inside = sorted(range(e.min + 1, e.max), key=lambda n: (n == e.opt, n % 2 == 0, abs(n - middle)))
         chosen[name] = inside[0] if inside else e.min
     return chosen
+
+
+def batch_axis(source: ModelSource) -> str | None:
+    """Return the name of the dynamic leading axis that all inputs share, or None."""
+    leading = {spec.dims[0] if spec.dims else None for spec in source.inputs}
+    axis = leading.pop()
+    return axis if not leading and isinstance(axis, str) else None
+
+
+def batches(source: ModelSource) -> list[int]:
+    """Return the batch sizes of the throughput scenario: powers of two from the least to the largest of the profile."""
+    axis = batch_axis(source)
+    if axis is None:
+        return [1]
+    first = source.profile[source.inputs[0].name]
+    low, high = first.min[0], first.max[0]
+    return [n for n in (1 << i for i in range(high.bit_length())) if low <= n <= high] or [low]
 
 
 def trace_sizes(axes: Mapping[str, Extent], *, taken: Iterable[int] = ()) -> dict[str, int]:
