@@ -14,7 +14,7 @@ import numpy as np
 
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
-from accel.exporters.axes import batch_axis, batches, points, shapes_at
+from accel.exporters.axes import batch_axis, batches, extents, points, shapes_at
 
 BEYOND = 2.0
 """How far beyond the samples' values floats are taken."""
@@ -26,11 +26,13 @@ ITEMS = 8
 """Items of a feed that goes through the values of a large range."""
 FEEDS = 512
 """Most feeds for the values of large ranges; a range with more values is taken at even distances."""
+SIZES = 32
+"""Most sizes of an axis that is not the batch."""
 MOST_VALUES = 1 << 20
 EVERY_BATCH = 16
 """Up to here every number of items is tried, beyond it the neighbours of powers of two."""
 ROOM_BYTES = 128 << 20
-"""Batches that are not timed are tried as long as their inputs take less than this together."""
+"""Batches that are not timed, and sizes of an axis, are tried as long as their inputs take less than this together."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 Make = Callable[[Shapes], dict[str, np.ndarray]]
@@ -59,6 +61,7 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
         made["flat low"] = base | {n: np.full_like(base[n], _finite(base[n]).min(initial=0)) for n in floats}
         made["flat high"] = base | {n: np.full_like(base[n], _finite(base[n]).max(initial=0)) for n in floats}
         made[BEYOND_FEED] = base | {n: (base[n] * BEYOND).astype(base[n].dtype) for n in floats}
+    made |= _sizes(source, make, axis)
     large = {n: s for n, s in ints.items() if _count(s) > SMALL}
     if large:
         full = make(_sized(opt, min(ITEMS, _most(source)) if axis else None))
@@ -92,6 +95,10 @@ def covered(source: ModelSource, compared: Mapping[str, Feed], left_out: int) ->
             continue
         seen = np.unique(np.concatenate([np.unique(feed[spec.name]) for feed in every]))
         said.append(f"{np.count_nonzero((seen >= ends[0]) & (seen <= ends[1])):,} of {_count(spec):,} {spec.name}")
+    for axis, e in extents(source.inputs, source.profile).items():
+        if axis != batch_axis(source):
+            have = {feed[s.name].shape[s.dims.index(axis)] for feed in every for s in source.inputs if axis in s.dims}
+            said.append(f"{len(have)} of {e.max - e.min + 1} sizes of {axis}")
     if masks := sorted(name.removesuffix(" mask") for name in compared if name.endswith(" mask")):
         said.append(f"masks {', '.join(masks)}")
     if BEYOND_FEED in compared:
@@ -126,6 +133,22 @@ def _other_batches(source: ModelSource, make: Make) -> Iterator[tuple[str, Feed]
         if room < 0:
             return
         yield f"n{n}", feed
+
+
+def _sizes(source: ModelSource, make: Make, batch: str | None) -> Iterator[tuple[str, Feed]]:
+    """Yield feeds at the sizes of every other axis, one axis at a time: all where they are few, else evenly spaced."""
+    axes = extents(source.inputs, source.profile)
+    usual = {name: e.min if name == batch else e.opt for name, e in axes.items()}
+    for name, e in axes.items():
+        if name != batch:
+            room = ROOM_BYTES
+            sizes = np.unique(np.linspace(e.min, e.max, min(SIZES, e.max - e.min + 1)).astype(int))
+            for size in np.random.default_rng(0).permutation(sizes).tolist():
+                feed = make(shapes_at(source.inputs, usual | {name: size}))
+                room -= sum(value.nbytes for value in feed.values())
+                if room < 0:
+                    break
+                yield f"{name} {size}", feed
 
 
 def _masks(source: ModelSource, base: Feed) -> Iterator[tuple[str, np.ndarray]]:
