@@ -127,7 +127,7 @@ class ModelSource:
         task: Hugging Face task or class override, when one was given.
         mask: name of the input that is 0 at padded positions, when there is one.
         family: what kind of network it is; picks NNCF's model type and the samples' form.
-        gate: name of the task metric that replaces SQNR, and the least value that passes, when the zoo declares one.
+        gate: name of the task metric, and the least value that passes, when the zoo declares one.
         static: targets for which the zoo also asks for a build fixed at the opt shape.
         samples: what the samples are: ``zoo``, ``random`` or the path that the user gave (``--samples``).
         notice: one line the user must see (weights could not be had, inputs are random), or None.
