@@ -45,9 +45,9 @@ class Expected:
 
     def judge(self, feeds: Sequence[Feed], worst: Mapping[str, np.ndarray]) -> Parity:
         """Hold the worst responses (``Generator.worst``) against the gate: if they pass, all do."""
-        truth = {f"feed {i}": answer for i, answer in enumerate(self.answers)}
-        masks = {f"feed {i}": feed[self.mask] for i, feed in enumerate(feeds)} if self.mask else {}
-        found = {f"feed {i}": answer for i, answer in by_feed(worst, "worst responses").items()}
+        truth = {str(i): answer for i, answer in enumerate(self.answers)}
+        masks = {str(i): feed[self.mask] for i, feed in enumerate(feeds)} if self.mask else {}
+        found = by_feed(worst, "worst responses")
         return parity.compare(
             truth,
             found,
@@ -60,6 +60,6 @@ class Expected:
 
 
 def held_to(proof: Parity) -> dict[str, float]:
-    """Return what later answers of a variant that passed are held to, one feed each: its floor, with some room."""
-    least = {"shape_db": lambda db: db - ROOM_DB, "agreement": lambda share: share}
-    return {name: change(proof.gate[name]) for name, change in least.items() if name in proof.gate}
+    """Return what later answers of a variant that passed are held to: the floor of one feed, with some room."""
+    gate = dict.fromkeys(("sqnr_db", "shape_db"), proof.gate["shape_db"] - ROOM_DB)
+    return gate | {name: share for name, share in proof.gate.items() if name == "agreement"}

@@ -107,7 +107,7 @@ def test_wrong_answers_under_load_and_after_it_are_a_failure(tmp_path, monkeypat
     source = SourceRequest("factory", "factory", "/null.py:build")
     job = Job(source=source, targets="null", out=tmp_path / "run", via="embedded")
     feeds = [null_repository.feed(null_repository.SHAPES["opt"], seed) for seed in range(4)]
-    right = Expected([{"pooled": np.zeros((1, 4), np.float32)}] * 4, null_repository.OUTPUTS, {"shape_db": 59.0})
+    right = Expected([{"pooled": np.zeros((1, 4), np.float32)}] * 4, null_repository.OUTPUTS, {"sqnr_db": 59.0})
     runners = []
     for name, when, expected in (
         ("sound", "False", right),
@@ -129,5 +129,5 @@ def test_wrong_answers_under_load_and_after_it_are_a_failure(tmp_path, monkeypat
     session = measuring.serve(runners, {r.name: "key" for r in runners}, tmp_path / "out", progress)
     sound, seldom, later = session.entries
     assert sound.failed is None
-    assert "served under load, it answers otherwise than in process: shape_db" in seldom.failed.cause
+    assert "served under load, it answers otherwise than in process: sqnr_db" in seldom.failed.cause
     assert "served, after the load, it answers otherwise than in process: outputs/" in later.failed.cause
