@@ -11,6 +11,7 @@ rows are compared as any other values, each coordinate being a channel. Their cl
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,12 +52,6 @@ NOISE_ROOM_DB = 6.0
 NOISE_LEAST_DB = 12.0
 """No noise of a source lowers a gate further than to this."""
 
-CONSTANT = 1e-6
-"""An output whose variation is below this share of its size is constant: what is left is the rounding of its mean."""
-
-LEAST_RMS = 1e-3
-"""Size that a constant output is taken to have at least, where it is nearly 0."""
-
 SAMPLE_FLOOR_DB = 3.0
 """Over hundreds of samples a mean hides one that is lost: under an SQNR gate each keeps half of the signal, too."""
 
@@ -76,13 +71,22 @@ FEED_MATCHED = 0.5
 
 MATCHED_ROWS = 8
 """Coverage feeds with fewer rows than this, of both answers, are too few to take a share of."""
+FEW_ITEMS = 32
+"""Of fewer distinct gate samples the mean is no mean: ``tolerance_db`` stands for SQNR, and accuracy is unproved."""
+
+FLAT_DB = 100.0
+"""A reference that varies over the samples by less than this below its level does not vary: FP32 rounds at 110 dB."""
+
+SMALL = 0.01
+"""What a tolerance adds to the size of the reference, so that an output of zeros has one (1e-6 at the gate of FP32)."""
 
 SHAPE_POINTS = ("min", "odd", "opt", "max")
 """Checked shapes. Feeds named by a number are samples; all others cover values and shapes that samples do not have."""
 
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
 
-_IN_DB = ("sqnr_db", "shape_db")
+_IN_DB = ("sqnr_db", "tolerance_db", "shape_db")
+_ASKED = {"tolerance_db": "sqnr_db"}
 
 Answers = Mapping[str, Mapping[str, np.ndarray]]
 """Outputs by feed and name."""
@@ -95,6 +99,7 @@ class _Compared:
     """One output's figures, and what only the verdict needs: the worst feed, and whether any value was compared."""
 
     row: OutputParity
+    tolerance_db: float | None
     worst_db: float
     worst_feed: str
     blank: bool
@@ -121,22 +126,27 @@ class _Figure:
     row: OutputParity
     place: str | None
 
+    @property
+    def shown(self) -> str:
+        none = "cannot be computed (there is no signal, and the output differs) and"
+        return f"{self.db:.4g}" if math.isfinite(self.db) else none
+
     def __str__(self) -> str:
-        shown = f"{self.db:.4g}" if math.isfinite(self.db) else "cannot be computed and"
         at = f" at {'shape' if self.place in SHAPE_POINTS else 'feed'} {self.place!r}" if self.place else ""
-        return f"{shown} (output {self.row.name!r}{at}, largest error {self.row.max_abs:.2g})"
+        return f"output {self.row.name!r}{at} is off by up to {self.row.max_abs:.3g}"
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Running sums of one output: sums of squares over unmasked, finite values; ``plain`` is the signal as it is."""
+    """Running sums of one output over unmasked, finite values: level (not centred), signal and noise are of squares."""
 
     count: int = 0
-    plain: float = 0.0
+    level: float = 0.0
     signal: float = 0.0
     noise: float = 0.0
     dot: float = 0.0
     other: float = 0.0
+    largest: float = 0.0
     max_abs: float = 0.0
     max_rel: float = 0.0
     equal: int = 0
@@ -166,7 +176,7 @@ def compare(
         reference / answers: feeds missing from ``answers`` are not compared (a static build cannot take every shape).
         outputs: what the client sees; outputs whose leading dims equal ``mask_dims`` are compared where the mask is 1.
         masks: feed → mask, int or bool of the shape of ``mask_dims``.
-        gate: from ``gate_for``.
+        gate: from ``gate_for``. With ``tolerance_db`` in it signals are not centred.
         metric: task metric, named in ``gate``; sees no checked shapes.
         detections: outputs that are compared as sets of rows.
         noise: the source's own; a gate in dB that lies above it is lowered for that output, and the verdict says so.
@@ -193,7 +203,7 @@ def compare(
         masked = bool(mask_dims) and spec.dims[: len(mask_dims)] == mask_dims
         select = {feed: mask.astype(bool) for feed, mask in masks.items()} if masked else {}
         rows_of = ((f, reference[f][spec.name], answers[f][spec.name], select.get(f)) for f in feeds)
-        compared.append(_compare_output(spec, rows_of))
+        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
     if exact := _exact(outputs, detections):
@@ -233,8 +243,12 @@ def gate_for(
     task: tuple[str, float] | None,
     overrides: Mapping[str, float],
     detections: Detections | None = None,
+    items: int | None = None,
 ) -> dict[str, float]:
     """Return the gate of a variant: metric → least value that passes.
+
+    Below ``FEW_ITEMS`` samples it is a tolerance, by the precision's SQNR: ``tolerance_db`` of 80 means that no value
+    is off by more than 1e-4 of the largest of its output (plus ``SMALL``).
 
     Args:
         precision: the precision whose error is acceptable (``int8``), ``none`` counting as ``fp32``.
@@ -242,11 +256,15 @@ def gate_for(
         overrides: ``--gate NAME=VALUE``: a precision's name sets its SQNR for variants of that precision; a metric's
             name sets that metric.
         detections: outputs that are compared as sets of rows.
+        items: how many distinct samples there are, where that is known.
     """
     held = precision if precision in GATES_DB else "fp32"
     least = overrides.get("sqnr_db", overrides.get(held, (TASK_FLOORS_DB if task else GATES_DB)[held]))
-    gate = {} if task is None else {task[0]: task[1]}
-    gate |= {"sqnr_db": least, "shape_db": min(SHAPE_FLOORS_DB[held], least)}
+    if items is not None and items < FEW_ITEMS:
+        gate = {"tolerance_db": overrides.get("sqnr_db", overrides.get(held, GATES_DB[held]))}
+    else:
+        gate = {} if task is None else {task[0]: task[1]}
+        gate |= {"sqnr_db": least, "shape_db": min(SHAPE_FLOORS_DB[held], least)}
     if _exact(outputs, detections):
         gate["agreement"] = 1.0
     if detections:
@@ -274,7 +292,7 @@ def check_names(overrides: Mapping[str, float], task: tuple[str, float] | None) 
     Raises:
         UsageError: an unknown name; the nearest known one is suggested.
     """
-    known = [*GATES_DB, "sqnr_db", "shape_db", "agreement", "matched", *([task[0]] if task else [])]
+    known = [*GATES_DB, "sqnr_db", "tolerance_db", "shape_db", "agreement", "matched", *([task[0]] if task else [])]
     for name in overrides:
         if name not in known:
             raise UsageError(f"--gate {name}: this model has no such gate{nearest(name, known)}", fix=", ".join(known))
@@ -313,7 +331,7 @@ def _class_axis(spec: TensorSpec) -> int | None:
 Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
 
 
-def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
+def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Compared:
     fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
     classes = _class_axis(spec) if _is_scores(spec) else None
     pairs = []
@@ -336,9 +354,10 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
         _add(sums[feed], truth, found, ok, mean)
     told = [s for feed, s in sums.items() if not is_coverage(feed)] or list(sums.values())
     total, every = _total(told), _total(sums.values())
-    power, size = (v / total.count if total.count else 0.0 for v in (total.signal, total.plain))
-    if power <= CONSTANT**2 * size:  # no signal to measure an error against: its size stands for it
-        power = max(size, LEAST_RMS**2)
+    if flat := few or total.signal <= total.level * 10 ** (-FLAT_DB / 10):
+        for part in (total, *sums.values()):
+            part.signal = part.level + part.count * SMALL**2
+    power = total.signal / total.count if total.count else 0.0
     by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
     shown = {f for f in SHAPE_POINTS if f in by_feed}
     shown |= set(sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))[:1])
@@ -350,8 +369,8 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
     row = OutputParity(
         name=spec.name,
         max_abs=total.max_abs,
-        cosine=total.dot / norms if norms > 0 else None,
-        sqnr_db=sqnr.decibels(power * total.count, total.noise),
+        cosine=total.dot / norms if norms > 0 and not flat else None,
+        sqnr_db=sqnr.decibels(total.signal, total.noise),
         exact=every.equal == every.seen,
         agreement=agreement,
         atol_needed=total.max_abs,
@@ -360,7 +379,10 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
         nonfinite=every.nonfinite,
         by_shape_mse={f: sums[f].noise / sums[f].count for f in SHAPE_POINTS if f in by_feed and sums[f].count},
     )
-    return _Compared(row, *worst, blank=given > 0 and not any(f.any() for f in finite))
+    each = [total, *(s for feed, s in sums.items() if is_coverage(feed))]
+    tolerances = [sqnr.decibels((max(total.largest, s.largest) + SMALL) ** 2, s.max_abs**2) for s in each]
+    tolerance = min((db for db in tolerances if db is not None), default=None)
+    return _Compared(row, tolerance, *worst, blank=given > 0 and not any(f.any() for f in finite))
 
 
 def _matched(feeds: Sequence[str], truth: Answers, found: Answers, declared: Detections) -> dict[str, Matched]:
@@ -407,7 +429,7 @@ def _compare_rows(spec: TensorSpec, matched: Mapping[str, Matched], declared: De
         atol_needed=float(off) if counts else 0.0,
         rtol_needed=None,
     )
-    return _Compared(row, math.inf, "", blank=False)
+    return _Compared(row, None, math.inf, "", blank=False)
 
 
 def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
@@ -417,14 +439,15 @@ def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean
     use = ok & ~bad
     with np.errstate(invalid="ignore"):  # infinities of the reference are not in ``use``
         error = np.where(use, found - truth, 0.0)
+        level = np.where(use, truth, 0.0)
         signal = np.where(use, truth - mean, 0.0)
         other = np.where(use, found - mean, 0.0)
-        plain = np.where(use, truth, 0.0)
     absolute = np.abs(error)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(absolute > 0, absolute / np.abs(truth), 0.0)
     sums.count += int(use.sum())
-    sums.plain += float((plain**2).sum())
+    sums.largest = max(sums.largest, float(np.abs(level).max(initial=0.0)))
+    sums.level += float((level**2).sum())
     sums.signal += float((signal**2).sum())
     sums.noise += float((error**2).sum())
     sums.dot += float((signal * other).sum())
@@ -439,32 +462,21 @@ def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean
 def _total(parts: Iterable[_Sums]) -> _Sums:
     total = _Sums()
     for part in parts:
-        for name in (
-            "count",
-            "plain",
-            "signal",
-            "noise",
-            "dot",
-            "other",
-            "equal",
-            "seen",
-            "nonfinite",
-            "agreed",
-            "ranked",
-        ):
-            setattr(total, name, getattr(total, name) + getattr(part, name))
-        total.max_abs = max(total.max_abs, part.max_abs)
-        total.max_rel = max(total.max_rel, part.max_rel)
+        for name in _Sums.__slots__:
+            join = max if name in ("largest", "max_abs", "max_rel") else operator.add
+            setattr(total, name, join(getattr(total, name), getattr(part, name)))
     return total
 
 
-def _figures(name: str, rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[_Figure]:
+def _figures(name: str, compared: Sequence[_Compared], outputs: Sequence[TensorSpec]) -> list[_Figure]:
     """List what a gate in dB speaks about, worst first: float outputs that differ, at each place or over all."""
-    floats = [row for row, spec in zip(rows, outputs, strict=True) if not _is_integer(spec) and not row.exact]
+    floats = [c for c, spec in zip(compared, outputs, strict=True) if not _is_integer(spec) and not c.row.exact]
     if name == "sqnr_db":
-        found = [_Figure(_number(row.sqnr_db), row, None) for row in floats if row.max_abs > 0]
+        found = [_Figure(_number(c.row.sqnr_db), c.row, None) for c in floats if c.row.max_abs > 0]
+    elif name == "tolerance_db":
+        found = [_Figure(c.tolerance_db, c.row, None) for c in floats if c.tolerance_db is not None]
     else:
-        found = [_Figure(_number(db), row, place) for row in floats for place, db in row.by_shape_db.items()]
+        found = [_Figure(_number(db), c.row, place) for c in floats for place, db in c.row.by_shape_db.items()]
     return sorted(found, key=lambda f: f.db)
 
 
@@ -492,7 +504,12 @@ def _verdict(
     noise: Noise | None,
 ) -> Parity:
     rows = [c.row for c in compared]
-    reasons = [f"output {r.name!r} has {r.nonfinite} NaN or infinite values" for r in rows if r.nonfinite]
+    reasons = [
+        f"output {r.name!r} has {r.nonfinite} values that are NaN or infinite where the reference's are not, or the "
+        "other way round"
+        for r in rows
+        if r.nonfinite
+    ]
     reasons += [
         f"output {c.row.name!r} has no finite, unmasked value in the reference: nothing was compared"
         for c in compared
@@ -502,16 +519,19 @@ def _verdict(
     held, notes = dict(gate), []
     for name, least in gate.items():
         if name in _IN_DB:
-            figures = _figures(name, rows, outputs)
+            figures = _figures(name, compared, outputs)
             value: float | None = figures[0].db if figures else None
             for figure in figures:
-                own, row = _least(least, noise, figure)
+                own, row = (least, None) if name == "tolerance_db" else _least(least, noise, figure)
                 if figure.db < own:
-                    reasons.append(f"{name} {figure} is below the gate of {own:g}{_told(noise, row)}")
+                    reasons.append(
+                        f"{name} {figure.shown} is below the gate of {own:.4g} ({figure}){_told(noise, row)}"
+                    )
                     break
                 if figure.db < least:
                     held[name] = min(held[name], own)
-                    notes.append(f"{name} {figure} is held to {own:.4g} in place of {least:g}{_told(noise, row)}")
+                    place = f"in place of {least:g} ({figure}){_told(noise, row)}"
+                    notes.append(f"{name} {figure.shown} is held to {own:.4g} {place}")
         else:
             value = values.get(name)
             if value is not None and not value >= least:
@@ -532,7 +552,7 @@ def accept(verdict: Parity) -> str | None:
     missed = {n: v for n in _IN_DB if (v := verdict.found.get(n)) is not None and v < verdict.gate.get(n, -math.inf)}
     if not missed or len(missed) < len(verdict.reasons):
         return None
-    asked = " ".join(f"--gate {name}={math.floor(value)}" for name, value in missed.items())
+    asked = " ".join(f"--gate {_ASKED.get(name, name)}={math.floor(value)}" for name, value in missed.items())
     return f"if that is accurate enough for you: {asked}"
 
 

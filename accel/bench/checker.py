@@ -58,6 +58,7 @@ class Checker:
         self._unordered = {k.partition("/")[2] for k in arrays if k.startswith("unordered/")}
         self._share = share
         self._quiet_until_ns = 0
+        self._cost_ns: dict[str, int] = {}
         self._drawn = random.Random(0)
         self.checked = 0
         self.noise: dict[str, float] = {}
@@ -77,8 +78,10 @@ class Checker:
                 self.noise[key], self.worst[key] = noise, np.array(outputs[name])
         if self._share is not None:
             end = now_ns()
-            # Drawn, so that what comes round in turn (slots, one call in 40) is met at every place of its turn.
-            self._quiet_until_ns = end + int((end - begin) / self._share * self._drawn.uniform(0.5, 1.5))
+            # The least of one feed: what was interrupted took longer for another reason. Drawn, so that what comes
+            # round in turn (slots, one call in 40) is met at every place of its turn.
+            cost_ns = self._cost_ns[feed] = min(end - begin, self._cost_ns.get(feed, end - begin))
+            self._quiet_until_ns = end + int(cost_ns / self._share * self._drawn.uniform(0.5, 1.5))
 
     def judge(self, check: Check) -> Parity | None:
         """Hold the worst answers against the gate; None where none was looked at."""

@@ -146,7 +146,7 @@ class VariantRecord:
 
     Attributes:
         static: shape suffix of a static build.
-        repository / twin: folders relative to the run directory; the twin is served by the Python backend.
+        repository / twin: folders relative to the run directory; ``twin`` is the one for the Python backend.
         unserved: name of a repository → why a server did not serve it.
         unverified_for_release: how its toolchain differs from that of the Triton release it was emitted for.
     """

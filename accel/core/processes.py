@@ -29,11 +29,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from accel.core import environments, errors, sandbox
-from accel.core.errors import StageError, WorkerDied
+from accel.core.errors import OutputError, StageError, WorkerDied
+from accel.core.files import FULL_FIX, writing
 from accel.core.values import from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
+FULL_BYTES = 1 << 16
+"""A disk with less than this left is full: a process that died there died of it."""
 LOOK_S = 1.0
 """How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
 
@@ -187,7 +190,9 @@ class Worker:
             return
         if _stopped.is_set():
             raise WorkerDied("stopped by the user")
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self.log.parent):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self.log.touch()
         # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
         self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
@@ -222,6 +227,7 @@ class Worker:
 
         Raises:
             AccelError: the class the task raised, with its message and remedy.
+            OutputError: a disk is full; the message says which.
             WorkerDied: the process crashed, was killed, or ran past its limit.
         """
         params = to_json(inspect.signature(task).bind(*args, **kwargs).arguments)
@@ -252,6 +258,10 @@ class Worker:
         _spans.append(tuple(answer["span"]))
         if "result" in answer:
             return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
+        free, folder = self._fullest()
+        if answer["full"] or (free < FULL_BYTES and answer["error"] == "StageError"):  # C++ may not say why
+            said = f"no space left in {folder} for {task.__name__}: {answer['message']}"
+            raise OutputError(said, fix=FULL_FIX)
         error: errors.AccelError = getattr(errors, answer["error"], StageError)(answer["message"], fix=answer["fix"])
         if isinstance(error, StageError):
             error.log = str(self.log)
@@ -309,11 +319,22 @@ class Worker:
     def _died(self, task: str) -> WorkerDied:
         assert self._group is not None
         self._group.wait(LOOK_S)  # its own exit code, before what it left running is ended
+        free, folder = self._fullest()
         code = self.close()
+        if _stopped.is_set():
+            return WorkerDied("stopped by the user")
+        if free < FULL_BYTES:
+            cause = f"no space is left in {folder}: the process of {task} {how_it_ended(code)}{self._tail()}"
+            return WorkerDied(cause, fix=FULL_FIX, log=str(self.log))
         if _sandbox is not None and code > sandbox.ENDED_BY_SIGNAL:
             code = sandbox.ENDED_BY_SIGNAL - code
         cause = how_it_ended(code)
         return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
+
+    def _fullest(self) -> tuple[int, Path]:
+        """Return the least space left in a folder that the child writes to (bytes), and that folder."""
+        folders = (folder for folder in (self.log.parent, Path(tempfile.gettempdir())) if folder.is_dir())
+        return min((shutil.disk_usage(folder).free, folder) for folder in folders)
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -326,7 +347,9 @@ def _environment(threads: int, scratch: str) -> dict[str, str]:
     if _sandbox is not None:  # a later process would run what one in a sandbox compiled
         kept["TORCHINDUCTOR_CACHE_DIR"] = scratch
     return (
-        {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+        # A thread that spins at a barrier holds the core that the thread it waits for needs: with neighbours torch took
+        # 60 to 150 times as long. Source: libgomp's manual, OMP_WAIT_POLICY; benchmarks/waiting.py
+        {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "OMP_WAIT_POLICY": "PASSIVE"}
         | kept
         | {
             "TMPDIR": scratch,

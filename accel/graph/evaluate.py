@@ -12,11 +12,6 @@ from typing import Any
 from accel.core.errors import StageError, UnavailableError
 
 
-def open_cpu(path: Path, threads: int) -> Any:
-    """Open a session with ONNX Runtime's own optimisations, as a server runs the file."""
-    return _session(str(path), _options(threads=threads))
-
-
 def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
     """Open a session that computes Q/DQ pairs as written: round, then multiply in floating point.
 
@@ -54,11 +49,12 @@ def open_unoptimised(path: Path) -> Any:
     import onnxruntime as ort
 
     try:
-        return _session(str(path), _options(optimised=False))
+        return _session(str(path), _options(severity=4, optimised=False))
     except Exception as error:
         raise UnavailableError(
             f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
-            fix="export it again with opset 18 to 21 and IR version 10 or older",
+            fix="if it names an opset or IR version, export the model again with opset 18 to 21 and IR version 10 or "
+            "older; an operator that it lacks must be replaced in the model",
         ) from error
 
 

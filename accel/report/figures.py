@@ -98,10 +98,11 @@ def throughput_figure(run: RunView) -> Figure | None:
         return None
     axis = _log_axis("batch size", min(batches) / 1.15, max(batches) * 1.15)
     axis |= {"tickvals": sorted(batches), "ticktext": [str(b) for b in sorted(batches)]}
-    if max(speeds) > WIDE * min(speeds) > 0:
-        axis_y = _log_axis("inferences per second", min(speeds) / 1.3, max(speeds) * 1.3)
-    else:
-        axis_y = _axis("inferences per second") | {"rangemode": "tozero"}
+    axis_y = (
+        _log_axis("inferences per second", min(speeds) / 1.3, max(speeds) * 1.3)
+        if max(speeds) > WIDE * min(speeds) > 0
+        else _axis("inferences per second") | {"rangemode": "tozero"}
+    )
     layout = _layout(axis, axis_y)
     layout["height"] += 12 * len(traces)
     return {"data": traces, "layout": layout}

@@ -374,6 +374,7 @@ class Stages:
                 more = len(made.source.unproved_int64) - 3
                 reason = f"computes int64 as int32, and these values are not proved to fit: {values}"
                 reason += f"; and {more} more" if more > 0 else ""
+                reason += " (bound the inputs with --range and --max-shape, or accept it with --allow-unproved-int64)"
                 verdict = parity.refused(verdict, reason)
             if parity.coarser(ran.precision, held):
                 reason = f"computes in {ran.precision}, and {held} was asked for"
@@ -467,7 +468,12 @@ class Stages:
         source = described.value.source
         usual, gate = (
             parity.gate_for(
-                held, outputs=source.outputs, task=source.gate, overrides=overrides, detections=source.detections
+                held,
+                outputs=source.outputs,
+                task=source.gate,
+                overrides=overrides,
+                detections=source.detections,
+                items=described.value.samples.gate_items,
             )
             for overrides in ({}, dict(self._job.gates))
         )

@@ -11,8 +11,17 @@ from tiny_run import convert
 from accel.builders import targets
 from accel.core.errors import StageError
 from accel.core.feeds import write_feeds
-from accel.core.values import Artifact, BuildRequest, SampleSet, ShapeRange, Target, TensorSpec, Variant, file_ref
-from accel.core.values import ModelSource as Source
+from accel.core.values import (
+    Artifact,
+    BuildRequest,
+    ModelSource as Source,
+    SampleSet,
+    ShapeRange,
+    Target,
+    TensorSpec,
+    Variant,
+    file_ref,
+)
 from accel.run import tasks
 
 CANCELLING = """
@@ -50,9 +59,9 @@ def test_a_gate_above_the_sources_own_noise_is_lowered_and_said(tmp_path):
     assert parity["gate"]["sqnr_db"] < 80
     lowered, *_ = parity["notes"]
     assert "output 'y'" in lowered
-    assert "in place of 80; the source itself, in float64, gives" in lowered
+    assert "; the source itself, in float64, gives" in lowered
     assert any("compared on" in note for note in parity["notes"])
-    assert "in place of 80; the source itself, in float64" in (tmp_path / "run" / "report.md").read_text()
+    assert "the source itself, in float64, gives" in (tmp_path / "run" / "report.md").read_text()
     asked = convert(factory, tmp_path / "run", "ort", **free, gate=["fp32=20"])
     notes = asked["variants"][0]["parity"]["notes"]
     assert "the gate sqnr_db is 20 in place of 80, as --gate asked" in notes

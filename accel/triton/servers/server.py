@@ -25,8 +25,7 @@ from pathlib import Path
 
 from accel.bench.endpoint import Endpoint
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
-from accel.triton import manifest as manifests
-from accel.triton import python_variant
+from accel.triton import manifest as manifests, python_variant
 from accel.triton.lint import plans
 from accel.triton.reading import read_configs
 from accel.triton.servers import hosts
