@@ -36,10 +36,11 @@ from accel.core.values import (
     Repository,
     ShapeRange,
     Skipped,
+    TaskSpan,
     Typed,
     Variant,
 )
-from accel.run import kits, run_json
+from accel.run import kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.measuring import measure_in_process, measure_served
@@ -48,6 +49,9 @@ from accel.run.results import Outcome, Result, Run, baseline, candidate, rerun_c
 from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
+
+OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_key, tasks.compare, tasks.narrow, tasks.emit))
+"""Tasks in which a worker does accel's own work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +204,20 @@ def _conclude(
     with work.timed("write"):
         run_json.show(run)
     timings["total"] = time.monotonic() - work.begin
-    timings["outside_tasks"] = timings["total"] - processes.busy_s()
+    timings["accel"] = timings["total"] - _libraries_s(processes.timeline())
     document = run_json.write(run)
     work.kept.prune()
     return document
+
+
+def _libraries_s(timeline: Sequence[TaskSpan]) -> float:
+    """Return for how long at least one process worked for a library: loaded, exported, built, ran or timed a model."""
+    total, reached = 0.0, 0.0
+    for span in timeline:
+        if span.task not in OWN_TASKS:
+            total += max(0.0, span.end_s - max(span.begin_s, reached))
+            reached = max(reached, span.end_s)
+    return total
 
 
 def _contract(described: Stage, narrowed: Stage) -> tuple[Stage, Stage]:

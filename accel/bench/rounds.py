@@ -153,6 +153,8 @@ def interleave(
             time.sleep(CALM_S)
         noise.turns.append(seen)
         busy = busy + 1 if was_disturbed else 0
+        if busy == BUSY_TURNS:
+            progress(runner.name, f"the machine is busy: {machine_noise.busiest() or 'CPU time is taken from outside'}")
 
     try:
         resident = open_all()

@@ -31,7 +31,7 @@ def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
     if request.variant.static is None:
         return feeds
     shapes = {name: r.opt for name, r in request.variant.profile.items()}
-    return [part for feed in feeds for part in fixed_parts(feed, shapes)]
+    return [part for feed in feeds for part in fixed_parts(feed, shapes, grouped=request.source.batched)]
 
 
 def range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:

@@ -86,13 +86,21 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
     raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")
 
 
-def fixed_parts(feed: Feed, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
-    """Yield a feed's items in groups of a fixed batch and shape: what is longer is cut, what is shorter gets zeros."""
+def fixed_parts(
+    feed: Feed, shapes: Mapping[str, tuple[int, ...]], *, grouped: bool = True
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield a feed's items in groups of a fixed batch and shape: what is longer is cut, what is shorter gets zeros.
+
+    Args:
+        grouped: whether the batch leads every input; else the feed is one part.
+    """
     batch = next(iter(shapes.values()))[0]
-    for start in range(0, next(iter(feed.values())).shape[0], batch):
+    items = next(iter(feed.values())).shape[0] if grouped else batch
+    for start in range(0, items, batch):
         part = {}
         for name, shape in shapes.items():
-            chunk = feed[name][start : start + batch][tuple(slice(n) for n in shape)]
+            chunk = feed[name][start : start + batch] if grouped else feed[name]
+            chunk = chunk[tuple(slice(n) for n in shape)]
             part[name] = np.pad(chunk, [(0, n - have) for n, have in zip(shape, chunk.shape, strict=True)])
         yield part
 

@@ -31,7 +31,7 @@ from typing import Any, ParamSpec, TypeVar
 from accel.core import environments, errors, sandbox
 from accel.core.errors import OutputError, StageError, WorkerDied
 from accel.core.files import FULL_FIX, writing
-from accel.core.values import from_json, to_json
+from accel.core.values import TaskSpan, from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
@@ -43,7 +43,8 @@ LOOK_S = 1.0
 P = ParamSpec("P")
 R = TypeVar("R")
 _running: set[Worker] = set()
-_spans: list[tuple[float, float]] = []
+_spans: list[TaskSpan] = []
+_begin = time.monotonic()
 _stopped = threading.Event()
 _sandbox: sandbox.Sandbox | None = None
 
@@ -54,19 +55,15 @@ def start(within: sandbox.Sandbox | None = None) -> None:
     Args:
         within: what each of them runs in from now on; None for nothing.
     """
-    global _sandbox
-    _sandbox = within
+    global _begin, _sandbox
+    _begin, _sandbox = time.monotonic(), within
     _stopped.clear()
     _spans.clear()
 
 
-def busy_s() -> float:
-    """Return for how long, since ``start``, at least one task was running in some process (seconds)."""
-    total, reached = 0.0, 0.0
-    for begin, end in sorted(_spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
+def timeline() -> tuple[TaskSpan, ...]:
+    """Return the tasks that ran since ``start``, in the order of their beginning."""
+    return tuple(sorted(_spans, key=lambda span: span.begin_s))
 
 
 def stop_all() -> None:
@@ -255,7 +252,8 @@ class Worker:
             answer = self._answer(task.__name__)
         except ValueError:  # what came was no JSON
             raise self._died(task.__name__) from None
-        _spans.append(tuple(answer["span"]))
+        begin, end = (moment - _begin for moment in answer["span"])
+        _spans.append(TaskSpan(self.log.stem, task.__name__, begin, end))
         if "result" in answer:
             return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
         free, folder = self._fullest()

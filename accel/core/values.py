@@ -171,6 +171,11 @@ class ModelSource:
     graph: GraphChoice = field(default_factory=GraphChoice)
 
     @property
+    def batched(self) -> bool:
+        """Whether the batch leads every input, so that items can be joined and cut apart."""
+        return all(spec.dims[:1] == ("batch",) for spec in self.inputs)
+
+    @property
     def accuracy(self) -> Literal["proved", "unproved"]:
         """Whether agreement with the reference says anything: real weights met real samples."""
         real = not self.weights.startswith("random") and self.samples != "random"
@@ -641,6 +646,20 @@ class Measurement:
     def load(self) -> str:
         """What was asked of a server: ``4 at a time``, ``20 / s``."""
         return f"{self.rate_per_s:g} / s" if self.rate_per_s else f"{self.concurrency or 1} at a time"
+
+
+class TaskSpan(NamedTuple):
+    """When a process ran a task: seconds since the run began.
+
+    Attributes:
+        worker: id of the variant, or ``source``.
+        task: name of the function (``export``, ``build``, ``time_round``).
+    """
+
+    worker: str
+    task: str
+    begin_s: float
+    end_s: float
 
 
 class Rejected(NamedTuple):

@@ -79,10 +79,8 @@ def odd_sizes(axes: Mapping[str, Extent]) -> dict[str, int]:
 
 
 def batch_axis(source: ModelSource) -> str | None:
-    """Return the name of the dynamic leading axis that all inputs share, or None."""
-    leading = {spec.dims[0] if spec.dims else None for spec in source.inputs}
-    axis = leading.pop()
-    return axis if not leading and isinstance(axis, str) else None
+    """Return ``batch`` where that axis leads every input, or None: another one in front counts no items."""
+    return "batch" if source.batched else None
 
 
 def batches(source: ModelSource) -> list[int]:

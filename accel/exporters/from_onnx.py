@@ -19,7 +19,7 @@ from accel.exporters.onnx_file import external_files, nodes, parse, refuse_forei
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
-from accel.graph.evaluate import open_unoptimised
+from accel.graph.evaluate import kernel_check, open_unoptimised
 
 if TYPE_CHECKING:
     import onnx
@@ -226,6 +226,7 @@ def copy(source: ModelSource, path: Path) -> None:
     """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
 
     Axes get the source's names, those that are fixed their size, and scalars one axis; all else stays byte for byte.
+    A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
     Raises:
         InputError: external data outside the source's folder, missing or truncated.
@@ -236,4 +237,14 @@ def copy(source: ModelSource, path: Path) -> None:
 
     origin = Path(source.reference)
     external_files(origin)
-    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes((*source.inputs, *source.outputs)))
+    specs = (*source.inputs, *source.outputs)
+    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs))
+    branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
+    if branches and not kernel_check(optimised=True)(str(path)):
+        free = [
+            dataclasses.replace(
+                s, dims=tuple(d if isinstance(d, str) else f"{s.name}_{i}" for i, d in enumerate(s.dims))
+            )
+            for s in specs
+        ]
+        passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(free))

@@ -140,7 +140,7 @@ def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndar
 def _batch(source: ModelSource) -> Extent | None:
     """Return how many items a feed may join, or None where the inputs have no batch axis in front."""
     leading = {s.dims[0] if s.dims else None for s in source.inputs}
-    if leading == {"batch"}:
+    if source.batched:
         return extents(source.inputs, source.profile)["batch"]
     fixed = next(iter(leading)) if len(leading) == 1 else None
     # The zoo's items are single; a model that was fixed at more takes that many of them.

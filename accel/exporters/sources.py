@@ -331,6 +331,13 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
 
 
 def _listing(folder: Path) -> dict[str, Path]:
-    """List the files of a Hugging Face folder that can take part: its own level, no pickles, nothing hidden."""
+    """List the files of a Hugging Face folder that can take part: no pickles, nothing hidden.
+
+    That is its own level and, of sentence-transformers, the modules' folders.
+    """
     keep = (p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith("."))
-    return {p.name: p for p in keep if p.suffix in (".json", ".safetensors", ".txt", ".model")}
+    found = {p.name: p for p in keep if p.suffix in (".json", ".safetensors", ".txt", ".model")}
+    if "modules.json" in found:
+        inner = (p for name in ("config.json", "model.safetensors") for p in sorted(folder.glob(f"*/{name}")))
+        found |= {p.relative_to(folder).as_posix(): p for p in inner}
+    return found

@@ -58,18 +58,23 @@ def open_unoptimised(path: Path) -> Any:
         ) from error
 
 
-def kernel_check() -> Callable[[bytes], bool]:
-    """Return a function that says whether ONNX Runtime has the kernels of a serialised model.
+def kernel_check(*, optimised: bool = False) -> Callable[[bytes | str], bool]:
+    """Return a function that says whether ONNX Runtime loads a model, serialised or in a file.
+
+    It has the kernels then, and all sizes agree.
+
+    Args:
+        optimised: whether its optimisations must take it, too: they look into branches that never run.
 
     Raises:
         ImportError: ONNX Runtime is not installed.
     """
     from onnxruntime.capi import onnxruntime_pybind11_state as refusals
 
-    options = _options(threads=1, severity=4, optimised=False)
+    options = _options(threads=1, severity=4, optimised=optimised)
     kinds = (refusals.NotImplemented, refusals.Fail, refusals.InvalidGraph, refusals.InvalidArgument)
 
-    def accepts(model: bytes) -> bool:
+    def accepts(model: bytes | str) -> bool:
         try:
             _session(model, options)
         except kinds:

@@ -21,7 +21,6 @@ from rich.text import Text
 import model_zoo
 from accel import pipeline
 from accel.core import document, hardware
-from accel.core.document import RunDocument, VariantRecord
 from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.files import write_text
 from accel.core.progress import Progress
@@ -111,7 +110,7 @@ def _job(name: str, asked: Asked) -> tuple[str, Job]:
     return name, assemble(given, None, command=shlex.join(["accel", "convert", *words]))
 
 
-def summary(run: RunDocument, name: str) -> Row:
+def summary(run: document.RunDocument, name: str) -> Row:
     """Reduce a run to a model's row: its variants with their figures, its decisions, hardware and versions."""
     written = to_json(run)
     kept = ("source", "framework", "weights", "accuracy", "samples")
@@ -127,7 +126,7 @@ def summary(run: RunDocument, name: str) -> Row:
     }
 
 
-def _cell(variant: VariantRecord) -> Row:
+def _cell(variant: document.VariantRecord) -> Row:
     built, parity = variant.artifact, variant.parity
     timed = [m for m in variant.measurements if m.scenario == "latency" and m.via == "inprocess"]
     return {

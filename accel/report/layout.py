@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from accel.report import formats, markdown
-from accel.report.figures import accuracy_figure, served_figure, throughput_figure
+from accel.report.figures import accuracy_figure, served_figure, throughput_figure, timeline_figure
 from accel.report.view import WORDS, RunView, VariantView
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ PALETTE = (
 def run_page(run: RunView) -> str:
     """Return the report of one run as an HTML document."""
     accuracy, throughput, served = accuracy_figure(run), throughput_figure(run), served_figure(run)
+    timeline = timeline_figure(run)
     fastest = max((v.speedup for v in run.variants if v.speedup and v.status == "ok"), default=1.0)
     return render(
         "run.html.j2",
@@ -47,9 +48,10 @@ def run_page(run: RunView) -> str:
         accuracy=accuracy,
         throughput=throughput,
         served=served,
+        timeline=timeline,
         fastest=fastest,
         numbers={v.id: number for number, v in enumerate(run.variants, 1)},
-        plotly=Markup(_plotly() if accuracy or throughput or served else ""),
+        plotly=Markup(_plotly() if accuracy or throughput or served or timeline else ""),
         script=Markup(_asset("plots.js")),
     )
 

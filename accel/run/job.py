@@ -36,7 +36,6 @@ from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.values import GraphChoice, Target
 from accel.core.yaml_file import read_yaml
 from accel.exporters import ensemble_request, sources
-from accel.exporters.ensemble_request import Asked
 from accel.exporters.request import SourceRequest, Weights
 from accel.run.decide import Constraints, Objective
 from accel.triton import releases
@@ -222,7 +221,7 @@ class Job(BaseModel):
         Path | None, Field(description=".pbtxt with fields that override those of every emitted config")
     ] = None
     ensemble: Annotated[
-        Asked | None,
+        ensemble_request.Asked | None,
         Mark.SWITCH,
         PlainValidator(ensemble_request.asked),
         Field(description="Also serve text or pictures in, answers out"),

@@ -33,7 +33,6 @@ from accel.run.job import Job
 from accel.run.results import Result, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Answered, Stage, Stages
-from accel.run.store import Store
 from accel.run.tasks import Described
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
@@ -80,7 +79,7 @@ def measure_in_process(
     *,
     job: Job,
     stages: Stages,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> None:
@@ -174,7 +173,7 @@ def measure_served(
     reference: Stage[Answered] | None,
     *,
     job: Job,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> Served | None:
@@ -352,7 +351,7 @@ def _points(
 
 def _known(
     sessions: Mapping[str, MeasuringSession],
-    kept: Store,
+    kept: store.Store,
     settings: str,
     keys: Mapping[str, str],
     counts: Mapping[str, int],

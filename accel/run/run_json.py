@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
-from accel.core import signing
+from accel.core import processes, signing
 from accel.core.document import (
     FILENAME,
     Baseline,
@@ -194,6 +194,7 @@ def _document(run: Run) -> RunDocument:
         served=run.served,
         decisions=run.decisions,
         timings_s={name: round(value, 3) for name, value in run.timings_s.items()},
+        timeline=tuple(s._replace(begin_s=round(s.begin_s, 3), end_s=round(s.end_s, 3)) for s in processes.timeline()),
     )
 
 

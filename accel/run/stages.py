@@ -29,7 +29,6 @@ from accel.exporters.processing_files import find
 from accel.run import kits, store, tasks
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import Narrowed
-from accel.run.store import Store
 from accel.run.tasks import Described, Emitted
 from accel.triton import releases
 from accel.triton.launch import image
@@ -87,7 +86,7 @@ class Stages:
         kept: where results are kept.
     """
 
-    def __init__(self, job: Job, hardware: Hardware, kept: Store) -> None:
+    def __init__(self, job: Job, hardware: Hardware, kept: store.Store) -> None:
         self._job = job
         self._hardware = hardware
         self._store = kept

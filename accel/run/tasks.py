@@ -240,11 +240,13 @@ def answers(
         if variant.static:
             fixed = {name: shape.opt for name, shape in variant.profile.items()}
             hidden = _hidden_axes(source)
-            results = {
-                name: _run_fixed(session.run, feed, source, fixed)
-                for name, feed in feeds.items()
-                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs)
-            }
+            results = {}
+            grouped = source.batched and all(o.dims[:1] == ("batch",) for o in source.outputs)
+            for name, feed in feeds.items():
+                if all(feed[i.name].shape == fixed[i.name] for i in source.inputs):
+                    results[name] = session.run(feed)
+                elif grouped and all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
+                    results[name] = _run_fixed(session.run, feed, source, fixed)
         else:
             results = {name: session.run(feed) for name, feed in feeds.items()}
         if variant.static and _different(feeds[name] for name in results) < min(2, described.samples.gate_items):
