@@ -129,7 +129,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         if reference is not None:
             with work.timed("build and prove"):
                 _build_all(wanted, described, onnx, reference, work)
-        return _conclude(work, results, described, onnx, narrowed)
+        return _conclude(work, results, described, reference, onnx, narrowed)
 
 
 def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
@@ -161,11 +161,16 @@ def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress |
         )
         with work.timed("build and prove"):
             _build_all([result], described, onnx, reference, work)
-        return _conclude(work, [result], described, onnx, None)
+        return _conclude(work, [result], described, reference, onnx, None)
 
 
 def _conclude(
-    work: _Work, results: list[Result], described: Stage, onnx: Stage | None, narrowed: Stage | None
+    work: _Work,
+    results: list[Result],
+    described: Stage,
+    reference: Stage | None,
+    onnx: Stage | None,
+    narrowed: Stage | None,
 ) -> dict[str, Any]:
     """Measure what was built, decide, and write everything down."""
     job, timings = work.job, work.timings_s
@@ -176,6 +181,7 @@ def _conclude(
                 measure_in_process(
                     results,
                     described,
+                    reference,
                     objective,
                     job=job,
                     stages=work.stages,
@@ -188,6 +194,7 @@ def _conclude(
             run.served = measure_served(
                 results,
                 described,
+                reference,
                 job=job,
                 kept=work.kept,
                 hardware=work.machine,
