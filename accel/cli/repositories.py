@@ -77,8 +77,6 @@ def run_server(
     as_json: Json = False,
 ) -> None:
     """Serve a repository with a real Triton server, on this machine only, until Ctrl-C."""
-    import shutil
-
     from accel.triton import manifest
     from accel.triton.servers import server
 
@@ -86,11 +84,10 @@ def run_server(
         raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")
     if via is not None and ":" in via:
         raise UsageError(f"--via {via} is a server that runs already", fix="accel verify --serve --via takes it")
-    fresh = server.fresh_log()  # stays where the server fails
     with server.start(
         repository,
         via=via,
-        log=log or fresh,
+        log=log or server.fresh_log(),
         release=triton_release,
         python_backend=backend == "python",
         cache_bytes=cache_mib << 20,
@@ -102,7 +99,6 @@ def run_server(
         native = manifest.read(repository).backend if running.python_models else ""
         _print_server(running, native, as_json)
         server.wait(running)
-    shutil.rmtree(fresh.parent, ignore_errors=True)
 
 
 def lint(

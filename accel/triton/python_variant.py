@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
+from accel.core import temporary
 from accel.core.errors import InputError, OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
@@ -60,7 +61,7 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
     configs = read_configs(root)
     holder, files = _holder(root, manifest)
     name = _client_name(configs, holder)
-    with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
+    with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="twin-", dir=temporary.root()) as scratch:
         samples, reference = _points(root, manifest, Path(scratch))
         made = emit(
             manifest.artifact,

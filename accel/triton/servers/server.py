@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from accel.bench.endpoint import Endpoint
+from accel.core import temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests
 from accel.triton import python_variant
@@ -197,7 +198,7 @@ def lacking(root: Path, *, via: str | None = None, release: str | None = None) -
         InputError: the repository cannot be read.
         UnavailableError: as ``start``.
     """
-    with tempfile.TemporaryDirectory(prefix="accel-host-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="host-", dir=temporary.root()) as scratch:
         return _lacking(root, _way(via)(root, release, Path(scratch)))
 
 
@@ -238,8 +239,8 @@ def connect(url: str, root: Path | None = None) -> Server:
 
 
 def fresh_log() -> Path:
-    """Name a log in a temporary folder that is made once a server starts, and is the caller's to remove."""
-    return Path(tempfile.gettempdir()) / f"accel-server-{uuid.uuid4().hex[:12]}" / "server.log"
+    """Name a log that goes with this process, unless the server fails: its error names the copy that stays."""
+    return temporary.folder("log-") / "server.log"
 
 
 def wait(server: Server) -> None:
@@ -321,7 +322,7 @@ def _scratch(root: Path, name: str) -> Path:
     usual = Path(tempfile.gettempdir())
     if usual.stat().st_dev != root.stat().st_dev and os.access(root.parent, os.W_OK):
         return Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root.parent))
-    return Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    return temporary.folder(f"{name}-")
 
 
 def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> tuple[Path, frozenset[str]]:
@@ -371,5 +372,5 @@ def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
             return version
         if time.monotonic() > deadline:
             why = f"the server was not ready in time: {reasons(running.printed())}"
-            raise StageError(why, fix=f"read {running.log}", log=str(running.log))
+            raise running.error(why)
     raise running.failure()
