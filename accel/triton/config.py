@@ -204,8 +204,9 @@ def check(model: Any) -> None:
     """Refuse in a ``ModelConfig`` what every release refuses at load, whatever the backend is asked to do.
 
     Raises:
-        InputError: batching without a batch size or beyond it, a response cache where the server has none, an instance
-            group the openvino backend refuses, a host policy that is no plain name, or warm-up without concrete dims.
+        InputError: batching without a batch size or beyond it, a response cache where the server has none, decoupled
+            answers of the Python backend, an instance group the openvino backend refuses, a host policy that is no
+            plain name, or warm-up without concrete dims.
 
     Source: triton-inference-server/core, src/model_config_utils.cc, ValidateModelConfig, and
     src/backend_model_instance.cc, GenerateWarmupData; openvino_backend, src/openvino.cc, ModelInstanceState.
@@ -224,6 +225,11 @@ def check(model: Any) -> None:
     if model.response_cache.enable and (sequences or model.model_transaction_policy.decoupled):
         other = "sequence_batching" if sequences else "a decoupled model_transaction_policy"
         raise InputError(f"{name!r} has response_cache with {other}: no release caches that", fix="leave one out")
+    if model.backend == "python" and model.model_transaction_policy.decoupled:
+        raise InputError(
+            f"{name!r} has a decoupled model_transaction_policy: accel's model.py answers each request once",
+            fix="leave it out",
+        )
     for group in model.instance_group:
         kind = group.Kind.Name(group.kind)
         if group.count < 1:
