@@ -488,7 +488,9 @@ SOUND = {
     "what cannot be known": completed("k = choose()", "config.add_input({'name': 'a', 'data_type': k, 'dims': D})"),
     "what may not run": completed("if CHOICE:\n            config.add_input({'name': 'a', 'dims': [9]})"),
     "a dict that changed": completed("t = {'name': 'a'}", "t.update(REST)", "config.add_input(t)"),
-    "a dict with an item set": completed("t = {'name': 'a'}", "t['dims'] = [4]", "config.add_input(t)"),
+    "a dict with an item set": completed(
+        "t = {'name': 'a'}", "t['data_type'] = 'TYPE_FP32'", "t['dims'] = [4]", "config.add_input(t)"
+    ),
     "another backend fills": {CONFIG: 'backend: "own" input { name: "x" } output { name: "y" }', "m/1": None},
     "an agent brings it": {
         CONFIG: 'backend: "onnxruntime" model_repository_agents { agents: { name: "fetch" } }'
