@@ -132,6 +132,7 @@ class OrtBuilder(Builder):
     options: type[Any] = OrtOptions
     narrows = narrow.ONNX_RUNTIME
     packages = ("onnxruntime", "onnx", "onnxscript", "onnx-ir")
+    build_only = ("onnx", "onnxscript")
     backends = (Backend("onnxruntime", parameters=_parameters),)
 
     def available(self, target: Target) -> Skipped | None:

@@ -26,12 +26,18 @@ class DynamicBatching:
         preferred: batch sizes worth waiting for; only for a model that is clearly faster at them, such as a TensorRT
             plan with one profile for each. Empty: whatever waits is merged.
         delay_us: how long a request may wait for others, in microseconds.
+        queue: how many requests may wait; one more is refused (UNAVAILABLE).
+        timeout_us: how long a request may wait before it is refused, in microseconds; a client may ask for less.
+            Without it those of clients that went away are all computed before those of clients that wait.
 
-    Source: server docs/user_guide/batcher.md, "Recommended Configuration Process".
+    Source: server docs/user_guide/batcher.md, "Recommended Configuration Process"; common protobuf/model_config.proto,
+    ModelQueuePolicy.
     """
 
     preferred: tuple[int, ...] = ()
     delay_us: int = 0
+    queue: int = 1024
+    timeout_us: int = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,10 @@ def to_protobuf(config: TritonConfig) -> Any:
         model.dynamic_batching.SetInParent()
         model.dynamic_batching.preferred_batch_size.extend(config.batching.preferred)
         model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
+        policy = model.dynamic_batching.default_queue_policy
+        policy.timeout_action = policy.REJECT
+        policy.default_timeout_microseconds, policy.allow_timeout_override = config.batching.timeout_us, True
+        policy.max_queue_size = config.batching.queue
     for place, name, parameters in config.accelerators:
         group = model.optimization.execution_accelerators
         getattr(group, f"{place}_execution_accelerator").add(name=name, parameters=parameters)

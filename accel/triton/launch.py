@@ -6,19 +6,28 @@ a config; they follow from the configs, or from variables that the script explai
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
 from accel.core.values import Artifact
 from accel.triton.releases import Release
 
+DOCKERFILE = "Dockerfile"
 NEEDS = "# Its Python backend needs"
 # The embedded interpreter finds its packages through the python3 that comes first on PATH.
 PYTHON_ENV = 'if [[ -n "${PYTHON_ENV:-}" ]]; then export PATH="$PYTHON_ENV/bin:$PATH"; fi'
 CACHE_BYTES = 64 << 20
+EXIT_TIMEOUT_S = 30
+"""How long requests under way may take once the server was told to end. Source: server src/main.cc, StopEndpoints."""
+PRE_STOP_S, MARGIN_S = 10, 20
+"""Kubernetes: how long a server that ends is still sent requests, and what its end may take beyond the exit timeout."""
+SERVER_BYTES = 3 << 30
+"""Memory of a server and its runtimes, its shared memory (1 GiB) included, beside four copies of the artifact."""
 CONFIG_NAMES_SINCE = "24.05"
 """First release with ``--model-config-name``; every release of the table has it.
 
@@ -64,7 +73,8 @@ def script(
             "MODEL_CONFIG_NAME=",
             f"configs/<name>.pbtxt in place of config.pbtxt{f'; here: {hardware}' * bool(hardware)}",
         ),
-        *((f"{_variable('CPU_CORES', p, policies)}=", f"cores of host policy {p}: 0-3") for p in policies),
+        (f"EXIT_TIMEOUT_S={EXIT_TIMEOUT_S}", "how long requests under way may take after SIGTERM"),
+        *((f"{_variable('CPU_CORES', p, policies)}=", f"cores of host policy {p}: 0-3,6") for p in policies),
         *((f"{_variable('NUMA_NODE', p, policies)}=", f"NUMA node of host policy {p}: 0") for p in policies),
         *([(f"CACHE_BYTES={CACHE_BYTES}", "size of the response cache")] if cached else []),
         *([(f"OMP_NUM_THREADS={openmp}", "CPU threads of the model")] if openmp else []),
@@ -87,8 +97,10 @@ def script(
         'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
         # Bytecode that Python leaves beside a source is run in its place: none is written, so none need be trusted.
         "export PYTHONDONTWRITEBYTECODE=1",
+        'missing() { echo "launch.sh: there is no $1; $2" >&2; exit 127; }',
         'if [[ "${1:-}" == --docker ]]; then',
         "  shift",
+        '  command -v "${DOCKER:-docker}" >/dev/null || missing docker "install it, or start tritonserver itself"',
         '  docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")',
         *(["  docker+=(--gpus all)"] if artifact.variant.target.device == "cuda" else []),
         # Binding memory to a node is a privilege. Source: Docker documentation, "Seccomp security profiles".
@@ -109,10 +121,14 @@ def script(
         '  flags+=("--model-config-name=$MODEL_CONFIG_NAME")',
         "fi",
     ]
+    if policies:
+        lines.append("""ranges() { tr , '\\n' <<<"$1" | sed -E 's/^[0-9]+$/&-&/' | paste -sd,; }""")
     for policy in policies:
         for setting in ("cpu-cores", "numa-node"):
             name = _variable(setting.upper().replace("-", "_"), policy, policies)
-            flag = f'"--host-policy={policy},{setting}=${name}"'
+            # The server takes ranges alone. Source: core src/numa_utils.cc, SetNumaConfigOnThread.
+            value = f'$(ranges "${name}")' if setting == "cpu-cores" else f"${name}"
+            flag = f'"--host-policy={policy},{setting}={value}"'
             lines.append(f'if [[ -n "${{{name}:-}}" ]]; then flags+=({flag}); fi')
     if openmp:
         lines.append(f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{openmp}}}"')
@@ -120,6 +136,8 @@ def script(
         lines.append(PYTHON_ENV)
     if _caches(models):
         lines.append('cd -- "$here"  # the TensorRT engine cache is named relative to this folder')
+    how = f"set TRITONSERVER=/path/to/it, or use --docker ({image(release)}), or accel serve"
+    lines.append(f'command -v "${{TRITONSERVER:-tritonserver}}" >/dev/null || missing tritonserver "{how}"')
     command = [
         'exec "${TRITONSERVER:-tritonserver}"',
         '--model-repository="$here"',
@@ -127,6 +145,7 @@ def script(
         '--http-address="$address" --http-port="${HTTP_PORT:-8000}"',
         '--grpc-address="$address" --grpc-port="${GRPC_PORT:-8001}"',
         '--metrics-address="$address" --metrics-port="${METRICS_PORT:-8002}"',
+        f'--exit-timeout-secs="${{EXIT_TIMEOUT_S:-{EXIT_TIMEOUT_S}}}"',
         *([f'--cache-config=local,size="${{CACHE_BYTES:-{CACHE_BYTES}}}"'] if cached else []),
         *fixed,
         '"${flags[@]}" "$@"',
@@ -183,7 +202,7 @@ def require(text: str, release: Release, packages: Sequence[str]) -> str:
         if line.startswith(NEEDS):
             lines[index] = " ".join([line, *(p for p in map(shlex.quote, packages) if p not in line.split())])
             return "\n".join(lines) + "\n"
-    start = next(i for i, line in enumerate(lines) if line.startswith("exec "))
+    start = next(i for i, line in enumerate(lines) if line.startswith(('command -v "${TRITONSERVER', "exec ")))
     lines.insert(start, PYTHON_ENV)
     head = next(i for i, line in enumerate(lines) if not line.startswith("#"))
     lines[head:head] = _needs(release, packages)
@@ -197,14 +216,34 @@ def _needs(release: Release, packages: Sequence[str]) -> list[str]:
     return [
         f"{NEEDS}, for Python {release.python or 'of the image'}: {wanted}",
         "# PYTHON_ENV names a virtual environment that has them, ACCEL_SITE_PACKAGES further folders to search.",
-        "# In docker and Kubernetes the image must have them.",
+        "# In docker and Kubernetes the image must have them: Dockerfile makes one.",
     ]
+
+
+def write_launch(root: Path, text: str, release: Release) -> None:
+    """Write ``launch.sh``, and the Dockerfile of the image that it needs where it needs one of its own."""
+    (root / "launch.sh").write_text(text, encoding="utf-8")
+    (root / "launch.sh").chmod(0o755)
+    if image_text := dockerfile(text, release):
+        (root / DOCKERFILE).write_text(image_text, encoding="utf-8")
+
+
+def dockerfile(text: str, release: Release) -> str | None:
+    """Return the Dockerfile of the image that a ``launch.sh`` needs beyond Triton's own; None where it needs none."""
+    line = next((line for line in text.splitlines() if line.startswith(NEEDS)), None)
+    if line is None:
+        return None
+    return (
+        f"# docker build -t IMAGE . && IMAGE=IMAGE ./launch.sh --docker\n"
+        f"FROM {image(release)}\nRUN pip install --no-cache-dir {line.partition(': ')[2]}\n"
+    )
 
 
 KUBERNETES = """\
 # Serves {variant} with Triton {release}: kubectl apply -f kubernetes.yaml
 # The volume claim {name}-repository must hold the content of this folder. launch.sh says what it starts, which
-# variables it takes (env below), and what the image must hold beyond Triton.
+# variables it takes (env below), and what the image must hold beyond Triton (where there is a Dockerfile, build that).
+# A pod that ends is taken out of the service first (preStop), then has EXIT_TIMEOUT_S for the requests under way.
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -217,7 +256,18 @@ spec:
   template:
     metadata:
       labels: {{app: {name}}}
+      annotations:
+        prometheus.io/scrape: "true"
+        prometheus.io/port: "8002"
+        prometheus.io/path: /metrics
     spec:
+      terminationGracePeriodSeconds: {grace_s}
+      automountServiceAccountToken: false
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 1000  # triton-server of the image
+        runAsGroup: 1000
+        seccompProfile: {{type: RuntimeDefault}}
       containers:
         - name: tritonserver
           image: {image}
@@ -225,6 +275,15 @@ spec:
           env:
             - {{name: ADDRESS, value: 0.0.0.0}}
             - {{name: MODEL_CONFIG_NAME, value: ""}}
+            - {{name: EXIT_TIMEOUT_S, value: "{exit_s}"}}
+            - {{name: HOME, value: /tmp}}
+          securityContext:
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities: {{drop: [ALL]}}
+          lifecycle:
+            preStop:
+              exec: {{command: [sleep, "{pre_stop_s}"]}}
           ports:
             - {{name: http, containerPort: 8000}}
             - {{name: grpc, containerPort: 8001}}
@@ -238,15 +297,19 @@ spec:
           readinessProbe:
             httpGet: {{path: /v2/health/ready, port: http}}
           resources:
+            requests: {{memory: {memory}}}
             limits: {{{limits}}}
           volumeMounts:
             - {{name: repository, mountPath: /models, readOnly: true}}
             - {{name: shared-memory, mountPath: /dev/shm}}
+            - {{name: temporary, mountPath: /tmp}}
       volumes:
         - name: repository
           persistentVolumeClaim: {{claimName: {name}-repository, readOnly: true}}
         - name: shared-memory
           emptyDir: {{medium: Memory, sizeLimit: 1Gi}}
+        - name: temporary
+          emptyDir: {{}}
 ---
 apiVersion: v1
 kind: Service
@@ -271,8 +334,12 @@ def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int
     Args:
         model: the model that clients call.
         threads: CPU threads of the measurement; they become the limit of the container.
+
+    The memory limit is ``SERVER_BYTES`` and four copies of the artifact: what was measured is ``peak_rss_mib``.
     """
+    memory = f"{math.ceil((SERVER_BYTES + 4 * artifact.bytes) / 2**30)}Gi"
     limits = [f'cpu: "{threads}"'] if threads else []
+    limits.append(f"memory: {memory}")
     limits += ["nvidia.com/gpu: 1"] if artifact.variant.target.device == "cuda" else []
     name = re.sub("[^a-z0-9]+", "-", model.lower())[:50].strip("-") or "model"
     return KUBERNETES.format(
@@ -282,4 +349,8 @@ def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int
         name=name if name[0].isalpha() else f"model-{name}",
         image=image(release),
         limits=", ".join(limits),
+        memory=memory,
+        exit_s=EXIT_TIMEOUT_S,
+        pre_stop_s=PRE_STOP_S,
+        grace_s=PRE_STOP_S + EXIT_TIMEOUT_S + MARGIN_S,
     )

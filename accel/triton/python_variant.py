@@ -25,7 +25,7 @@ from accel.triton import ensemble, overrides
 from accel.triton import manifest as manifests
 from accel.triton.config import check, check_model_name, parse, to_text
 from accel.triton.folders import describe, link_tree
-from accel.triton.launch import script
+from accel.triton.launch import script, write_launch
 from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.releases import Release
@@ -178,8 +178,7 @@ def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: 
     """
     emitted = manifests.read(out)
     configs = read_configs(out)
-    text = script(row, emitted.artifact, list(configs.values()), requires=emitted.requires)
-    (out / "launch.sh").write_text(text, encoding="utf-8")
+    write_launch(out, script(row, emitted.artifact, list(configs.values()), requires=emitted.requires), row)
     (out / manifests.FILENAME).unlink()
     unchanged = tuple(f"{model}/" for model in carried)
     known = {f.path: f for f in native.files if f.path.startswith(unchanged)}

@@ -40,7 +40,7 @@ from accel.triton.config import (
 )
 from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
-from accel.triton.launch import kubernetes, script
+from accel.triton.launch import kubernetes, script, write_launch
 from accel.triton.python_model import write_model
 from accel.triton.releases import Release, differences, unservable
 from accel.triton.releases import release as find_release
@@ -261,18 +261,16 @@ def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[s
         named = root / inner / CONFIGS_FOLDER / f"{plan.hardware}.pbtxt"
         named.parent.mkdir()
         named.write_text(to_text(_overridden(inside, plan, overrides, pinned=True)), encoding="utf-8")
-    requires = dict(artifact.built.versions) if is_python else None
-    (root / "launch.sh").write_text(
-        script(
-            *(row, artifact, written),
-            requires=requires,
-            flags=served.server_flags,
-            threads=plan.threads,
-            hardware=plan.hardware,
-        ),
-        encoding="utf-8",
+    built = artifact.built.versions.items()
+    requires = {n: v for n, v in built if n not in plan.builder.build_only} if is_python else None
+    text = script(
+        *(row, artifact, written),
+        requires=requires,
+        flags=served.server_flags,
+        threads=plan.threads,
+        hardware=plan.hardware,
     )
-    (root / "launch.sh").chmod(0o755)
+    write_launch(root, text, row)
     (root / "kubernetes.yaml").write_text(kubernetes(row, artifact, model=name, threads=plan.threads), encoding="utf-8")
     write_reference(root / manifests.REFERENCE, points)
     manifests.write(

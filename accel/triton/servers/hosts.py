@@ -20,7 +20,7 @@ from accel.triton.launch import image
 from accel.triton.reading import read_configs
 from accel.triton.releases import RELEASES, Release
 from accel.triton.releases import release as find_release
-from accel.triton.servers.processes import LOCALHOST
+from accel.triton.servers.processes import EXIT_TIMEOUT_S, LOCALHOST
 
 EMBEDDED_RELEASE = "24.10"
 """Release of the server in nvidia-pytriton 0.7.0, whose metadata says 2.51.0."""
@@ -195,6 +195,7 @@ def command(
         name: id of the server, and of its container.
     """
     variables = {f"{service.upper()}_PORT": str(port) for service, port in ports.items()} | {"ADDRESS": LOCALHOST}
+    variables["EXIT_TIMEOUT_S"] = str(EXIT_TIMEOUT_S)
     variables["PYTHONDONTWRITEBYTECODE"] = "1"  # also where an earlier accel wrote launch.sh, or nobody did
     seen = Path("/models") if host.image else root
     script = root / "launch.sh"
@@ -205,6 +206,7 @@ def command(
             variables["CACHE_BYTES"], cached = str(cache_bytes), ""
     else:
         line = ["tritonserver" if host.image else host.program, f"--model-repository={seen}"]
+        line.append(f"--exit-timeout-secs={EXIT_TIMEOUT_S}")
         for service, port in ports.items():
             line += [f"--{service}-address={LOCALHOST}", f"--{service}-port={port}"]
     line += [f"--id={name}", f"--backend-config=python,shm-region-prefix-name={name}", *host.flags]

@@ -18,7 +18,9 @@ from accel.core.errors import StageError, UsageError
 from accel.core.processes import ProcessGroup, how_it_ended
 
 LOCALHOST = "127.0.0.1"
-STOP_S = 15.0
+EXIT_TIMEOUT_S = 10
+"""How long it waits for requests under way, and for idle HTTP connections, after SIGTERM."""
+STOP_S = EXIT_TIMEOUT_S + 5.0
 """How long a server may take to end after SIGTERM."""
 LOOK_S = 0.05
 
