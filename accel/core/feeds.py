@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -120,7 +121,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             found = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        # RuntimeError: encrypted, or compressed by a method that is not known; MemoryError: a header that lies
         raise SampleError(f"{path} cannot be read as .npz: {error}", fix=fix) from error
     if not found:
         raise SampleError(f"{path} holds no arrays")
