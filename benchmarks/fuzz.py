@@ -3,7 +3,8 @@
     python benchmarks/fuzz.py --inputs 10000 -o fuzz.json [--breakers FOLDER]
 
 Files that accel itself wrote (a run with repositories and a kit, made first from a small ONNX model) and models are
-broken by flipped, cut, repeated and replaced bytes, by odd values at random places of JSON, and by odd words. Commands run in this process, as the command line calls them, in children that each do many. A finding is: an
+broken by flipped, cut, repeated and replaced bytes, by odd values at random places of JSON, and by odd words.
+Commands run in this process, as the command line calls them, in children that each do many. A finding is: an
 exception that is no message of accel's or of the command line's, a crash, more than ``LIMIT_S`` seconds, a write
 outside the child's own folder, or more than ``MOST_BYTES`` of memory. Every input that gives one is kept.
 """

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel.builders import targets
 from accel.core import environments
-from accel.core.errors import UnavailableError, UsageError
+from accel.core.errors import InputError, UnavailableError, UsageError
+from accel.core.files import remove
 from accel.triton import manifest as manifests
 from accel.triton.launch import image
 from accel.triton.reading import read_configs
@@ -41,6 +42,7 @@ class Host:
         flags: flags of its own.
         python: version (``3.12``) of its Python backend, as far as known.
         image: docker image to run it in; None for a program of this machine.
+        own_backends: folder of the backends that it has, where it is known.
     """
 
     via: str
@@ -51,6 +53,7 @@ class Host:
     flags: tuple[str, ...] = ()
     python: str | None = None
     image: str | None = None
+    own_backends: Path | None = None
 
 
 def embedded(root: Path, release: str | None, scratch: Path) -> Host:
@@ -95,6 +98,7 @@ def embedded(root: Path, release: str | None, scratch: Path) -> Host:
         environment=environment,
         flags=(f"--backend-directory={backend.parent}", f"--cache-directory={server / 'caches'}"),
         python=HERE,
+        own_backends=backend.parent,
     )
 
 
@@ -134,6 +138,7 @@ def local(root: Path, release: str | None, scratch: Path) -> Host:
         backends=frozenset(p.name for p in folder.iterdir()) if folder.is_dir() else None,
         environment={},
         python=_python(find_release(carried)) if carried else None,
+        own_backends=folder if folder.is_dir() else None,
     )
 
 
@@ -166,6 +171,44 @@ def docker(root: Path, release: str | None, scratch: Path) -> Host:
         python=_python(row),
         image=image(row),
     )
+
+
+def with_backends(host: Host, directory: Path, scratch: Path) -> Host:
+    """Return a host that also has the backends of a folder, such as an onnxruntime backend that the user compiled.
+
+    Args:
+        directory: a folder of backends (``DIR/onnxruntime/libtriton_onnxruntime.so``), or that of one.
+
+    Raises:
+        InputError: there is no backend in it.
+        UsageError: the server runs in a container, or the backends that it has are not known.
+
+    Source: core src/backend_model.cc, GetBackendLibrarySearchPaths: one folder holds all of them.
+    """
+    if host.image is not None or host.own_backends is None:
+        why = "runs in a container" if host.image is not None else "does not lie beside its backends"
+        raise UsageError(
+            f"--backend-directory adds to a server of this machine, and this one {why}", fix="--via embedded"
+        )
+    given = {
+        library.parent: library.name.removeprefix("libtriton_").removesuffix(".so")
+        for library in sorted((*directory.glob("libtriton_*.so"), *directory.glob("*/libtriton_*.so")))
+    }
+    if not given:
+        raise InputError(
+            f"{directory} holds no backend: expected <name>/libtriton_<name>.so",
+            fix="docs/triton.md says how the onnxruntime backend is compiled",
+        )
+    together = scratch / "backends"
+    together.mkdir(exist_ok=True)
+    own = {folder: folder.name for folder in host.own_backends.iterdir() if folder.is_dir()}
+    for folder, name in {**own, **given}.items():
+        if folder.parent != together:
+            remove(together / name)  # the given one wins
+            (together / name).symlink_to(folder.resolve())
+    flags = tuple(f for f in host.flags if not f.startswith("--backend-directory="))
+    known = None if host.backends is None else host.backends | frozenset(given.values())
+    return replace(host, backends=known, flags=(*flags, f"--backend-directory={together}"))
 
 
 HOSTS: Mapping[str, Callable[[Path, str | None, Path], Host]] = {

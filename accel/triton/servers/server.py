@@ -114,6 +114,7 @@ def start(
     cache_bytes: int = 0,
     flags: Sequence[str] = (),
     allow_changed: bool = False,
+    backend_directory: Path | None = None,
     http_port: int | None = None,
     grpc_port: int | None = None,
     metrics_port: int | None = None,
@@ -136,6 +137,7 @@ def start(
         cache_bytes: size of the response cache; 0 for none beyond what the repository itself asks for.
         flags: further flags for the server.
         allow_changed: run the ``launch.sh`` of a folder whose files are not those of its manifest, or that has none.
+        backend_directory: backends that the server has beside its own (``hosts.with_backends``).
         http_port / grpc_port / metrics_port: None for a free one.
 
     Raises:
@@ -159,6 +161,8 @@ def start(
     scratch = _scratch(root, name)
     try:
         host = way(root, release, scratch)
+        if backend_directory is not None:
+            host = hosts.with_backends(host, backend_directory, scratch)
         plans.check(root, None if plans.BACKEND in _lacking(root, host) else host.release)
         served, twins = _served(root, host, scratch, python_backend=python_backend)
         deadline = time.monotonic() + timeout_s
