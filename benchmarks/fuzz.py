@@ -364,7 +364,7 @@ def campaign(inputs: int, *, seed: int, folder: Path, minutes: float, kinds: Seq
             str(min(BATCH, inputs - done)),
         ]
         line += [w for kind in kinds for w in ("--kind", kind)]
-        ran = subprocess.run(line, capture_output=True, text=True, check=False)
+        ran = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
         last: Any = None
         finished = False
         for text in ran.stdout.splitlines():

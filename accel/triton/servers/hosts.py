@@ -15,8 +15,9 @@ from pathlib import Path
 from accel.builders import targets
 from accel.core import environments
 from accel.core.errors import InputError, UnavailableError, UsageError
-from accel.core.files import remove
+from accel.core.files import link_or_copy, remove
 from accel.triton import manifest as manifests
+from accel.triton.folders import link_tree
 from accel.triton.launch import image
 from accel.triton.reading import read_configs
 from accel.triton.releases import RELEASES, Release
@@ -81,7 +82,7 @@ def embedded(root: Path, release: str | None, scratch: Path) -> Host:
     backend.mkdir(parents=True)
     for file in (*(server / "backends" / "python").iterdir(), stub):
         if file.is_file():
-            (backend / file.name).symlink_to(file)
+            link_or_copy(file, backend / file.name)  # the server follows links, and refuses what lies elsewhere
     libraries = (sysconfig.get_config_var("LIBDIR"), packages / "nvidia_pytriton.libs")
     # The embedded interpreter finds its packages through the python3 that comes first on PATH.
     environment = {
@@ -190,10 +191,13 @@ def with_backends(host: Host, directory: Path, scratch: Path) -> Host:
         raise UsageError(
             f"--backend-directory adds to a server of this machine, and this one {why}", fix="--via embedded"
         )
-    given = {
-        library.parent: library.name.removeprefix("libtriton_").removesuffix(".so")
-        for library in sorted((*directory.glob("libtriton_*.so"), *directory.glob("*/libtriton_*.so")))
-    }
+    given: dict[Path, str] = {}
+    for folder in (directory, *sorted(directory.glob("*/"))):
+        libraries = sorted(folder.glob("libtriton_*.so"))
+        if libraries:
+            given[folder] = libraries[0].name.removeprefix("libtriton_").removesuffix(".so")
+        elif (folder / "model.py").is_file():  # a backend in Python
+            given[folder] = folder.resolve().name
     if not given:
         raise InputError(
             f"{directory} holds no backend: expected <name>/libtriton_<name>.so",
@@ -205,7 +209,7 @@ def with_backends(host: Host, directory: Path, scratch: Path) -> Host:
     for folder, name in {**own, **given}.items():
         if folder.parent != together:
             remove(together / name)  # the given one wins
-            (together / name).symlink_to(folder.resolve())
+            link_tree(folder, together / name)
     flags = tuple(f for f in host.flags if not f.startswith("--backend-directory="))
     known = None if host.backends is None else host.backends | frozenset(given.values())
     return replace(host, backends=known, flags=(*flags, f"--backend-directory={together}"))
