@@ -22,7 +22,6 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters import exported, factory, probe
 from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
-from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -
     """
     import torch
 
-    feed = example_arrays(source.inputs, shapes)
+    feed = probe.example_arrays(source.inputs, shapes)
     return tuple(torch.from_numpy(feed[s.name]) for s in source.inputs)
 
 

@@ -6,16 +6,20 @@ a config; they follow from the configs, or from variables that the script explai
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel.builders import targets
 from accel.core.values import Artifact
 from accel.triton.releases import Release
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 DOCKERFILE = "Dockerfile"
 NEEDS = "# Its Python backend needs"
@@ -60,9 +64,8 @@ def script(
         hardware: name of the config that was emitted for this machine.
     """
     policies = _policies(models)
-    numa = "".join(f"${{{_variable('NUMA_NODE', p, policies)}:-}}" for p in policies)
+    cores, nodes = ([_variable(what, p, policies) for p in policies] for what in ("CPU_CORES", "NUMA_NODE"))
     cached = any(m.response_cache.enable for m in models)
-    fixed = [*_flags(models), *flags]
     # At the threads of the measurement: torch takes them from OpenMP, and the package's parameters are not read.
     openmp = threads if any(targets.backend(m.backend).openmp for m in models) else None
     settings = [
@@ -74,83 +77,39 @@ def script(
             f"configs/<name>.pbtxt in place of config.pbtxt{f'; here: {hardware}' * bool(hardware)}",
         ),
         (f"EXIT_TIMEOUT_S={EXIT_TIMEOUT_S}", "how long requests under way may take after SIGTERM"),
-        *((f"{_variable('CPU_CORES', p, policies)}=", f"cores of host policy {p}: 0-3,6") for p in policies),
-        *((f"{_variable('NUMA_NODE', p, policies)}=", f"NUMA node of host policy {p}: 0") for p in policies),
+        *((f"{name}=", f"cores of host policy {p}: 0-3,6") for name, p in zip(cores, policies, strict=True)),
+        *((f"{name}=", f"NUMA node of host policy {p}: 0") for name, p in zip(nodes, policies, strict=True)),
         *([(f"CACHE_BYTES={CACHE_BYTES}", "size of the response cache")] if cached else []),
         *([(f"OMP_NUM_THREADS={openmp}", "CPU threads of the model")] if openmp else []),
     ]
-    passed = " ".join(word.partition("=")[0] for text, _ in settings for word in text.split())
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# Serves {artifact.variant.id} with Triton {release.name}; `accel verify` checks this folder.",
-        "#   ./launch.sh             tritonserver on PATH, or TRITONSERVER=/path/to/it",
-        f"#   ./launch.sh --docker    {image(release)}, or IMAGE=another",
-        "# Further arguments go to the server. In Kubernetes: kubernetes.yaml. Variables and their defaults:",
-        *(f"#   {text:23} {about}".rstrip() for text, about in settings),
-    ]
-    if requires is not None:
-        lines += _needs(release, [f"{n}=={v.partition('+')[0]}" for n, v in sorted(requires.items()) if n != "numpy"])
-        if release.python is not None and tuple(map(int, release.python.split(".")[:2])) < (3, 11):
-            lines.append("# accel needs Python 3.11: use a server whose Python backend embeds it.")
-    lines += [
-        "set -euo pipefail",
-        'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
-        # Bytecode that Python leaves beside a source is run in its place: none is written, so none need be trusted.
-        "export PYTHONDONTWRITEBYTECODE=1",
-        'missing() { echo "launch.sh: there is no $1; $2" >&2; exit 127; }',
-        'if [[ "${1:-}" == --docker ]]; then',
-        "  shift",
-        '  command -v "${DOCKER:-docker}" >/dev/null || missing docker "install it, or start tritonserver itself"',
-        '  docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")',
-        *(["  docker+=(--gpus all)"] if artifact.variant.target.device == "cuda" else []),
-        # Binding memory to a node is a privilege. Source: Docker documentation, "Seccomp security profiles".
-        *([f'  if [[ -n "{numa}" ]]; then docker+=(--cap-add SYS_NICE); fi'] if numa else []),
-        f'  for name in {passed}; do docker+=(-e "$name"); done',
-        f'  exec "${{DOCKER:-docker}}" "${{docker[@]}}" "${{IMAGE:-{image(release)}}}" bash /models/launch.sh "$@"',
-        "fi",
-        'address="${ADDRESS:-127.0.0.1}"',
-        'flags=(--model-control-mode="${MODEL_CONTROL_MODE:-none}")',
-        'if [[ "${MODEL_CONTROL_MODE:-none}" == explicit ]]; then flags+=("--load-model=*"); fi',
-        # The server takes config.pbtxt without a word where there is no config of that name.
-        'if [[ -n "${MODEL_CONFIG_NAME:-}" ]]; then',
-        '  named=("$here"/*/configs/"$MODEL_CONFIG_NAME".pbtxt)',
-        '  if [[ ! -e "${named[0]}" ]]; then',
-        '    echo "there is no configs/$MODEL_CONFIG_NAME.pbtxt below $here" >&2',
-        "    exit 2",
-        "  fi",
-        '  flags+=("--model-config-name=$MODEL_CONFIG_NAME")',
-        "fi",
-    ]
-    if policies:
-        lines.append("""ranges() { tr , '\\n' <<<"$1" | sed -E 's/^[0-9]+$/&-&/' | paste -sd,; }""")
-    for policy in policies:
-        for setting in ("cpu-cores", "numa-node"):
-            name = _variable(setting.upper().replace("-", "_"), policy, policies)
-            # The server takes ranges alone. Source: core src/numa_utils.cc, SetNumaConfigOnThread.
-            value = f'$(ranges "${name}")' if setting == "cpu-cores" else f"${name}"
-            flag = f'"--host-policy={policy},{setting}={value}"'
-            lines.append(f'if [[ -n "${{{name}:-}}" ]]; then flags+=({flag}); fi')
-    if openmp:
-        lines.append(f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{openmp}}}"')
-    if requires is not None:
-        lines.append(PYTHON_ENV)
-    if _caches(models):
-        lines.append('cd -- "$here"  # the TensorRT engine cache is named relative to this folder')
-    how = f"set TRITONSERVER=/path/to/it, or use --docker ({image(release)}), or accel serve"
-    lines.append(f'command -v "${{TRITONSERVER:-tritonserver}}" >/dev/null || missing tritonserver "{how}"')
-    command = [
-        'exec "${TRITONSERVER:-tritonserver}"',
-        '--model-repository="$here"',
-        "--disable-auto-complete-config",
-        '--http-address="$address" --http-port="${HTTP_PORT:-8000}"',
-        '--grpc-address="$address" --grpc-port="${GRPC_PORT:-8001}"',
-        '--metrics-address="$address" --metrics-port="${METRICS_PORT:-8002}"',
-        f'--exit-timeout-secs="${{EXIT_TIMEOUT_S:-{EXIT_TIMEOUT_S}}}"',
-        *([f'--cache-config=local,size="${{CACHE_BYTES:-{CACHE_BYTES}}}"'] if cached else []),
-        *fixed,
-        '"${flags[@]}" "$@"',
-    ]
-    return "\n".join(lines) + "\n" + " \\\n  ".join(command) + "\n"
+    return _template("launch.sh.j2").render(
+        release=release,
+        variant=artifact.variant,
+        image=image(release),
+        settings=settings,
+        passed=" ".join(word.partition("=")[0] for text, _ in settings for word in text.split()),
+        needs=_needs_of(release, requires) if requires is not None else (),
+        nodes=nodes,
+        policies=list(zip(policies, cores, nodes, strict=True)),
+        openmp=openmp,
+        python=PYTHON_ENV if requires is not None else "",
+        engines=_caches(models),
+        cached=cached,
+        cache_bytes=CACHE_BYTES,
+        exit_s=EXIT_TIMEOUT_S,
+        flags=[*_flags(models), *flags],
+    )
+
+
+@functools.cache
+def _template(name: str) -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("accel.triton", ".")
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template(name)
 
 
 def image(release: Release) -> str:
@@ -209,6 +168,13 @@ def require(text: str, release: Release, packages: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _needs_of(release: Release, requires: Mapping[str, str]) -> list[str]:
+    """Return the comments on the Python backend's interpreter: what it must have, and which Python accel needs."""
+    lines = _needs(release, [f"{n}=={v.partition('+')[0]}" for n, v in sorted(requires.items()) if n != "numpy"])
+    old = release.python is not None and tuple(map(int, release.python.split(".")[:2])) < (3, 11)
+    return [*lines, "# accel needs Python 3.11: use a server whose Python backend embeds it."] if old else lines
+
+
 def _needs(release: Release, packages: Sequence[str]) -> list[str]:
     """Return the comment that names the packages of the Python backend's interpreter."""
     numpy = "numpy<2" if release.numpy_below_2 else "numpy"
@@ -224,105 +190,13 @@ def write_launch(root: Path, text: str, release: Release) -> None:
     """Write ``launch.sh``, and the Dockerfile of the image that it needs where it needs one of its own."""
     (root / "launch.sh").write_text(text, encoding="utf-8")
     (root / "launch.sh").chmod(0o755)
-    if image_text := dockerfile(text, release):
-        (root / DOCKERFILE).write_text(image_text, encoding="utf-8")
-
-
-def dockerfile(text: str, release: Release) -> str | None:
-    """Return the Dockerfile of the image that a ``launch.sh`` needs beyond Triton's own; None where it needs none."""
-    line = next((line for line in text.splitlines() if line.startswith(NEEDS)), None)
-    if line is None:
-        return None
-    return (
-        f"# docker build -t IMAGE . && IMAGE=IMAGE ./launch.sh --docker\n"
-        f"FROM {image(release)}\nRUN pip install --no-cache-dir {line.partition(': ')[2]}\n"
-    )
-
-
-KUBERNETES = """\
-# Serves {variant} with Triton {release}: kubectl apply -f kubernetes.yaml
-# The volume claim {name}-repository must hold the content of this folder. launch.sh says what it starts, which
-# variables it takes (env below), and what the image must hold beyond Triton (where there is a Dockerfile, build that).
-# A pod that ends is taken out of the service first (preStop), then has EXIT_TIMEOUT_S for the requests under way.
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: {name}
-  labels: {{app: {name}}}
-spec:
-  replicas: 1
-  selector:
-    matchLabels: {{app: {name}}}
-  template:
-    metadata:
-      labels: {{app: {name}}}
-      annotations:
-        prometheus.io/scrape: "true"
-        prometheus.io/port: "8002"
-        prometheus.io/path: /metrics
-    spec:
-      terminationGracePeriodSeconds: {grace_s}
-      automountServiceAccountToken: false
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: 1000  # triton-server of the image
-        runAsGroup: 1000
-        seccompProfile: {{type: RuntimeDefault}}
-      containers:
-        - name: tritonserver
-          image: {image}
-          command: [bash, /models/launch.sh]
-          env:
-            - {{name: ADDRESS, value: 0.0.0.0}}
-            - {{name: MODEL_CONFIG_NAME, value: ""}}
-            - {{name: EXIT_TIMEOUT_S, value: "{exit_s}"}}
-            - {{name: HOME, value: /tmp}}
-          securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities: {{drop: [ALL]}}
-          lifecycle:
-            preStop:
-              exec: {{command: [sleep, "{pre_stop_s}"]}}
-          ports:
-            - {{name: http, containerPort: 8000}}
-            - {{name: grpc, containerPort: 8001}}
-            - {{name: metrics, containerPort: 8002}}
-          startupProbe:  # loading and warm-up may take minutes
-            httpGet: {{path: /v2/health/ready, port: http}}
-            periodSeconds: 5
-            failureThreshold: 120
-          livenessProbe:
-            httpGet: {{path: /v2/health/live, port: http}}
-          readinessProbe:
-            httpGet: {{path: /v2/health/ready, port: http}}
-          resources:
-            requests: {{memory: {memory}}}
-            limits: {{{limits}}}
-          volumeMounts:
-            - {{name: repository, mountPath: /models, readOnly: true}}
-            - {{name: shared-memory, mountPath: /dev/shm}}
-            - {{name: temporary, mountPath: /tmp}}
-      volumes:
-        - name: repository
-          persistentVolumeClaim: {{claimName: {name}-repository, readOnly: true}}
-        - name: shared-memory
-          emptyDir: {{medium: Memory, sizeLimit: 1Gi}}
-        - name: temporary
-          emptyDir: {{}}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: {name}
-  labels: {{app: {name}}}
-spec:
-  selector: {{app: {name}}}
-  ports:
-    - {{name: http, port: 8000, targetPort: http}}
-    - {{name: grpc, port: 8001, targetPort: grpc}}
-    - {{name: metrics, port: 8002, targetPort: metrics}}
-"""
+    needs = next((line for line in text.splitlines() if line.startswith(NEEDS)), None)
+    if needs is not None:
+        (root / DOCKERFILE).write_text(
+            "# docker build -t IMAGE . && IMAGE=IMAGE ./launch.sh --docker\n"
+            f"FROM {image(release)}\nRUN pip install --no-cache-dir {needs.partition(': ')[2]}\n",
+            encoding="utf-8",
+        )
 
 
 def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int | None) -> str:
@@ -342,7 +216,7 @@ def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int
     limits.append(f"memory: {memory}")
     limits += ["nvidia.com/gpu: 1"] if artifact.variant.target.device == "cuda" else []
     name = re.sub("[^a-z0-9]+", "-", model.lower())[:50].strip("-") or "model"
-    return KUBERNETES.format(
+    return _template("kubernetes.yaml.j2").render(
         variant=artifact.variant.id,
         release=release.name,
         # A Service's name must begin with a letter.
