@@ -23,6 +23,7 @@ import numpy as np
 from accel.bench import calls
 from accel.bench.timed_session import now_ns
 from accel.bench.wire import described, raw_bytes
+from accel.core import temporary
 from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.processes import Worker
@@ -140,7 +141,7 @@ class Generator:
         self._begin_ns = 0
         self._timeout_s = timeout_s
         self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
-        self._scratch = tempfile.TemporaryDirectory(prefix="accel-load-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="load-", dir=temporary.root())
         self._workers: list[Worker] = []
         try:
             for _ in range(processes):

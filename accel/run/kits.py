@@ -52,6 +52,7 @@ ONNX = "onnx"
 SAMPLES = "samples"
 REFERENCE = "reference.npz"
 GIVEN = "given"
+UNKNOWN = "of a version that is not known here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Toolchain:
     """What the other machine should have.
 
     Attributes:
-        packages: package → version, as far as it is known (``11`` says the major version and no more).
+        packages: package → version, as far as it is known (``11`` says the major version and no more), or ``UNKNOWN``.
         image: image of the Triton release that the plan is for.
         made_with: packages that typed and proved the ONNX file.
     """
@@ -308,7 +309,7 @@ def _script(kit: DeferredBuild) -> str:
     release = kit.settings["triton_release"]
     return f"""#!/bin/sh
 # Finishes {kit.variant.id} of {kit.source.name}: builds, compares with the reference, packages, measures.
-# Made for Triton {release} ({packages or "its TensorRT is not known"}); a plan fits one TensorRT version and one GPU.
+# Made for Triton {release} ({packages}); a plan fits one TensorRT version and one GPU.
 #   ./build.sh -o RUN                              accel on PATH, or ACCEL=/path/to/it
 #   ./build.sh -o RUN --toolchain docker:IMAGE     an image made from Dockerfile.gpu for that release
 # Then: accel report FIRST_RUN RUN

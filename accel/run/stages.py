@@ -253,7 +253,7 @@ class Stages:
             feeds=reference.value.feeds,
             settings={**job.carried, "constraints": job.constraints, "overrides": overrides},
             toolchain=kits.Toolchain(
-                {p: v for b in builder.backends for p, v in releases.carried(row, b.name).items() if v is not None},
+                {p: v or kits.UNKNOWN for b in builder.backends for p, v in releases.carried(row, b.name).items()},
                 image(row),
                 _versions(*builder.packages),
             ),
