@@ -76,7 +76,7 @@ def run_markdown(run: RunView) -> str:
     for group in run.verdicts:
         lines += [*_verdict(run, group), ""]
     if not run.decisions:
-        lines += ["**No decision**: the run was stopped early, or no variant could be measured.", ""]
+        lines += [f"**No decision**: {run.undecided}.", ""]
     lines += ["## All variants", "", *_variants(run), ""]
     lines += [
         f"Fastest first; speed-up against {run.framework} in the same session. {NONE} in a percentile: too few samples "

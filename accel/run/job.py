@@ -212,8 +212,8 @@ class Job(BaseModel):
         Field(description="Also serve text or pictures in, answers out"),
     ] = None
     bench: Annotated[
-        Literal["inprocess", "triton", "both"],
-        Field(description="Measure inprocess, as triton serves it, or both  [default: inprocess]"),
+        Literal["inprocess", "triton", "both", "none"],
+        Field(description="Measure inprocess, as triton serves it, both, or none (prove only)  [default: inprocess]"),
     ] = "inprocess"
     via: Annotated[
         Literal["embedded", "local", "docker"] | None,
@@ -307,7 +307,7 @@ class Job(BaseModel):
                 raise UsageError(
                     f"--require {text!r} is not among the targets{nearest(text, known)}", fix="add it to --targets"
                 )
-        if job.sandbox and job.bench != "inprocess":
+        if job.sandbox and job.bench in ("triton", "both"):
             raise UsageError(
                 f"--sandbox holds accel's own processes, and --bench {job.bench} runs a server beside them",
                 fix="measure in process, or run accel in a container",
