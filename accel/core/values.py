@@ -139,7 +139,7 @@ class ModelSource:
     """
 
     name: str
-    kind: Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
+    kind: Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
     reference: str
     framework: Literal["torch", "onnx", "tensorflow"]
     weights: str

@@ -25,13 +25,14 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters import exported, factory, probe
 from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
+from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
+from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
     import torch
 
-    from accel.exporters.factory_result import FactoryResult
     from accel.exporters.source_model import SourceModel
 
 
@@ -41,16 +42,21 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
     Args:
         made: what the factory returned; None for an exported program.
     """
+    from accel.exporters import torchscript
+
     notices: list[str] = []
+    if request.kind == "torchscript":
+        made = FactoryResult("torch", torchscript.read_script(Path(request.reference)), ())
     if made is None:
         module, inputs, profile, key = exported.open_program(request)
         samples = request.samples_or("random")
     else:
         module = made.module
         inputs, profile = factory.inputs(made, request)
-        key = factory.content_key(request.reference, module)
+        key = content_key(request) or factory.content_key(request.reference, module)
         inputs, profile, notices = _tried(module, inputs, profile, made, request)
         samples = request.samples_or(request.reference if made.samples else "random")
+    module = torchscript.exportable(module, inputs, profile)
     outputs = probe_outputs(module, inputs, profile)
     return request.source(
         "torch", key=key, inputs=inputs, outputs=outputs, profile=profile, samples=samples, notices=notices
@@ -110,14 +116,18 @@ def load(source: ModelSource) -> torch.nn.Module:
     """
     if source.kind == "exported":
         return exported.flat_module(exported.read_program(Path(source.reference)))
+    from accel.exporters import torchscript
+
+    native = [dataclasses.replace(s, dtype=source.native.get(s.name, s.dtype)) for s in source.inputs]
+    if source.kind == "torchscript":
+        return torchscript.exportable(torchscript.read_script(Path(source.reference)), native, source.profile)
     made = factory.make(source.reference)
     if factory.content_key(source.reference, made.module) != source.key:
         raise InputError(
             f"{source.reference} gave other weights or code than a moment ago",
             fix="do not edit the file during a run; load weights from a file, or seed their generator",
         )
-    module: torch.nn.Module = made.module
-    return module
+    return torchscript.exportable(made.module, native, source.profile)
 
 
 def probe_outputs(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
 
-Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
+Kind = Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
 
 
 Weights = Literal["auto", "pretrained", "random"]
@@ -105,7 +105,7 @@ class SourceRequest:
             return self.model_name
         if self.kind == "factory":
             stem = Path(self.reference.rpartition(":")[0]).stem
-        elif self.kind in ("exported", "onnx", "keras", "graphdef"):
+        elif self.kind in ("exported", "torchscript", "onnx", "keras", "graphdef"):
             stem = Path(self.reference).stem
         else:
             stem = self.reference.rstrip("/").rpartition("/")[2]

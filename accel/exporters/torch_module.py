@@ -33,6 +33,11 @@ def plain(module: torch.nn.Module) -> torch.nn.Module:
                 fix="give the float model, before quantize_dynamic or convert; accel quantises it: --targets "
                 "ort-int8,ort-int8-dynamic,openvino-int8",
             )
+        if isinstance(part, torch.jit.ScriptModule) and not isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"layer {name!r} is TorchScript inside a Python module, and only a whole model of it can be exported",
+                fix="return torch.jit.script of the whole module, or build it from the layer's Python class",
+            )
     module = module.cpu().eval()
     if any(t.dtype in (torch.float16, torch.bfloat16) for t in module.state_dict().values() if hasattr(t, "dtype")):
         module = module.float()

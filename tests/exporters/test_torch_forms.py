@@ -11,7 +11,7 @@ from accel.core.errors import InputError, SampleError, StageError
 from accel.exporters import describe, export_onnx, load
 from accel.exporters.sources import recognise
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, about what people still use
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about what people still use
 
 FORMS = """
 from collections import namedtuple
@@ -80,6 +80,9 @@ def one_row(): return Net(), {"x": torch.randn(8)}
 def edges(): return net(lambda self, x, edges: run(self, x)[edges[0]] + run(self, x)[edges[1]],
                         {"x": torch.randn(5, 8), "edges": torch.tensor([[0, 1, 2], [1, 2, 4]])})
 
+def scripted(): return torch.jit.script(Net()), ROWS
+def traced(): return torch.jit.trace(Net().eval(), two()), two()
+def script_inside(): return torch.nn.Sequential(torch.jit.script(Net())), {"input": two()}
 def quantised(): return torch.ao.quantization.quantize_dynamic(Net().eval(), {torch.nn.Linear}), ROWS
 def dropping(): return net(lambda self, x: run(self, F.dropout(x, 0.5)))
 def counting():
@@ -111,6 +114,8 @@ ROW, ROWS = (8,), ("batch", 8)
         ("compiled", {"x": ROWS}, ["output"]),
         ("compiled_part", {"input": ROWS}, ["output"]),
         ("data_parallel", {"x": ROWS}, ["output"]),
+        ("scripted", {"x": ROWS}, ["output"]),
+        ("traced", {"x": ROWS}, ["output"]),
         ("half", {"x": ROWS}, ["output"]),
         ("bfloat16", {"x": ROWS}, ["output"]),
         ("double_samples", {"x": ROWS}, ["output"]),
@@ -149,10 +154,10 @@ def test_a_form_is_exported_and_proved(form: str, forms: Path, tmp_path: Path) -
 
 def test_the_weights_are_the_wrapped_ones(forms: Path) -> None:
     """A wrapper changes nothing: what is loaded answers as the network itself does."""
-    model = load(describe(recognise(f"{forms}:dict_argument")))
-    feed = {"batch_x": np.ones((2, 8), np.float32)}
-    bare = load(describe(recognise(f"{forms}:one_tensor")))
-    np.testing.assert_array_equal(model.run(feed)["scores"], bare.run({"x": feed["batch_x"]})["output"])
+    feed = {"x": np.ones((2, 8), np.float32)}
+    bare, *wrapped = (load(describe(recognise(f"{forms}:{form}"))) for form in ("one_tensor", "compiled", "scripted"))
+    for model in wrapped:
+        np.testing.assert_array_equal(model.run(feed)["output"], bare.run(feed)["output"])
 
 
 @pytest.mark.parametrize(
@@ -165,6 +170,12 @@ def test_the_weights_are_the_wrapped_ones(forms: Path) -> None:
             InputError,
             "not deterministic: .* its 'calls' changes with every call",
             "take the state as an input",
+        ),
+        (
+            "script_inside",
+            InputError,
+            "layer '0' is TorchScript inside a Python module",
+            "torch.jit.script of the whole",
         ),
         ("uneven", SampleError, "sample 1 is not made like sample 0", None),
     ],
