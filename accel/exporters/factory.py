@@ -71,7 +71,7 @@ def make(reference: str) -> FactoryResult:
     result = call(reference, "factory", _seed)
     module, samples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if _is_tensorflow(module):
-        names = input_names(module)
+        names = input_names(module, samples[0] if isinstance(samples, list) and samples else samples)
         return FactoryResult("tensorflow", module, () if samples is None else read_samples(samples, names))
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
