@@ -42,6 +42,7 @@ def recognise(
     text: str,
     *,
     task: str | None = None,
+    part: str | None = None,
     weights: Weights = "auto",
     revision: str | None = None,
     samples: str | None = None,
@@ -66,6 +67,8 @@ def recognise(
         raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
     if task is not None and kind != "huggingface":
         raise UsageError(f"--task is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --task out")
+    if part is not None and kind != "huggingface":
+        raise UsageError(f"--part is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --part out")
     if weights == "random" and kind not in ("zoo", "huggingface"):
         raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
     graph = graph or GraphChoice()
@@ -75,6 +78,7 @@ def recognise(
         kind=kind,
         reference=reference,
         task=task,
+        part=part,
         weights=weights,
         revision=revision,
         samples=_samples(samples),
@@ -246,7 +250,7 @@ def content_key(request: SourceRequest) -> str | None:
     weights = request.weights if request.weights == "random" else "stored"
     # Files stand for themselves wherever they lie; only a name that is not a path belongs to the content.
     name = request.reference if request.kind == "zoo" else ""
-    return sha256_json([request.kind, name, request.task, weights, hashes, to_json(request.graph)])
+    return sha256_json([request.kind, name, [request.task, request.part], weights, hashes, to_json(request.graph)])
 
 
 def quick_key(request: SourceRequest) -> str | None:

@@ -149,6 +149,9 @@ class Job(BaseModel):
     device: Annotated[Literal["cpu", "cuda"] | None, Field(description="Only this device: cpu or cuda")] = None
     weights: Annotated[Weights, Field(description="auto, pretrained or random")] = "auto"
     task: Annotated[str | None, Field(description="Hugging Face task or class, over the one in the config")] = None
+    part: Annotated[
+        str | None, Field(description="Part of a Hugging Face model: encoder, decoder, text, image or step")
+    ] = None
     revision: Annotated[str | None, Field(description="Revision of a hub id")] = None
     signature: Annotated[
         str | None, Field(description="Signature of a SavedModel  [default: serving_default, or the only one]")
@@ -240,6 +243,7 @@ class Job(BaseModel):
         return sources.recognise(
             self.source,
             task=self.task,
+            part=self.part,
             weights=self.weights,
             revision=self.revision,
             samples=self.samples,
