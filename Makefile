@@ -14,7 +14,7 @@ demo: install
 
 test: environments tensorflow plugin
 	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS)
 
 # Every model of the zoo, reduced, for every CPU target; --full takes the models as they are.
 zoo-check: environments tensorflow

@@ -11,14 +11,12 @@ the others. Only a source that cannot be loaded or exported ends the run.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,10 +36,11 @@ from accel.core.values import (
     Repository,
     ShapeRange,
     Skipped,
+    TaskSpan,
     Typed,
     Variant,
 )
-from accel.run import kits, run_json
+from accel.run import kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.measuring import measure_in_process, measure_served
@@ -50,6 +49,9 @@ from accel.run.results import Outcome, Result, Run, baseline, candidate, rerun_c
 from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
+
+OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_of, tasks.compare, tasks.narrow, tasks.emit))
+"""Tasks in which a worker does accel's own work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class _Work:
 @contextmanager
 def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
     """Hold the run directory for as long as the block runs."""
+    run_json.check_folder(job)
     with lock(job.run_dir, job.command):
         machine, kept = hardware.detect(), Store(job.run_dir)
         work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
@@ -102,8 +105,8 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             with work.timed("load source"):
                 described = stages.describe(worker)
             made = described.value
-            if made.source.notice:
-                work.progress.notice(made.source.notice)
+            if made.notice:
+                work.progress.notice(made.notice)
             parity.check_names(job.gates, made.source.gate)
             results = [Result(v) for v in plan(job, made.source)]
             for result in results:
@@ -194,10 +197,20 @@ def _conclude(
     with work.timed("write"):
         run_json.show(run)
     timings["total"] = time.monotonic() - work.begin
-    timings["outside_tasks"] = timings["total"] - processes.busy_s()
+    timings["accel"] = timings["total"] - _libraries_s(processes.timeline())
     document = run_json.write(run)
     work.kept.prune()
     return document
+
+
+def _libraries_s(timeline: Sequence[TaskSpan]) -> float:
+    """Return for how long at least one process worked for a library: loaded, exported, built, ran or timed a model."""
+    total, reached = 0.0, 0.0
+    for span in timeline:
+        if span.task not in OWN_TASKS:
+            total += max(0.0, span.end_s - max(span.begin_s, reached))
+            reached = max(reached, span.end_s)
+    return total
 
 
 def _contract(described: Stage, narrowed: Stage) -> tuple[Stage, Stage]:
@@ -259,7 +272,7 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
     rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
     ties = tuple(id for id in decision.ties if id != chosen)
-    return dataclasses.replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
+    return replace(decision, chosen=chosen, rejected=rest, ties=ties, reason=decision.reason + beside)
 
 
 def _skip_reason(variant: Variant, described: Described) -> Outcome | None:
@@ -273,8 +286,10 @@ def _skip_reason(variant: Variant, described: Described) -> Outcome | None:
         wanted = targets.runtime(targets.baseline(info.needs)).name
         return Skipped(f"the source is {framework}: there is no {wanted} model to build from")
     if info.calibration and described.samples.calibration is None:
-        fix = "give real inputs with --samples FILE, or accept random ones with --random-samples"
-        return Skipped("INT8 needs calibration samples, and there are none", fix)
+        return Skipped(
+            "INT8 needs calibration samples, and there are none",
+            "give real inputs with --samples FILE, or accept random ones with --random-samples",
+        )
     return None
 
 
@@ -293,18 +308,20 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
     def one(result: Result) -> None:
         id = result.variant.id
         stage, again = "build", rerun_command(result.variant, job)
+
+        def report(stage: str) -> Callable[[str], None]:
+            return lambda doing: progress.variant(id, f"{stage}: {doing}")
+
         try:
             if onnx is not None and result.typed is None and _is_typed(result.variant):
                 stage = "type"
                 progress.variant(id, "typing")
-                report_progress = functools.partial(_report, progress, id, "typing")
-                _type(result, stages, described, onnx, reference, report_progress)
+                _type(result, stages, described, onnx, reference, report("typing"))
             if result.outcome is None and status_of(result)[0] == "ok":
                 stage = "build"
                 progress.variant(id, "building")
-                report_progress = functools.partial(_report, progress, id, "building")
                 result.built = stages.build(
-                    result.variant, described, result.typed or onnx, report_progress=report_progress
+                    result.variant, described, result.typed or onnx, report_progress=report("building")
                 )
                 with stages.worker(id) as worker:
                     if not targets.info(result.variant.target).server_only:
@@ -327,8 +344,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             result.outcome = Failed(stage, str(error), None, again)
         except Exception as error:  # noqa: BLE001  a builder's fault in the parent is this variant's, not the run's
             log = stages.logs / f"{id}-{stage}.traceback"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(traceback.format_exc())
+            with suppress(OSError):  # the disk may be full
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text(traceback.format_exc())
             result.outcome = Failed(stage, f"{type(error).__name__}: {error}", str(log), again)
         status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
@@ -386,10 +404,6 @@ def _left_to_server(result: Result, stages: Stages, job: Job) -> Outcome:
         repository,
         f"accel verify {repository} --serve on a machine with a GPU and that release",
     )
-
-
-def _report(progress: Progress, id: str, stage: str, doing: str) -> None:
-    progress.variant(id, f"{stage}: {doing}")
 
 
 def _last(result: Result) -> bool:

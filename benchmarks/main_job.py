@@ -174,7 +174,7 @@ def main() -> None:
         ("minilm: chosen", minilm["decisions"]["latency"]["chosen"], ""),
         ("minilm: speed-up over torch", f"{minilm['decisions']['latency']['speedup']:.2f}", ""),
         ("accel / by hand", f"{found['by_hand']['ratio']:.3f} {found['by_hand']['ratio_ci']}", "<= 1.05"),
-        ("outside the libraries' work, bert cold", f"{bert['timings_s']['outside_tasks']:.1f} s", "<= 60 s"),
+        ("accel's own work, bert cold", f"{bert['timings_s']['accel']:.1f} s", "<= 60 s"),
         ("bert cold", f"{bert['cold']['wall_s']:.0f} s", ""),
         ("minilm cold", f"{minilm['cold']['wall_s']:.0f} s", ""),
         ("bert warm", f"{bert['warm']['wall_s']:.1f} s", "<= 5 s"),

@@ -150,6 +150,8 @@ def slice_markers() -> dict[str, str]:
             (1, 2, 3, 4),
         ),
         "INT64_MIN as start": (("Slice", [x, bottom, 3 * ONE], {}, x[:3]), (1, 2)),
+        "-INT64_MAX as end, step -1": (("Slice", [x, top, -top, 0 * ONE, -ONE], {}, x[::-1]), (1, 2, 3, 4)),
+        "beyond INT32 as end": (("Slice", [x, 2 * ONE, (2**32 + 3) * ONE], {}, x[2:]), (1, 2)),
     }
     return {name: verdict(compute(case, constants=fixed), case[3]) for name, (case, fixed) in found.items()}
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.bench.race import Contest, Race
 from accel.bench.rounds import interleave
 from accel.bench.stability import ratio_interval
 from accel.core import document, hardware
@@ -118,6 +119,7 @@ class Timed:
 
     name: str
     make: Callable[[], Call]
+    threads: int = hardware.cpu_threads()
     rounds_ms: list[float] = field(default_factory=list)
     call: Call | None = None
 
@@ -125,8 +127,14 @@ class Timed:
         self.call = self.make()
         self._median_ms()  # warms up
 
-    def turn(self) -> None:
+    def turn(self, points: Collection[str]) -> None:
         self.rounds_ms.append(self._median_ms())
+
+    def discard(self) -> None:
+        self.rounds_ms.pop()
+
+    def times(self) -> dict[str, list[float]]:
+        return {"b1": self.rounds_ms}
 
     def close(self) -> None:
         self.call = None
@@ -150,7 +158,10 @@ def layouts(folder: Path, picture: np.ndarray) -> dict[str, Any]:
         feed = array_first(picture) if way == "nchw" else picture
         name = f"{target} {way}"
         timed[name] = Timed(name, partial(make, folder / way / "variants" / f"{target}@cpu" / file, feed))
-    failed = interleave(list(timed.values()), ROUNDS, opening="open", turn="round", progress=lambda name, doing: None)
+    contest = Contest(tuple((name, "b1") for name in timed), frozenset(timed), ROUNDS, least=ROUNDS)
+    failed, _ = interleave(
+        list(timed.values()), Race([contest]), opening="open", turn="round", progress=lambda name, doing: None
+    )
     if failed:
         raise SystemExit(f"could not be timed: {failed}")
     rows = {}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import accel.run  # noqa: F401  hands the zoo to the rooms below, as every command does
+from accel.core import processes
 
 APART = ("test_zoo_matrix.py",)
 """Files whose tests share nothing and take minutes each."""
@@ -43,6 +44,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files with what was found")
+
+
+@pytest.fixture(autouse=True)
+def own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test counts and stops its own processes alone: fixtures of other files may hold some until the session ends."""
+    monkeypatch.setattr(processes, "_running", set())
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ rows are compared as any other values, each coordinate being a channel. Their cl
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,15 @@ the limit, a difference in the last bit suppresses another box, and each such ch
 FEED_MATCHED = 0.5
 """The same for each feed alone: half of its rows."""
 
+FEW_ITEMS = 32
+"""Of fewer distinct gate samples the mean is no mean: ``tolerance_db`` stands for SQNR, and accuracy is unproved."""
+
+FLAT_DB = 100.0
+"""A reference that varies over the samples by less than this below its level does not vary: FP32 rounds at 110 dB."""
+
+SMALL = 0.01
+"""What a tolerance adds to the size of the reference, so that an output of zeros has one (1e-6 at the gate of FP32)."""
+
 SHAPE_POINTS = ("min", "odd", "opt", "max")
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
 
@@ -76,6 +86,7 @@ class _Compared:
     """One output's figures, and what only the verdict needs: the worst feed, and whether any value was compared."""
 
     row: OutputParity
+    tolerance_db: float | None
     worst_db: float
     worst_feed: str
     blank: bool
@@ -83,13 +94,15 @@ class _Compared:
 
 @dataclass(slots=True)
 class _Sums:
-    """Running sums of one output. Signal and error are sums of squares over unmasked, finite values."""
+    """Running sums of one output over unmasked, finite values: level (not centred), signal and noise are of squares."""
 
     count: int = 0
+    level: float = 0.0
     signal: float = 0.0
     noise: float = 0.0
     dot: float = 0.0
     other: float = 0.0
+    largest: float = 0.0
     max_abs: float = 0.0
     max_rel: float = 0.0
     equal: int = 0
@@ -116,7 +129,7 @@ def compare(
         reference / answers: feeds missing from ``answers`` are not compared (a static build cannot take every shape).
         outputs: what the client sees; outputs whose leading dims equal ``mask_dims`` are compared where the mask is 1.
         masks: feed → mask, int or bool of the shape of ``mask_dims``.
-        gate: from ``gate_for``.
+        gate: from ``gate_for``. With ``tolerance_db`` in it signals are not centred.
         metric: task metric, named in ``gate``; sees no checked shapes.
         detections: outputs that are compared as sets of rows.
 
@@ -142,11 +155,14 @@ def compare(
         masked = bool(mask_dims) and spec.dims[: len(mask_dims)] == mask_dims
         select = {feed: mask.astype(bool) for feed, mask in masks.items()} if masked else {}
         rows_of = ((f, reference[f][spec.name], answers[f][spec.name], select.get(f)) for f in feeds)
-        compared.append(_compare_output(spec, rows_of))
+        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
     if "sqnr_db" in gate:
         values["sqnr_db"] = _worst([row.sqnr_db for row in _inexact(rows, outputs)])
+    if "tolerance_db" in gate:
+        inexact = _inexact(rows, outputs)
+        values["tolerance_db"] = _worst([c.tolerance_db for c in compared if c.row in inexact])
     if "shape_db" in gate:
         values["shape_db"] = _worst([db for _, _, db in _places(rows, outputs)])
     if exact := _exact(outputs, detections):
@@ -174,8 +190,12 @@ def gate_for(
     task: tuple[str, float] | None,
     overrides: Mapping[str, float],
     detections: Detections | None = None,
+    items: int | None = None,
 ) -> dict[str, float]:
     """Return the gate of a variant: metric → least value that passes.
+
+    Below ``FEW_ITEMS`` samples it is a tolerance, by the precision's SQNR: ``tolerance_db`` of 80 means that no value
+    is off by more than 1e-4 of the largest of its output (plus ``SMALL``).
 
     Args:
         precision: the precision whose error is acceptable (``int8``), ``none`` counting as ``fp32``.
@@ -183,18 +203,21 @@ def gate_for(
         overrides: ``--gate NAME=VALUE``: a precision's name sets its SQNR for variants of that precision; a metric's
             name sets that metric.
         detections: outputs that are compared as sets of rows.
+        items: how many distinct samples there are, where that is known.
     """
     held = precision if precision in GATES_DB else "fp32"
-    if task is not None:
+    least = overrides.get("sqnr_db", overrides.get(held, GATES_DB[held]))
+    if few := items is not None and items < FEW_ITEMS:
+        gate = {"tolerance_db": least}
+    elif task is not None:
         gate = {task[0]: task[1], "shape_db": TASK_SHAPE_FLOOR_DB}
     else:
-        least = overrides.get("sqnr_db", overrides.get(held, GATES_DB[held]))
         gate = {"sqnr_db": least, "shape_db": min(SHAPE_FLOORS_DB[held], least)}
     if _exact(outputs, detections):
         gate["agreement"] = 1.0
     if detections:
         gate["matched"] = GATES_MATCHED[held]
-    return gate | {name: value for name, value in overrides.items() if name in gate or name == "sqnr_db"}
+    return gate | {name: value for name, value in overrides.items() if name in gate or (name == "sqnr_db" and not few)}
 
 
 def bearing(overrides: Mapping[str, float], precision: str) -> dict[str, float]:
@@ -208,7 +231,7 @@ def check_names(overrides: Mapping[str, float], task: tuple[str, float] | None) 
     Raises:
         UsageError: an unknown name; the nearest known one is suggested.
     """
-    known = [*GATES_DB, "sqnr_db", "shape_db", "agreement", "matched", *([task[0]] if task else [])]
+    known = [*GATES_DB, "sqnr_db", "tolerance_db", "shape_db", "agreement", "matched", *([task[0]] if task else [])]
     for name in overrides:
         if name not in known:
             raise UsageError(f"--gate {name}: this model has no such gate{nearest(name, known)}", fix=", ".join(known))
@@ -247,7 +270,7 @@ def _class_axis(spec: TensorSpec) -> int | None:
 Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
 
 
-def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
+def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Compared:
     fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
     classes = _class_axis(spec) if _is_scores(spec) else None
     pairs = []
@@ -267,6 +290,9 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
     for ok, (feed, truth, found) in zip(finite, pairs, strict=True):
         _add(sums[feed], truth, found, ok, mean)
     total = _total(sums.values())
+    if flat := few or total.signal <= total.level * 10 ** (-FLAT_DB / 10):
+        for part in (total, *sums.values()):
+            part.signal = part.level + part.count * SMALL**2
     power = total.signal / total.count if total.count else 0.0
     by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
     worst = min(((db, feed) for feed, db in by_feed.items() if db is not None), default=(math.inf, ""))
@@ -277,7 +303,7 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
     row = OutputParity(
         name=spec.name,
         max_abs=total.max_abs,
-        cosine=total.dot / norms if norms > 0 else None,
+        cosine=total.dot / norms if norms > 0 and not flat else None,
         sqnr_db=sqnr.decibels(total.signal, total.noise),
         exact=total.equal == total.seen,
         agreement=agreement,
@@ -287,7 +313,8 @@ def _compare_output(spec: TensorSpec, rows: Rows) -> _Compared:
         nonfinite=total.nonfinite,
         by_shape_mse={f: sums[f].noise / sums[f].count for f in SHAPE_POINTS if f in by_feed and sums[f].count},
     )
-    return _Compared(row, *worst, blank=given > 0 and not any(f.any() for f in finite))
+    tolerance = sqnr.decibels((total.largest + SMALL) ** 2, total.max_abs**2)
+    return _Compared(row, tolerance, *worst, blank=given > 0 and not any(f.any() for f in finite))
 
 
 def _matched(feeds: Sequence[str], truth: Answers, found: Answers, declared: Detections) -> dict[str, Matched]:
@@ -334,7 +361,7 @@ def _compare_rows(spec: TensorSpec, matched: Mapping[str, Matched], declared: De
         atol_needed=float(off) if counts else 0.0,
         rtol_needed=None,
     )
-    return _Compared(row, math.inf, "", blank=False)
+    return _Compared(row, None, math.inf, "", blank=False)
 
 
 def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
@@ -344,12 +371,15 @@ def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean
     use = ok & ~bad
     with np.errstate(invalid="ignore"):  # infinities of the reference are not in ``use``
         error = np.where(use, found - truth, 0.0)
+        level = np.where(use, truth, 0.0)
         signal = np.where(use, truth - mean, 0.0)
         other = np.where(use, found - mean, 0.0)
     absolute = np.abs(error)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(absolute > 0, absolute / np.abs(truth), 0.0)
     sums.count += int(use.sum())
+    sums.largest = max(sums.largest, float(np.abs(level).max(initial=0.0)))
+    sums.level += float((level**2).sum())
     sums.signal += float((signal**2).sum())
     sums.noise += float((error**2).sum())
     sums.dot += float((signal * other).sum())
@@ -364,10 +394,9 @@ def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean
 def _total(parts: Iterable[_Sums]) -> _Sums:
     total = _Sums()
     for part in parts:
-        for name in ("count", "signal", "noise", "dot", "other", "equal", "seen", "nonfinite", "agreed", "ranked"):
-            setattr(total, name, getattr(total, name) + getattr(part, name))
-        total.max_abs = max(total.max_abs, part.max_abs)
-        total.max_rel = max(total.max_rel, part.max_rel)
+        for name in _Sums.__slots__:
+            join = max if name in ("largest", "max_abs", "max_rel") else operator.add
+            setattr(total, name, join(getattr(total, name), getattr(part, name)))
     return total
 
 
@@ -397,7 +426,12 @@ def _verdict(
     lost: Sequence[str],
 ) -> Parity:
     rows = [c.row for c in compared]
-    reasons = [f"output {r.name!r} has {r.nonfinite} NaN or infinite values" for r in rows if r.nonfinite]
+    reasons = [
+        f"output {r.name!r} has {r.nonfinite} values that are NaN or infinite where the reference's are not, or the "
+        "other way round"
+        for r in rows
+        if r.nonfinite
+    ]
     reasons += [
         f"output {c.row.name!r} has no finite, unmasked value in the reference: nothing was compared"
         for c in compared
@@ -408,7 +442,7 @@ def _verdict(
         value = values.get(name)
         found[name] = value if value is None or math.isfinite(value) else None
         if value is not None and not value >= least:
-            reasons.append(f"{name} {_figure(value)} is below the gate of {least:g}{_where(name, rows, outputs)}")
+            reasons.append(f"{name} {_figure(value)} is below the gate of {least:g}{_where(name, compared, outputs)}")
     reasons += lost
     floor = min(SAMPLE_FLOOR_DB, gate.get("sqnr_db", -math.inf))
     reasons += [
@@ -423,14 +457,22 @@ def _figure(value: float) -> str:
     return (
         f"{value:.4g}"
         if math.isfinite(value)
-        else "cannot be computed (the reference is constant, the output differs) and"
+        else "cannot be computed (there is no signal, and the output differs) and"
     )
 
 
-def _where(name: str, rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> str:
+def _where(name: str, compared: Sequence[_Compared], outputs: Sequence[TensorSpec]) -> str:
     """Name the output, and the shape, behind the worst SQNR."""
+    rows = [c.row for c in compared]
+    inexact = _inexact(rows, outputs)
     if name == "sqnr_db":
-        found = [(row.sqnr_db, f" (output {row.name!r})") for row in _inexact(rows, outputs)]
+        found = [(row.sqnr_db, f" (output {row.name!r})") for row in inexact]
+    elif name == "tolerance_db":
+        found = [
+            (c.tolerance_db, f" (output {c.row.name!r} is off by up to {c.row.max_abs:.3g})")
+            for c in compared
+            if c.row in inexact
+        ]
     elif name == "shape_db":
         found = [(db, f" (output {output!r} at shape {shape!r})") for output, shape, db in _places(rows, outputs)]
     else:

@@ -44,7 +44,7 @@ class CardWatch:
 
     @contextmanager
     def loading(self, id: str) -> Iterator[None]:
-        """GpuSample on while a variant's process loads it and warms up."""
+        """Watch the card while a variant's process loads it and warms up."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
@@ -60,7 +60,7 @@ class CardWatch:
 
     @contextmanager
     def timing(self, id: str, point: str) -> Iterator[None]:
-        """GpuSample on while one round of a point runs; nothing else of the session runs meanwhile."""
+        """Watch the card while one round of a point runs; nothing else of the session runs meanwhile."""
         held = self._held.setdefault(id, _Held())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
@@ -96,7 +96,7 @@ class CardWatch:
         return GpuUse(
             name=self._card.name,
             memory_peak_mib=held.peak,
-            power_w=_mean(seen.values("power_w")),
+            power_w=float(np.mean(watts)) if (watts := seen.values("power_w")) else None,
             energy_j=sum(joules) / items if items and len(joules) == len(rounds) > 0 else None,
             sm_mhz=_median(sm),
             sm_mhz_min=min(sm, default=None),
@@ -114,10 +114,6 @@ def watch_card(devices: Iterable[str]) -> CardWatch | None:
         return None
     card = open_card()
     return CardWatch(card) if card is not None else None
-
-
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _median(values: list[float]) -> float | None:

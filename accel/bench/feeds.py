@@ -10,15 +10,17 @@ import base64
 import binascii
 import json
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tritonclient.utils import deserialize_bytes_tensor
 
 from accel.bench.wire import tensor_bytes
 from accel.core.errors import InputError, SampleError
-from accel.core.feeds import Feed
+from accel.core.feeds import Feed, read_npz
 from accel.core.values import TensorSpec
 
 
@@ -126,13 +128,8 @@ def _rows(feed: Feed) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _read_npz(path: Path) -> list[dict[str, np.ndarray]]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} cannot be read as .npz: {error}") from error
     feeds: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in arrays.items():
+    for key, value in read_npz(path).items():
         index, _, name = key.partition("/") if key.partition("/")[0].isdigit() else ("", "", key)
         feeds.setdefault(index, {})[name] = value
     return list(feeds.values())
@@ -178,11 +175,7 @@ def _b64(text: str, spec: TensorSpec) -> np.ndarray:
     body = base64.b64decode(text, validate=True)
     if spec.dtype not in ("object", "str"):
         return np.frombuffer(body, spec.dtype)
-    found, at = [], 0
-    while at < len(body):
-        size = int.from_bytes(body[at : at + 4], "little")
-        if at + 4 + size > len(body):
-            raise ValueError("its text ends before its length says")
-        found.append(body[at + 4 : at + 4 + size])
-        at += 4 + size
-    return np.array(found, object)
+    try:
+        return deserialize_bytes_tensor(body)
+    except struct.error as error:
+        raise ValueError("its text ends before its length says") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +79,7 @@ class ProcessRunner:
     splits: dict[str, CallSplit | None] = field(default_factory=dict)
     opened: timed.Opened | None = None
     _worker: Worker | None = None
+    _last: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.watch = self.watch if self.artifact.variant.target.device == "cuda" else None
@@ -98,10 +99,13 @@ class ProcessRunner:
             for point in self.timed_shapes:
                 self.splits[point.key] = worker.call(timed.split, point.key, SPLIT_CALLS)
 
-    def turn(self) -> None:
+    def turn(self, points: Collection[str]) -> None:
         plan, worker = self.plan, self._worker
         assert worker is not None
+        self._last = [point.key for point in self.timed_shapes if point.key in points]
         for point in self.timed_shapes:
+            if point.key not in points:
+                continue
             with self.watch.timing(self.name, point.key) if self.watch else nullcontext():
                 answer = worker.call(
                     timed.time_round, plan.scenario, point.key, plan.round_s, plan.least, plan.limit_ms
@@ -111,6 +115,14 @@ class ProcessRunner:
             self.calls_ns.setdefault(point.key, []).append(times)
             self.item_ms.setdefault(point.key, []).append(call_ns / 1e6 / point.batch)
             self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
+
+    def discard(self) -> None:
+        for key in self._last:
+            self.calls_ns[key].pop()
+            self.item_ms[key].pop()
+
+    def times(self) -> Mapping[str, Sequence[float]]:
+        return self.item_ms
 
     def close(self) -> None:
         if self._worker is not None:

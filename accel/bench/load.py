@@ -21,7 +21,6 @@ from typing import Literal
 import numpy as np
 
 from accel.bench import calls
-from accel.bench.calls import Served
 from accel.bench.timed_session import now_ns
 from accel.bench.wire import described, raw_bytes
 from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
@@ -157,7 +156,7 @@ class Generator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def describe(self, model: str) -> Served:
+    def describe(self, model: str) -> calls.Served:
         """Return what the server says of a model; an empty name stands for its only one.
 
         Raises:

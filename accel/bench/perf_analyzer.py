@@ -26,8 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.bench import feeds as forms
-from accel.bench import stability
+from accel.bench import feeds as forms, stability
 from accel.bench.calls import Served
 from accel.bench.endpoint import Endpoint
 from accel.bench.load import Generator, Load, fit_feeds

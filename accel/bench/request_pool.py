@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from accel.bench.wire import WireTensor
 from accel.core.errors import UnavailableError
@@ -34,17 +35,6 @@ def request(model: str, tensors: Sequence[WireTensor], bodies: Sequence[bytes]) 
     return made
 
 
-def outputs_of(response: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of a ``ModelInferResponse`` that carries them inline."""
-    from tritonclient.utils import triton_to_np_dtype
-
-    return {
-        tensor.name: np.frombuffer(body, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
-        for tensor, body in zip(response.outputs, response.raw_output_contents, strict=True)
-        if tensor.datatype != "BYTES"
-    }
-
-
 class Pool:
     """Serialised requests, one for each feed, with everything inline."""
 
@@ -59,8 +49,12 @@ class Pool:
         return self._bodies[feed]
 
     def outputs(self, response: Any, slot: int) -> dict[str, np.ndarray]:
-        """Return the arrays of a response."""
-        return outputs_of(response)
+        """Return the arrays of a ``ModelInferResponse``, but for text."""
+        return {
+            tensor.name: np.frombuffer(body, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
+            for tensor, body in zip(response.outputs, response.raw_output_contents, strict=True)
+            if tensor.datatype != "BYTES"
+        }
 
     def close(self, client: Any) -> None:
         """Give nothing back: there is nothing."""
@@ -83,8 +77,6 @@ class SharedPool(Pool):
     def __init__(
         self, name: str, client: Any, requests: Sequence[Any], sizes: Sequence[dict[str, int]], slots: int
     ) -> None:
-        from tritonclient.utils import InferenceServerException
-
         self._requests = requests
         self._names = (f"{name}-{os.getpid()}-in", f"{name}-{os.getpid()}-out")
         self._offsets: list[list[int]] = []
@@ -115,8 +107,6 @@ class SharedPool(Pool):
 
     def outputs(self, response: Any, slot: int) -> dict[str, np.ndarray]:
         """Return the arrays that the server wrote into the slot; they are views."""
-        from tritonclient.utils import triton_to_np_dtype
-
         found = {}
         for tensor in response.outputs:
             if tensor.datatype != "BYTES":
@@ -127,8 +117,6 @@ class SharedPool(Pool):
 
     def close(self, client: Any) -> None:
         """Unregister and remove the regions; a server that is gone has forgotten them."""
-        from tritonclient.utils import InferenceServerException
-
         for region in self._regions:
             with contextlib.suppress(InferenceServerException):
                 client.unregister_system_shared_memory(region.name)

@@ -1,27 +1,37 @@
 """Measuring in rounds: all runners opened once, then round after round over all of them, each time in a new order.
 
-Drift of the machine hits all alike, and every round pairs them. What stays in memory together is limited: runners that
-do not fit beside each other are opened anew for each round. One that fails leaves; the others go on. Knows neither
-what a runner is (a process with a variant, a server with a repository) nor what it does in its turn.
+Drift of the machine hits all alike, and every round pairs them. A race says who takes part in the next round and when
+it is over. What stays in memory together is limited: runners that do not fit beside each other are opened anew for each
+round. One that fails leaves; the others go on. A turn that other processes disturbed is repeated. Knows neither what a
+runner is (a process with a variant, a server with a repository) nor what it does in its turn.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
+from accel.bench import machine_noise
+from accel.bench.race import Race
 from accel.core.errors import AccelError, StageError
 from accel.core.hardware import available_memory_bytes
 from accel.core.values import Failed, Measurement
 
 MEMORY_RESERVE = 0.25
 """Share of the memory that was free at the start which must stay free while all runners are open."""
+REPEATS = 2
+"""How often a disturbed turn is repeated, each time after ``CALM_S``."""
+CALM_S = 0.2
+BUSY_TURNS = 4
+"""Turns in a row that stay disturbed, after which the machine counts as busy and no more turns are repeated."""
 
 
 class Runner(Protocol):
@@ -34,8 +44,18 @@ class Runner(Protocol):
     def open(self) -> None:
         """Load and warm up; may be called again after ``close``."""
 
-    def turn(self) -> None:
-        """Do the work of one round."""
+    @property
+    def threads(self) -> int:
+        """CPU threads that it can use at once."""
+
+    def turn(self, points: Collection[str]) -> None:
+        """Do the work of one round for these of its points."""
+
+    def discard(self) -> None:
+        """Forget what the last turn found."""
+
+    def times(self) -> Mapping[str, Sequence[float]]:
+        """Return the time of a batch item in each round so far, of each point."""
 
     def close(self) -> None:
         """Give everything back; harmless where nothing is open."""
@@ -66,16 +86,24 @@ class MeasuredRunner(Runner, Protocol):
 R = TypeVar("R", bound=Runner)
 
 
+@dataclasses.dataclass(slots=True)
+class Noise:
+    """What else the machine did in a runner's turns, and how many turns were thrown away for it."""
+
+    turns: list[machine_noise.Turn] = dataclasses.field(default_factory=list)
+    repeated: int = 0
+
+
 def interleave(
     runners: Sequence[R],
-    rounds: int,
+    race: Race,
     *,
     opening: str,
     turn: str,
     progress: Callable[[str, str], None],
     free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
-) -> dict[str, AccelError]:
-    """Give every runner its turn in every round; all are closed at the end, also by an exception.
+) -> tuple[dict[str, AccelError], dict[str, Noise]]:
+    """Give every runner that still races its turn in every round; all are closed at the end, also by an exception.
 
     Args:
         opening / turn: what ``progress`` is told of an ``open``, and of a turn before its number.
@@ -83,9 +111,11 @@ def interleave(
         free_memory: how much memory of each kind is free, in a unit of its own.
 
     Returns:
-        The error of each runner that failed, by its name.
+        The error of each runner that failed, and what else the machine did in each runner's turns, by its name.
     """
     failed: dict[str, AccelError] = {}
+    noises = {runner.name: Noise() for runner in runners}
+    busy = 0
 
     @contextmanager
     def watch(runner: R, doing: str) -> Iterator[None]:
@@ -108,27 +138,52 @@ def interleave(
                 return False
         return True
 
+    def take_turn(runner: R) -> None:
+        nonlocal busy
+        noise = noises[runner.name]
+        for attempt in range(1 + REPEATS):
+            before = machine_noise.Look.now()
+            runner.turn(race.racing(runner.name))
+            seen = machine_noise.Look.now().since(before)
+            was_disturbed = machine_noise.disturbed(seen, runner.threads)
+            if not was_disturbed or attempt == REPEATS or busy >= BUSY_TURNS or noise.repeated > len(noise.turns):
+                break
+            runner.discard()
+            noise.repeated += 1
+            time.sleep(CALM_S)
+        noise.turns.append(seen)
+        busy = busy + 1 if was_disturbed else 0
+        if busy == BUSY_TURNS:
+            progress(runner.name, f"the machine is busy: {machine_noise.busiest() or 'CPU time is taken from outside'}")
+
     try:
         resident = open_all()
-        for number in range(rounds):
-            order = [r for r in runners if r.name not in failed]
+        number, wanted, begin = 0, True, time.monotonic()
+        while wanted:
+            order = [r for r in runners if r.name not in failed and race.racing(r.name)]
             random.Random(number).shuffle(order)
+            number += 1
             for runner in order:
-                with watch(runner, f"{turn} {number + 1} of {rounds}"):
+                with watch(runner, f"{turn} {number}"):
                     if not resident:
                         runner.open()
-                    runner.turn()
+                    take_turn(runner)
                 if not resident:
+                    runner.close()
+            times = {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
+            wanted = race.after_round(number, times, time.monotonic() - begin)
+            for runner in order:
+                if not race.racing(runner.name):
                     runner.close()
     finally:
         for runner in runners:
             runner.close()
-    return failed
+    return failed, noises
 
 
 def measure(
     runners: Sequence[MeasuredRunner],
-    rounds: int,
+    race: Race,
     *,
     stage: str,
     opening: str,
@@ -143,22 +198,27 @@ def measure(
     Args:
         stage: what a ``Failed`` says failed.
         opening / turn / progress / free_memory: as for ``interleave``.
-        raw_dir: folder for the raw samples, one ``.npz`` per runner.
+        raw_dir: folder for the raw samples, one ``.npz`` per runner: what its ``raw`` gives, and ``noise``, a row for
+            each of its turns with the columns of ``machine_noise.Turn``.
         raw_name: path of such a file relative to the run directory, with ``{}`` for the runner's name.
 
     Returns:
         For each name its measured points, or how the runner failed.
     """
     session = uuid.uuid4().hex[:12]
-    errors = interleave(runners, rounds, opening=opening, turn=turn, progress=progress, free_memory=free_memory)
+    errors, noises = interleave(runners, race, opening=opening, turn=turn, progress=progress, free_memory=free_memory)
     raw_dir.mkdir(parents=True, exist_ok=True)
     results: dict[str, tuple[Measurement, ...] | Failed] = {}
     for runner in runners:
         error, raw = errors.get(runner.name), raw_name.format(runner.name)
         if error is None:
-            np.savez_compressed(raw_dir / Path(raw).name, **runner.raw())  # type: ignore[arg-type]
+            noise = noises[runner.name]
+            np.savez_compressed(raw_dir / Path(raw).name, **runner.raw(), noise=np.array(noise.turns))  # type: ignore[arg-type]
             try:
-                results[runner.name] = runner.points(session, raw)
+                seen = machine_noise.summary(noise.turns, runner.threads, noise.repeated)
+                results[runner.name] = tuple(
+                    dataclasses.replace(point, noise=seen) for point in runner.points(session, raw)
+                )
                 continue
             except StageError as found:
                 error = found

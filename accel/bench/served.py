@@ -101,12 +101,9 @@ Span = tuple[Mark, Mark]
 class Sent(Protocol):
     """What became of the requests of a load, as a ``Generator`` has it; see there."""
 
-    @property
-    def failures(self) -> int: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def first_ms(self) -> float: ...
+    failures: int
+    error: str | None
+    first_ms: float
 
 
 def sweep(

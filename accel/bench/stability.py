@@ -1,12 +1,13 @@
 """The statistics of a measured point: percentiles, bootstrap intervals, stability, ratios between variants.
 
-Everything resamples whole rounds, never single calls: calls within a round share the machine's mood and are not
-independent, rounds are what was interleaved. Source: Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time",
-ISMM 2013 (resample at the highest level that repeats).
+Rounds are what is resampled and compared, never single calls: calls within a round share the machine's mood and are
+not independent, rounds are what was interleaved. Source: Kalibera and Jones, "Rigorous Benchmarking in Reasonable
+Time", ISMM 2013 (resample at the highest level that repeats).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
@@ -21,6 +22,15 @@ P99_CALLS = 600
 """Calls of a point on which a p99 is demanded: six beyond the percentile, one more than it needs."""
 STABLE_SPREAD = 0.10
 """A point is stable while the middle half of its rounds lies within 10 % of their median (perf_analyzer's figure)."""
+
+
+Ratio = tuple[float, float, float]
+"""A ratio, and the lower and upper end of its interval."""
+LOOK_RISK = 0.01
+TRIM = 0.2
+MOST_ALIKE = 0.8
+WIDEST = math.log(1e6)
+"""Half the widest interval of a logarithm: two rounds say next to nothing, and JSON knows no infinity."""
 
 
 class LatencyFigures(TypedDict):
@@ -84,24 +94,46 @@ def interval(rounds: Sequence[np.ndarray], statistic: Callable[[np.ndarray], flo
     return float(low), float(high)
 
 
-def ratio_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Return the ratio a / b and its 95 % interval, from paired rounds of one interleaved session.
+def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Return the ratio a / b and its 99 % interval, from paired rounds of one interleaved session.
+
+    A session looks at its ratios again and again, and ends by what it sees: at 99 % each, a dozen looks together miss
+    in 5 of 100 sessions. Source: Pocock, "Group sequential methods in the design and analysis of clinical trials",
+    Biometrika 64, 1977, table 1.
 
     Args:
-        a / b: one figure of each round (a time per call), same length, same order.
+        a / b: one figure of each round (a time per call) in the order of the rounds. What left the session early has
+            fewer; the first rounds of both are pairs.
 
-    Formula: the median over rounds of a_r / b_r; the interval from resampling the pairs.
+    Formula: the trimmed mean of log(a_r / b_r), a fifth of the rounds left out at either end, with Student's interval
+    from the winsorized variance (Yuen, "The two-sample trimmed t for unequal population variances", Biometrika 61,
+    1974). Where rounds resemble the one before, the variance of their mean is larger by (1 + r) / (1 - r), r the
+    lag-1 autocorrelation of the winsorized series; taken one standard error, 1 / √n, above its estimate, which is
+    1 / n too low.
 
     Raises:
-        ValueError: the lengths differ, or there is no round.
+        ValueError: there are fewer than two pairs.
     """
-    if len(a) != len(b) or not a:
-        raise ValueError(f"expected as many rounds on both sides, found {len(a)} and {len(b)}")
-    ratios = np.asarray(a, dtype=float) / np.asarray(b, dtype=float)
-    generator = np.random.default_rng(0)
-    chosen = generator.integers(0, len(ratios), (RESAMPLES, len(ratios)))
-    low, high = _bounds(np.median(ratios[chosen], axis=1))
-    return float(np.median(ratios)), float(low), float(high)
+    from scipy.stats import t  # 0.3 s, which a command that times nothing need not pay
+
+    n = min(len(a), len(b))
+    if n < 2:
+        raise ValueError(f"expected at least two rounds on both sides, found {len(a)} and {len(b)}")
+    logs = np.log(np.asarray(a[:n], dtype=float) / np.asarray(b[:n], dtype=float))
+    cut = int(TRIM * n)
+    ordered = np.sort(logs)
+    middle = float(np.mean(ordered[cut : n - cut]))
+    kept = np.clip(logs, ordered[cut], ordered[n - 1 - cut])
+    rest = kept - kept.mean()
+    power = float(rest @ rest)
+    if power <= 1e-24 * n:  # the rounds agree to the last bit
+        return math.exp(middle), math.exp(middle), math.exp(middle)
+    like_before = max(0.0, float(rest[1:] @ rest[:-1]) / power + 1 / n + 1 / math.sqrt(n))
+    alike = min(like_before, MOST_ALIKE)
+    count = n - 2 * cut
+    error = math.sqrt(power / (n - 1) * n * (1 + alike) / (1 - alike)) / count
+    half = min(WIDEST, float(t.ppf(1 - LOOK_RISK / 2, count - 1)) * error)
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 def stable(per_round: Sequence[float]) -> bool:

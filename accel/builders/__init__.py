@@ -87,6 +87,7 @@ class TargetInfo:
         operators: operators that it works on; a model whose ONNX has none of them is skipped.
         environment: the environment whose interpreter builds and runs it.
         helpers: further environments in which a build starts processes.
+        programs: programs on the PATH that a build starts; each also the name of the Debian package that has it.
     """
 
     devices: tuple[str, ...]
@@ -104,6 +105,7 @@ class TargetInfo:
     operators: tuple[str, ...] = ()
     environment: str = environments.MAIN
     helpers: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
     @property
     def needs_source(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from accel.core.errors import InputError
-from accel.core.feeds import fit_inputs, read_feeds
+from accel.core.feeds import fit_inputs, fixed_parts, read_feeds
 from accel.core.values import BuildRequest
 
 
@@ -31,7 +31,7 @@ def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
     if request.variant.static is None:
         return feeds
     shapes = {name: r.opt for name, r in request.variant.profile.items()}
-    return [part for feed in feeds for part in _fixed(feed, shapes)]
+    return [part for feed in feeds for part in fixed_parts(feed, shapes, grouped=request.source.batched)]
 
 
 def range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
@@ -40,18 +40,3 @@ def range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
         return calibration_feeds(request)
     stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
     return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]
-
-
-def _fixed(feed: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> list[dict[str, np.ndarray]]:
-    batch = next(iter(shapes.values()))[0]
-    items = next(iter(feed.values())).shape[0]
-    parts = []
-    for start in range(0, items, batch):
-        part = {}
-        for name, value in feed.items():
-            chunk = value[start : start + batch]
-            chunk = chunk[tuple(slice(n) for n in shapes[name])]
-            short = [wanted - size for wanted, size in zip(shapes[name], chunk.shape, strict=True)]
-            part[name] = np.pad(chunk, [(0, n) for n in short])
-        parts.append(part)
-    return parts

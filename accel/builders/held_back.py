@@ -130,6 +130,8 @@ def for_sqnr(
         smallest = {name: shapes.min for name, shapes in request.variant.profile.items()}
         few = dict.fromkeys(held[0], (4,))
         judges = {"odd": _cut(held[0], few), "max": _cut(held[-1], few), "min": _cut(held[0], smallest)}
+        if not source.batched:
+            judges = {"odd": held[0], "max": held[-1]}
     task = source.gate[0] if source.gate and source.gate[0] in request.gates else None
     if task is not None:
         floors[task] = request.gates[task]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,12 +174,9 @@ def fallback_nodes(nodes: Sequence[Mapping[str, Any]], provider: str) -> list[st
         where = str(node.get("provider") or provider)
         operator = str(node.get("op_name", ""))
         if where != provider and not operator.startswith("Memcpy") and not _is_shape_arithmetic(operator, node):
-            found.append(f"{_node_name(node) or operator} ({operator}, {where.removesuffix('ExecutionProvider')})")
+            name = str(node.get("name", "")).removesuffix("_kernel_time") or operator
+            found.append(f"{name} ({operator}, {where.removesuffix('ExecutionProvider')})")
     return found
-
-
-def _node_name(node: Mapping[str, Any]) -> str:
-    return re.sub(r"_kernel_time$", "", str(node.get("name", "")))
 
 
 def _is_shape_arithmetic(operator: str, node: Mapping[str, Any]) -> bool:

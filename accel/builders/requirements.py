@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,14 @@ def missing(*modules: str) -> Skipped | None:
         if importlib.util.find_spec(module) is None:
             return Skipped(f"the Python package {module} is not installed", f"pip install {module}")
     return None
+
+
+def missing_program(*programs: str) -> Skipped | None:
+    """Name the first of these programs that is not on the PATH, with the command that brings it; None if all are."""
+    absent = [p for p in programs if shutil.which(p) is None]
+    if not absent:
+        return None
+    return Skipped(f"{absent[0]} is not on the PATH, which a build starts", f"apt-get install {absent[0]}")
 
 
 def missing_environment(name: str) -> Skipped | None:

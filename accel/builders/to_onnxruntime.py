@@ -242,8 +242,7 @@ class OrtBuilder(Builder):
             assert name == CUDA
             accelerators = (("gpu", "cuda", {"use_tf32": settings["use_tf32"]}),)
             if provider.name == TENSORRT:
-                cache = f"{VERSION_FOLDER}/{ENGINES}"
-                given = tensorrt_options(variant.profile, engines=cache, keep_timings=False)
+                given = tensorrt_options(variant.profile, engines=f"{VERSION_FOLDER}/{ENGINES}", keep_timings=False)
                 accelerators = (("gpu", "tensorrt", given), *accelerators)
         return TritonModel("onnxruntime", artifact.built.entry, dynamic_batching=True, accelerators=accelerators)
 
@@ -448,7 +447,12 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = onnx.load(str(plain))
+    from accel.graph import passes, qdq
+
+    with tempfile.TemporaryDirectory(prefix="accel-dynamic-", dir=out_dir.parent) as scratch:
+        ready = Path(scratch) / ENTRY
+        passes.rewrite(plain, ready, qdq.RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes())
+        model = onnx.load(str(ready))
     model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
     try:
         quantize_dynamic(

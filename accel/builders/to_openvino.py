@@ -331,11 +331,14 @@ def _origin(request: BuildRequest, options: OpenVinoOptions, scratch: Path) -> P
 
 def port_specs(ports: Sequence[Any]) -> list[TensorSpec]:
     """Read names, dtypes and dims of a model's ports; a dynamic axis is ``?``."""
-    specs = []
-    for port in ports:
-        dims = tuple(d.get_length() if d.is_static else "?" for d in port.get_partial_shape())
-        specs.append(TensorSpec(port.get_any_name(), np.dtype(port.get_element_type().to_dtype()).name, dims))
-    return specs
+    return [
+        TensorSpec(
+            port.get_any_name(),
+            np.dtype(port.get_element_type().to_dtype()).name,
+            tuple(d.get_length() if d.is_static else "?" for d in port.get_partial_shape()),
+        )
+        for port in ports
+    ]
 
 
 def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tuple[Any, dict[str, Any]]:

@@ -136,11 +136,11 @@ class TensorRtBuilder(ConvertingBuilder):
             UnavailableError: what ``available`` says.
             StageError: the plan was built elsewhere, memory ran out, or it cannot be read.
         """
-        from accel.builders.tensorrt.device import TorchDevice
+        from accel.builders.tensorrt.device import Device
 
         demand(self.available(artifact.variant.target))
         trt = import_tensorrt()
-        return open_plan(trt, Log(trt), artifact, folder, TorchDevice())
+        return open_plan(trt, Log(trt), artifact, folder, Device())
 
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
         """Serve it through the tensorrt backend, which takes a plan as it is.

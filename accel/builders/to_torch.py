@@ -8,7 +8,6 @@ on; TF32 is off.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
-from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, versions
+from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, missing_program, versions
 from accel.builders.torch_device import SLOTS, Call, TorchDeviceSession, failure, first_line, use_cuda
 from accel.core import gpu
 from accel.core.errors import AccelError, InputError, StageError
@@ -63,6 +62,10 @@ def _info(devices: tuple[str, ...], precision: Precision, about: str, runtime: R
     return TargetInfo(devices, precision, about, runtime, needs="torch", **more)
 
 
+def _compiled(devices: tuple[str, ...], precision: Precision, about: str, **more: Any) -> TargetInfo:
+    return _info(devices, precision, about, AOTI, programs=("g++",), **more)
+
+
 class TorchBuilder(Builder):
     """Offers ``torch`` and ``aoti`` in three precisions."""
 
@@ -70,9 +73,9 @@ class TorchBuilder(Builder):
         "torch": _info(("cpu", "cuda"), "fp32", "the source itself, eager: the baseline", TORCH, baseline="torch"),
         "torch-bf16": _info(("cpu", "cuda"), "bf16", "the source, eager, in bfloat16", TORCH),
         "torch-fp16": _info(("cuda",), "fp16", "the source, eager, in float16", TORCH),
-        "aoti": _info(("cpu", "cuda"), "fp32", "AOTInductor package", AOTI),
-        "aoti-bf16": _info(("cpu", "cuda"), "bf16", "AOTInductor package in bfloat16", AOTI, ungrouped=("cpu",)),
-        "aoti-fp16": _info(("cuda",), "fp16", "AOTInductor package in float16", AOTI),
+        "aoti": _compiled(("cpu", "cuda"), "fp32", "AOTInductor package"),
+        "aoti-bf16": _compiled(("cpu", "cuda"), "bf16", "AOTInductor package in bfloat16", ungrouped=("cpu",)),
+        "aoti-fp16": _compiled(("cuda",), "fp16", "AOTInductor package in float16"),
     }
     options: type[Any] = TorchOptions
     packages = ("torch",)
@@ -83,9 +86,7 @@ class TorchBuilder(Builder):
         skipped = missing_gpu(target) or missing("torch")
         if skipped is None and target.device == "cuda":
             skipped = missing_cuda_torch() or (missing("triton") if target.name.startswith("aoti") else None)
-        if skipped is None and target.name.startswith("aoti") and shutil.which("g++") is None:
-            return Skipped("AOTInductor compiles with g++, which is not on the PATH", "apt-get install g++")
-        return skipped
+        return skipped or missing_program(*self.targets[target.name].programs)
 
     def build(self, request: BuildRequest, options: TorchOptions, out_dir: Path) -> Built:
         """Export the source at the variant's precision and shapes; for ``aoti`` compile it.

@@ -42,6 +42,9 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
+    except OSError as error:  # a file that a command was given, or the disk; what a worker meets is told by its run
+        _complain(f"{error.filename or 'a file'}: {error.strerror or error}\n  fix: {_remedy(error)}")
+        sys.exit(2)
     except Exception as error:
         shown = getattr(error, "format_message", None)  # click's own usage errors
         if shown is None:
@@ -87,6 +90,12 @@ for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(machine.env_app, name="env")
 app.add_typer(zoo.zoo_app, name="zoo")
+
+
+def _remedy(error: OSError) -> str:
+    from accel.core.files import FULL, FULL_FIX
+
+    return FULL_FIX if error.errno in FULL else "check that the path is right, and that you may read and write there"
 
 
 def _complain(message: str) -> None:

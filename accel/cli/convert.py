@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-import typing
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -64,12 +63,15 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
         key, text = field.alias or name, field.description
         if isinstance(field.default, int | float) and not isinstance(field.default, bool):
             text += f"  [default: {field.default:g}]"
-        arms = (field.annotation, *typing.get_args(field.annotation))
+        arms = (field.annotation, *get_args(field.annotation))
         plain = [getattr(arm, "__origin__", arm) for arm in arms]  # ``float`` of ``Annotated[float, Field(gt=0)]``
         kind: Any = next((kind for kind in (bool, int, float, Path) if kind in plain), str)
         kind = list[str] if Mark.REPEATED in field.metadata else bool if Mark.SWITCH in field.metadata else kind
-        flag = f"--{key.replace('_', '-')}"
-        option = typer.Argument(help=text) if key == "source" else typer.Option(flag, *SHORT.get(key, ()), help=text)
+        option = (
+            typer.Argument(help=text)
+            if key == "source"
+            else typer.Option(f"--{key.replace('_', '-')}", *SHORT.get(key, ()), help=text)
+        )
         params.append(Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]))
     own = list(Signature.from_callable(command, eval_str=True).parameters.values())[:-1]
     config, *others = (p.replace(kind=Parameter.KEYWORD_ONLY) for p in own)

@@ -52,7 +52,9 @@ def judge(written: dict[str, Any], required: tuple[str, ...]) -> None:
     for text in required:
         named = [v for v in run.variants if text in (v.id, v.target, f"{v.target}@{v.device}")]
         if not named:
-            raise CheckFailed(f"required variant {text} is not in this run", fix="--static asks for static twins")
+            raise CheckFailed(
+                f"required variant {text} is not in this run", fix="--static asks for builds of one fixed shape"
+            )
         for v in named:
             if v.status != "ok":
                 raise CheckFailed(f"required variant {v.id} is {v.status}: {v.reason}", fix=v.fix)

@@ -182,13 +182,13 @@ def _print_server(running: Any, native: str, as_json: bool) -> None:
     from accel.core.values import to_json
     from accel.triton.reading import read_configs
 
-    endpoint, twins, models = running.endpoint, sorted(running.python_models), sorted(read_configs(running.root))
+    endpoint, python, models = running.endpoint, sorted(running.python_models), sorted(read_configs(running.root))
     if as_json:
-        typer.echo(json.dumps({**to_json(endpoint), "models": models, "twins": twins, "log": str(running.log)}))
+        typer.echo(json.dumps({**to_json(endpoint), "models": models, "twins": python, "log": str(running.log)}))
         return
     typer.echo(f"gRPC     {endpoint.grpc}\nHTTP     {endpoint.http}\nmetrics  http://{endpoint.metrics}/metrics")
     typer.echo(f"models   {', '.join(models)}")
-    for model in twins:
+    for model in python:
         typer.echo(f"{model}: served by the Python-backend variant of {native}")
     for notice in running.notices:
         typer.echo(f"notice: {notice}", err=True)

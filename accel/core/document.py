@@ -24,6 +24,7 @@ from accel.core.values import (
     Parity,
     Profile,
     Runtime,
+    TaskSpan,
     TensorSpec,
     clean,
     from_foreign_json,
@@ -146,7 +147,7 @@ class VariantRecord:
 
     Attributes:
         static: shape suffix of a static build.
-        repository / twin: folders relative to the run directory; the twin is served by the Python backend.
+        repository / twin: folders relative to the run directory; ``twin`` is the one for the Python backend.
         unserved: name of a repository → why a server did not serve it.
         unverified_for_release: how its toolchain differs from that of the Triton release it was emitted for.
     """
@@ -181,7 +182,14 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDocument:
-    """A whole run. ``settings`` are the options that decide a figure; ``timings_s`` how long each stage took."""
+    """A whole run.
+
+    Attributes:
+        settings: the options that decide a figure.
+        timings_s: how long each stage took. ``accel`` is what was left when no process worked for a library: the parent
+            itself, starting processes, and accel's own tasks (comparing, narrowing, emitting).
+        timeline: what each process did when; results that were kept from before have no part in it.
+    """
 
     schema: int
     accel: str | None
@@ -194,6 +202,7 @@ class RunDocument:
     served: Served | None
     decisions: tuple[Decision, ...]
     timings_s: Mapping[str, float]
+    timeline: tuple[TaskSpan, ...] = ()
 
 
 def read(path: Path) -> RunDocument:

@@ -121,7 +121,7 @@ def fix(name: str) -> str:
 
 
 def get(name: str) -> Environment:
-    """GpuSample an environment up.
+    """Look an environment up.
 
     Raises:
         UsageError: no such environment; the nearest name is suggested.

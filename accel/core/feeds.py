@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+import tokenize
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,12 @@ import numpy as np
 from accel.core.errors import SampleError
 from accel.core.files import replacing
 from accel.core.values import TensorSpec
+
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, RuntimeError, MemoryError, OverflowError),
+    *(struct.error, zlib.error, tokenize.TokenError, zipfile.BadZipFile),
+)
+"""What zipfile and NumPy raise of a file that is damaged, or made to be odd."""
 
 Feed = Mapping[str, np.ndarray]
 """Input or output arrays by the client's names."""
@@ -21,8 +30,8 @@ def fit_inputs(feed: Feed, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]
 
     Raises:
         SampleError: a name is missing or unknown, a rank or fixed size differs, a dtype cannot be cast without loss,
-            or an integer lies outside the declared range; the message names the input, the first bad value and its
-            index.
+            an integer lies outside the declared range, or a float is NaN or infinite; the message names the input, the
+            first bad value and its index.
     """
     names = [s.name for s in specs]
     if missing := [n for n in names if n not in feed]:
@@ -63,10 +72,37 @@ def _cast(value: np.ndarray, spec: TensorSpec) -> np.ndarray:
                 f"input {spec.name!r} holds {int(value[index])} at index {index}, expected values in [{low}, {high}]",
                 fix="correct the value, or declare the range with --range NAME=LO:HI",
             )
-        return np.ascontiguousarray(value, dtype=wanted)
+        return np.asarray(value, wanted, order="C")
     if value.dtype == wanted or (value.dtype.kind == "f" and wanted.kind == "f"):
-        return np.ascontiguousarray(value, dtype=wanted)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+            fitted = np.asarray(value, wanted, order="C")
+        if wanted.kind == "f" and not np.isfinite(fitted).all():
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(fitted))[0])
+            raise SampleError(
+                f"input {spec.name!r} holds {value[index]} at index {index}, expected finite {wanted} values",
+                fix="drop the sample, or replace the value (in an additive mask by a large negative number)",
+            )
+        return fitted
     raise SampleError(f"input {spec.name!r} has dtype {value.dtype}, expected {wanted}")
+
+
+def fixed_parts(
+    feed: Feed, shapes: Mapping[str, tuple[int, ...]], *, grouped: bool = True
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield a feed's items in groups of a fixed batch and shape: what is longer is cut, what is shorter gets zeros.
+
+    Args:
+        grouped: whether the batch leads every input; else the feed is one part.
+    """
+    batch = next(iter(shapes.values()))[0]
+    items = next(iter(feed.values())).shape[0] if grouped else batch
+    for start in range(0, items, batch):
+        part = {}
+        for name, shape in shapes.items():
+            chunk = feed[name][start : start + batch] if grouped else feed[name]
+            chunk = chunk[tuple(slice(n) for n in shape)]
+            part[name] = np.pad(chunk, [(0, n - have) for n, have in zip(shape, chunk.shape, strict=True)])
+        yield part
 
 
 def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
@@ -77,7 +113,7 @@ def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
                 # A fixed date keeps the file's hash a function of its content.
                 entry = zipfile.ZipInfo(f"{index}/{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(entry, "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.ascontiguousarray(value), allow_pickle=False)
+                    np.lib.format.write_array(file, np.asarray(value, order="C"), allow_pickle=False)
 
 
 def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -118,10 +154,12 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     if not zipfile.is_zipfile(path):
         raise SampleError(f"{path} cannot be read as .npz: it is no zip archive, or truncated", fix=fix)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             found = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise SampleError(f"{path} cannot be read as .npz: {error}", fix=fix) from error
+    except UNREADABLE as error:
+        raise SampleError(f"{path} cannot be read as .npz: {error or type(error).__name__}", fix=fix) from error
+    if odd := next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None):
+        raise SampleError(f"{path}: {odd!r} is no array", fix=fix)
     if not found:
         raise SampleError(f"{path} holds no arrays")
     return found

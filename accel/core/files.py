@@ -20,6 +20,25 @@ from accel.core.values import SCHEMA, from_json
 T = TypeVar("T")
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_FIX = "free space there, or use -o DIR on another disk, and run the same command again: what is done is kept"
+REFUSED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
+)
+"""What a file system says of a folder that cannot be written to."""
+
+
+def out_of_space(error: BaseException | None) -> bool:
+    """Say whether a full disk is behind an error, also where a library put its own words around it."""
+    while error is not None:
+        full = isinstance(error, OSError) and error.errno in FULL
+        if full or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextlib.contextmanager
 def lock(run_dir: Path, command: str) -> Iterator[None]:
     """Hold the run directory for one command.
@@ -28,8 +47,11 @@ def lock(run_dir: Path, command: str) -> Iterator[None]:
         OutputError: another command holds it (the message says which, and since when), or it cannot be written.
     """
     with writing(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        file = (run_dir / ".lock").open("a+")
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            file = (run_dir / ".lock").open("a+")
+        except FileNotFoundError as error:  # as /proc says of what it does not make
+            raise OSError(errno.EACCES, error.strerror) from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,11 +75,11 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputError(f"no space left while writing to {folder}", fix="free space, or use -o DIR") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+        if error.errno in FULL:
+            raise OutputError(f"no space left while writing to {folder}", fix=FULL_FIX) from error
+        if error.errno in REFUSED:
             raise OutputError(
-                f"cannot write to {folder}: {error.strerror}", fix="choose another with -o DIR"
+                f"cannot write to {folder}: {error.strerror}", fix="choose another folder with -o DIR"
             ) from error
         raise
 

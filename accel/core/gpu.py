@@ -11,6 +11,7 @@ Driver Version for CUDA Minor Version Compatibility".
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -184,12 +185,8 @@ def visible() -> tuple[str, ...] | None:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return None
-    found: list[str] = []
-    for entry in (part.strip() for part in listed.split(",")):
-        if not (entry.isdigit() or entry.startswith(("GPU-", "MIG-"))):
-            break
-        found.append(entry)
-    return tuple(found)
+    entries = (part.strip() for part in listed.split(","))
+    return tuple(itertools.takewhile(lambda entry: entry.isdigit() or entry.startswith(("GPU-", "MIG-")), entries))
 
 
 def throttle_reasons(reasons: int) -> tuple[str, ...]:

@@ -29,18 +29,22 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from accel.core import environments, errors, sandbox
-from accel.core.errors import StageError, WorkerDied
-from accel.core.values import from_json, to_json
+from accel.core.errors import OutputError, StageError, WorkerDied
+from accel.core.files import FULL_FIX, writing
+from accel.core.values import TaskSpan, from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
+FULL_BYTES = 1 << 16
+"""A disk with less than this left is full: a process that died there died of it."""
 LOOK_S = 1.0
 """How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _running: set[Worker] = set()
-_spans: list[tuple[float, float]] = []
+_spans: list[TaskSpan] = []
+_begin = time.monotonic()
 _stopped = threading.Event()
 _sandbox: sandbox.Sandbox | None = None
 
@@ -51,19 +55,15 @@ def start(within: sandbox.Sandbox | None = None) -> None:
     Args:
         within: what each of them runs in from now on; None for nothing.
     """
-    global _sandbox
-    _sandbox = within
+    global _begin, _sandbox
+    _begin, _sandbox = time.monotonic(), within
     _stopped.clear()
     _spans.clear()
 
 
-def busy_s() -> float:
-    """Return for how long, since ``start``, at least one task was running in some process (seconds)."""
-    total, reached = 0.0, 0.0
-    for begin, end in sorted(_spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
+def timeline() -> tuple[TaskSpan, ...]:
+    """Return the tasks that ran since ``start``, in the order of their beginning."""
+    return tuple(sorted(_spans, key=lambda span: span.begin_s))
 
 
 def stop_all() -> None:
@@ -187,7 +187,9 @@ class Worker:
             return
         if _stopped.is_set():
             raise WorkerDied("stopped by the user")
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self.log.parent):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self.log.touch()
         # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
         self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
@@ -222,6 +224,7 @@ class Worker:
 
         Raises:
             AccelError: the class the task raised, with its message and remedy.
+            OutputError: a disk is full; the message says which.
             WorkerDied: the process crashed, was killed, or ran past its limit.
         """
         params = to_json(inspect.signature(task).bind(*args, **kwargs).arguments)
@@ -249,9 +252,14 @@ class Worker:
             answer = self._answer(task.__name__)
         except ValueError:  # what came was no JSON
             raise self._died(task.__name__) from None
-        _spans.append(tuple(answer["span"]))
+        begin, end = (moment - _begin for moment in answer["span"])
+        _spans.append(TaskSpan(self.log.stem, task.__name__, begin, end))
         if "result" in answer:
             return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
+        free, folder = self._fullest()
+        if answer["full"] or (free < FULL_BYTES and answer["error"] == "StageError"):  # C++ may not say why
+            said = f"no space left in {folder} for {task.__name__}: {answer['message']}"
+            raise OutputError(said, fix=FULL_FIX)
         error: errors.AccelError = getattr(errors, answer["error"], StageError)(answer["message"], fix=answer["fix"])
         if isinstance(error, StageError):
             error.log = str(self.log)
@@ -309,11 +317,22 @@ class Worker:
     def _died(self, task: str) -> WorkerDied:
         assert self._group is not None
         self._group.wait(LOOK_S)  # its own exit code, before what it left running is ended
+        free, folder = self._fullest()
         code = self.close()
+        if _stopped.is_set():
+            return WorkerDied("stopped by the user")
+        if free < FULL_BYTES:
+            cause = f"no space is left in {folder}: the process of {task} {how_it_ended(code)}{self._tail()}"
+            return WorkerDied(cause, fix=FULL_FIX, log=str(self.log))
         if _sandbox is not None and code > sandbox.ENDED_BY_SIGNAL:
             code = sandbox.ENDED_BY_SIGNAL - code
         cause = how_it_ended(code)
         return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
+
+    def _fullest(self) -> tuple[int, Path]:
+        """Return the least space left in a folder that the child writes to (bytes), and that folder."""
+        folders = (folder for folder in (self.log.parent, Path(tempfile.gettempdir())) if folder.is_dir())
+        return min((shutil.disk_usage(folder).free, folder) for folder in folders)
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -326,7 +345,9 @@ def _environment(threads: int, scratch: str) -> dict[str, str]:
     if _sandbox is not None:  # a later process would run what one in a sandbox compiled
         kept["TORCHINDUCTOR_CACHE_DIR"] = scratch
     return (
-        {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+        # A thread that spins at a barrier holds the core that the thread it waits for needs: with neighbours torch took
+        # 60 to 150 times as long. Source: libgomp's manual, OMP_WAIT_POLICY; benchmarks/waiting.py
+        {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "OMP_WAIT_POLICY": "PASSIVE"}
         | kept
         | {
             "TMPDIR": scratch,

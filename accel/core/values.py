@@ -51,11 +51,21 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShapeRange:
-    """Smallest, typical and largest shape of one input, as TensorRT's optimization profiles have them."""
+    """Smallest, typical and largest shape of one input, as TensorRT's optimization profiles have them.
+
+    Attributes:
+        multiple: number that each axis must be a multiple of, 1 for an axis of any size; empty where no axis has one.
+    """
 
     min: tuple[int, ...]
     opt: tuple[int, ...]
     max: tuple[int, ...]
+    multiple: tuple[int, ...] = ()
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """``multiple`` with an entry for every axis."""
+        return self.multiple or (1,) * len(self.opt)
 
 
 Profile = Mapping[str, ShapeRange]
@@ -161,6 +171,11 @@ class ModelSource:
     unproved_int64: tuple[str, ...] = ()
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the batch leads every input, so that items can be joined and cut apart."""
+        return all(spec.dims[:1] == ("batch",) for spec in self.inputs)
 
     @property
     def accuracy(self) -> Literal["proved", "unproved"]:
@@ -545,11 +560,32 @@ class GpuUse:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineNoise:
+    """What else the machine did while a point was timed, over the rounds that were kept.
+
+    Attributes:
+        others_cores: CPU time of other processes over time, in cores: the median of the rounds; ``_most`` the worst.
+        stolen_cores: CPU time that the hypervisor gave to other machines, the median of the rounds.
+        load1: the highest load average over a minute.
+        disturbed_rounds: rounds that stayed disturbed, although they were repeated as far as the budget allowed.
+        repeated: turns that were thrown away for their disturbance and timed again.
+    """
+
+    others_cores: float
+    others_cores_most: float
+    stolen_cores: float
+    load1: float
+    disturbed_rounds: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One timed point. Times in ms, memory in MiB, throughput in batch items per second.
 
     Attributes:
-        backend: the target's name in process; the backend that answered (``python`` for a twin) on a server.
+        backend: the target's name in process; on a server the backend that answered (``python`` also for a repository's
+            Python-backend variant).
         rate_per_s: requests per second that an open loop meant to send; None for a closed loop.
         failures: requests that ended in an error, which count in no percentile; ``error`` is what the first one said.
         server: the server's own account; None in process.
@@ -560,6 +596,7 @@ class Measurement:
         raw: path of the raw samples (ns), relative to the run directory.
         split: the parts of a call on a device; None on a CPU, which copies nothing, and on a server.
         gpu: the card while the point was timed; None without a GPU or without NVML.
+        noise: what else the machine did; None in files of older versions.
     """
 
     scenario: Literal["latency", "throughput", "sweep"]
@@ -595,11 +632,26 @@ class Measurement:
     repository: str | None = None
     split: CallSplit | None = None
     gpu: GpuUse | None = None
+    noise: MachineNoise | None = None
 
     @property
     def load(self) -> str:
         """What was asked of a server: ``4 at a time``, ``20 / s``."""
         return f"{self.rate_per_s:g} / s" if self.rate_per_s else f"{self.concurrency or 1} at a time"
+
+
+class TaskSpan(NamedTuple):
+    """When a process ran a task: seconds since the run began.
+
+    Attributes:
+        worker: id of the variant, or ``source``.
+        task: name of the function (``export``, ``build``, ``time_round``).
+    """
+
+    worker: str
+    task: str
+    begin_s: float
+    end_s: float
 
 
 class Rejected(NamedTuple):
@@ -632,6 +684,10 @@ class Decision:
         via: how the variants were measured: ``inprocess`` or ``triton``.
         repository: which repository of the variant was served, relative to the run directory; None in process.
         rejected: every other variant, and why.
+        verdict: ``decided`` where the winner is known up to its ``ties``, ``undecided`` where others may be as fast or
+            faster; None where nothing was chosen, and in files of older versions.
+        undecided: ids of those others.
+        warning: why the figures may be off, such as a busy machine.
     """
 
     device: str
@@ -646,6 +702,9 @@ class Decision:
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
     repository: str | None = None
+    verdict: Literal["decided", "undecided"] | None = None
+    undecided: tuple[str, ...] = ()
+    warning: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@ BATCH = ShapeRange((1,), (1,), (16,))
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Smallest, typical and largest size of one axis."""
+    """Smallest, typical and largest size of one axis, each a multiple of ``multiple``."""
 
     min: int
     opt: int
     max: int
+    multiple: int = 1
 
 
 def extents(inputs: Iterable[TensorSpec], profile: Mapping[str, ShapeRange]) -> dict[str, Extent]:
@@ -28,9 +29,9 @@ def extents(inputs: Iterable[TensorSpec], profile: Mapping[str, ShapeRange]) -> 
     found: dict[str, Extent] = {}
     for spec in inputs:
         shapes = profile[spec.name]
-        for dim, lo, opt, hi in zip(spec.dims, shapes.min, shapes.opt, shapes.max, strict=True):
+        for dim, *sizes in zip(spec.dims, shapes.min, shapes.opt, shapes.max, shapes.multiples, strict=True):
             if isinstance(dim, str):
-                found.setdefault(dim, Extent(lo, opt, hi))
+                found.setdefault(dim, Extent(*sizes))
     return found
 
 
@@ -44,7 +45,12 @@ def profile_of(inputs: Sequence[TensorSpec], axes: Mapping[str, Extent]) -> dict
     low = shapes_at(inputs, {n: e.min for n, e in axes.items()})
     opt = shapes_at(inputs, {n: e.opt for n, e in axes.items()})
     high = shapes_at(inputs, {n: e.max for n, e in axes.items()})
-    return {s.name: ShapeRange(low[s.name], opt[s.name], high[s.name]) for s in inputs}
+    multiples = {n: e.multiple for n, e in axes.items()}
+    every = {s.name: tuple(multiples.get(str(d), 1) for d in s.dims) for s in inputs}
+    return {
+        s.name: ShapeRange(*(low[s.name], opt[s.name], high[s.name]), every[s.name] if set(every[s.name]) - {1} else ())
+        for s in inputs
+    }
 
 
 def points(inputs: Iterable[TensorSpec], profile: Mapping[str, ShapeRange]) -> dict[str, dict[str, int]]:
@@ -66,7 +72,8 @@ def odd_sizes(axes: Mapping[str, Extent]) -> dict[str, int]:
     chosen = {}
     for name, e in axes.items():
         middle = round((e.min * e.max) ** 0.5)
-        inside = sorted(range(e.min + 1, e.max), key=lambda n: (n == e.opt, n % 2 == 0, abs(n - middle)))
+        room = range(e.min + e.multiple, e.max, e.multiple)
+        inside = sorted(room, key=lambda n: (n == e.opt, n // e.multiple % 2 == 0, abs(n - middle)))
         chosen[name] = inside[0] if inside else e.min
     return chosen
 
@@ -79,8 +86,8 @@ def trace_sizes(axes: Mapping[str, Extent], *, taken: Iterable[int] = ()) -> dic
     used = set(taken)
     chosen = {}
     for index, (name, e) in enumerate(axes.items()):
-        low = max(e.min, 2 if index == 0 else 5)
-        room = [n for n in range(low, min(e.max, low + 64) + 1) if n not in used] or [e.max]
+        low = -(-max(e.min, 2 if index == 0 else 5) // e.multiple) * e.multiple
+        room = [n for n in range(low, min(e.max, low + 64 * e.multiple) + 1, e.multiple) if n not in used] or [e.max]
         chosen[name] = room[0]
         used.add(room[0])
     return chosen
@@ -98,7 +105,8 @@ def resolve(
         The inputs, their profile, and the axes that became fixed with their size.
 
     Raises:
-        UsageError: an unknown input, a wrong rank or fixed size, two sizes for one axis, or min > opt or opt > max.
+        UsageError: an unknown input, a wrong rank or fixed size, two sizes for one axis, min > opt or opt > max, or a
+            size that is no multiple of what its axis takes.
     """
     axes = extents(inputs, profile)
     given = {
@@ -106,15 +114,20 @@ def resolve(
         "opt": _axis_sizes(inputs, request.opt_shapes, "--shape"),
         "max": _axis_sizes(inputs, request.max_shapes, "--max-shape"),
     }
+    multiples = _axis_sizes(inputs, request.multiples, "--multiple", fixed=False)
     for name, e in axes.items():
-        low, high = given["min"].get(name, e.min), given["max"].get(name, e.max)
-        opt = given["opt"].get(name, min(max(e.opt, low), high))
+        step = multiples.get(name, e.multiple)
+        for point, sizes in given.items():
+            if sizes.get(name, step) % step:
+                raise UsageError(f"axis {name!r} is {sizes[name]} at its {point} size: expected a multiple of {step}")
+        low, high = given["min"].get(name, -(-e.min // step) * step), given["max"].get(name, e.max // step * step)
+        opt = given["opt"].get(name, min(max(-(-e.opt // step) * step, low), high))
         if not low <= opt <= high:
             raise UsageError(
                 f"axis {name!r} would run from {low} over {opt} to {high}: expected min <= opt <= max",
                 fix="give --min-shape, --shape and --max-shape that fit together",
             )
-        axes[name] = Extent(low, opt, high)
+        axes[name] = Extent(low, opt, high, step)
     fixed = {n: e.opt for n, e in axes.items() if e.min == e.max}
     ranges = checked_ranges(inputs, request)
     resolved = tuple(dataclasses.replace(s, dims=fix_dims(s, fixed), range=ranges.get(s.name, s.range)) for s in inputs)
@@ -149,7 +162,10 @@ def known_input(name: str, known: Iterable[str], option: str) -> None:
         )
 
 
-def _axis_sizes(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], option: str) -> dict[str, int]:
+def _axis_sizes(
+    inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], option: str, *, fixed: bool = True
+) -> dict[str, int]:
+    """Return axis → the number given for it; for an axis of one size it must be that size where ``fixed``."""
     by_name = {s.name: s for s in inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -158,7 +174,7 @@ def _axis_sizes(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ..
         if len(dims) != len(shape):
             raise UsageError(f"{option} {name}: {len(shape)} sizes given, expected {len(dims)}: {dims}")
         for dim, size in zip(dims, shape, strict=True):
-            if isinstance(dim, int) and size != dim:
+            if isinstance(dim, int) and size != dim and fixed:
                 raise UsageError(f"{option} {name}: an axis is fixed at {dim}, found {size} (dims {dims})")
             if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
                 raise UsageError(f"{option}: axis {dim!r} is given both {sizes[dim]} and {size}")

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +17,8 @@ from accel.exporters.axes import points, shapes_at
 from accel.exporters.from_onnx import check_file, graph_specs, run_session
 from accel.exporters.onnx_file import external_files
 from accel.exporters.probe import example_arrays
+from accel.exporters.source_model import SourceModel
 from accel.graph.evaluate import open_unoptimised
-
-if TYPE_CHECKING:
-    from accel.exporters.source_model import SourceModel
 
 ATOL, RTOL = 1e-4, 1e-3
 """Allowed difference: ATOL + RTOL × largest reference value of the output."""

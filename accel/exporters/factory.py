@@ -118,19 +118,21 @@ def read_samples(samples: Any, names: Sequence[str]) -> tuple[Mapping[str, np.nd
     Raises:
         SampleError: neither a dict, a tuple of arrays, nor a list of such; or a name that the model does not take.
     """
+    line = ", ".join(f"{name!r}: array" for name in names)
+    fix = f"return (model, samples), samples a list of {{{line}}}, each array with its batch axis (docs/samples.md)"
     feeds = []
     for index, sample in enumerate(samples if isinstance(samples, list) else [samples]):
         if isinstance(sample, Mapping):
             feed = dict(sample)
         elif isinstance(sample, tuple):
             if len(sample) > len(names):
-                raise SampleError(f"sample {index} has {len(sample)} arrays, and the model takes {names}")
+                raise SampleError(f"sample {index} has {len(sample)} arrays, and the model takes {names}", fix=fix)
             feed = dict(zip(names, sample, strict=False))
         elif hasattr(sample, "shape"):
             feed = {names[0]: sample}
         else:
             raise SampleError(
-                f"sample {index} is {type(sample).__name__}: expected a dict name → array or a tuple of arrays"
+                f"sample {index} is {type(sample).__name__}: expected a dict name → array or a tuple of arrays", fix=fix
             )
         for name in feed:
             known_input(name, names, f"sample {index}")
@@ -138,7 +140,7 @@ def read_samples(samples: Any, names: Sequence[str]) -> tuple[Mapping[str, np.nd
     if not feeds:
         raise SampleError("the factory returned an empty list of samples", fix="return the module alone, or samples")
     if any(list(f) != list(feeds[0]) for f in feeds):
-        raise SampleError("the factory's samples do not all have the same inputs")
+        raise SampleError("the factory's samples do not all have the same inputs", fix=fix)
     return tuple(feeds)
 
 

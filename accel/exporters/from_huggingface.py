@@ -15,6 +15,7 @@ from accel.exporters.axes import resolve
 from accel.exporters.from_torch import probe_outputs
 from accel.exporters.hub import download, huggingface_folder
 from accel.exporters.huggingface_inputs import model_inputs
+from accel.exporters.processing_files import PLAIN_ENCODER, sentence_modules
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
 
@@ -53,15 +54,20 @@ def describe(request: SourceRequest) -> ModelSource:
     key = content_key(request)
     if key is None:
         raise InputError(f"{request.text} vanished while it was read")
-    whole, missing = open_model(folder, request.task, random=request.weights == "random")
-    model, parts = part(whole, request.part), parts_of(whole)
+    whole, missing = open_model(folder, request.task or _sentence_task(folder), random=request.weights == "random")
+    parts = parts_of(whole)
     inputs, profile, family = model_inputs(whole, folder, request.part)
+    encoder = part(whole, request.part)
+    model = _pooled(encoder, folder, request.task)
     inputs, profile, _ = resolve(inputs, profile, request)
     stored = "local" if Path(request.reference).is_dir() else "pretrained"
     # A tokenizer or a picture size is all it takes to turn the zoo's sentences and pictures into this model's inputs.
     real = family == "vision" or (family == "transformer" and (folder / "tokenizer.json").is_file())
     samples = request.samples_or("zoo" if real else "random")
     notices = []
+    if model is not encoder:
+        missing = [name for name in missing if not name.startswith("pooler.")]  # nothing of it reaches the embedding
+        notices.append(f"pooled into sentence_embedding as modules.json says; {PLAIN_ENCODER}")
     if missing:
         notices.append(f"{len(missing)} weights are not in the checkpoint and were drawn at random ({missing[0]}, …)")
     if samples == "random" and not request.random_samples:
@@ -100,8 +106,23 @@ def load(source: ModelSource) -> torch.nn.Module:
         raise InputError(f"{source.reference} is gone from this machine", fix="run accel convert again")
     from accel.exporters.huggingface_parts import part
 
-    model: torch.nn.Module = part(open_model(folder, source.task, random=source.weights == RANDOM)[0], source.part)
-    return model
+    model, _ = open_model(folder, source.task or _sentence_task(folder), random=source.weights == RANDOM)
+    return _pooled(part(model, source.part), folder, source.task)
+
+
+def _sentence_task(folder: Path) -> str | None:
+    """Return the task that loads a sentence-transformers folder as that library does: without its config's head."""
+    return "feature-extraction" if sentence_modules(folder) else None
+
+
+def _pooled(model: Any, folder: Path, task: str | None) -> torch.nn.Module:
+    """Return the model with what ``modules.json`` puts after it, where the user asked for no task of its own."""
+    modules = sentence_modules(folder) if task is None else None
+    if modules is None:
+        return model
+    from accel.exporters.sentence_encoder import wrap
+
+    return wrap(model, folder, modules)
 
 
 def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, list[str]]:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.core.errors import InputError, StageError, UsageError
+from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
-from accel.exporters.axes import Extent, fix_dims, profile_of, resolve
-from accel.exporters.onnx_file import external_files, parse
+from accel.exporters.axes import Extent, fix_dims, known_input, profile_of, resolve
+from accel.exporters.axis_trial import study
+from accel.exporters.onnx_file import external_files, nodes, parse, refuse_foreign
+from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
-from accel.graph.evaluate import open_unoptimised
+from accel.graph.evaluate import kernel_check, open_unoptimised
 
 if TYPE_CHECKING:
     import onnx
 
 SEQUENCE = Extent(1, 128, 512)
 LEADING = Extent(1, 1, 16)
+DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress", "Loop", "SequenceAt"})
+"""Operators behind which the size of an axis may follow from values."""
 
 
 def check_file(path: Path) -> None:
-    """Run onnx.checker in full, after making sure that the file only points inside its folder.
+    """Run onnx.checker in full, after making sure that the file points inside its folder and holds nothing foreign.
 
     Raises:
         InputError: the checker rejects it (a cycle, a bad type, an unknown operator…).
@@ -32,6 +39,7 @@ def check_file(path: Path) -> None:
     import onnx
 
     external_files(path)
+    refuse_foreign(path)
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
@@ -42,7 +50,8 @@ def check_file(path: Path) -> None:
 def graph_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return the inputs (initialisers left out) and outputs as the graph declares them.
 
-    An axis without a name or size gets one: ``batch`` in front, else ``<tensor>_<axis>``.
+    An axis without a size or a name (``?`` is none) gets one: ``batch`` in front, else ``<tensor>_<axis>``. A scalar
+    has the dims (1,): Triton has no tensors without dims.
 
     Raises:
         InputError: an input or output that is no tensor, or has no shape.
@@ -67,21 +76,27 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
         if dim.HasField("dim_value") and dim.dim_value > 0:
             dims.append(int(dim.dim_value))
         else:
-            dims.append(dim.dim_param or ("batch" if axis == 0 else f"{value.name}_{axis}"))
-    return TensorSpec(value.name, dtype, tuple(dims))
+            named = dim.dim_param if re.search(r"[A-Za-z]", dim.dim_param) else None
+            dims.append(named or ("batch" if axis == 0 else f"{value.name}_{axis}"))
+    return TensorSpec(value.name, dtype, tuple(dims) or (1,))
 
 
 def describe(request: SourceRequest) -> ModelSource:
-    """Describe an ONNX file: inputs, outputs and axis names as it has them.
+    """Describe an ONNX file: names and dtypes as it has them, axes as a trial shows them (``axis_trial``).
 
     Raises:
         InputError: broken, or reaching outside its folder.
-        UsageError: nothing says which sizes a dynamic axis takes.
+        UsageError: nothing says which sizes a dynamic axis takes, or it does not take those that were given.
+        StageError: the model does not run at its smallest sizes, or at others that the user asked for.
     """
     path = Path(request.reference)
     key = content_key(request)
     check_file(path)
-    inputs, outputs = graph_specs(parse(path))
+    graph = parse(path)
+    declared, outputs = graph_specs(graph)
+    session = open_unoptimised(path)
+    answer = answers(session, [o.name for o in outputs])
+    inputs, notices = _renamed(declared, request, answer)
     axes: dict[str, Extent] = {}
     guessed: list[str] = []
     for spec in inputs:
@@ -90,18 +105,76 @@ def describe(request: SourceRequest) -> ModelSource:
                 axes[dim], known = _extent(request, spec, axis)
                 guessed += [] if known else [dim]
     inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
-    open_unoptimised(path)
+    shaped = {*request.min_shapes, *request.opt_shapes, *request.max_shapes}
+    found = study(
+        answer,
+        inputs,
+        [TensorSpec(o.name, o.dtype, fix_dims(o, fixed)) for o in outputs],
+        profile,
+        given={d for s in inputs if s.name in shaped for d in s.dims if isinstance(d, str)},
+        data_dependent=any(node.op_type in DATA_DEPENDENT for node in nodes(graph.graph)),
+    )
     if key is None:
         raise InputError(f"{path} vanished while it was read")
+    assumed = "axis {!r}: sizes {} to {} assumed (--max-shape sets them)"
+    notices += [assumed.format(n, axes[n].min, axes[n].max) for n in guessed]
     return request.source(
         "onnx",
         key=key,
-        inputs=inputs,
-        outputs=tuple(TensorSpec(o.name, o.dtype, fix_dims(o, fixed)) for o in outputs),
-        profile=profile,
+        inputs=found.inputs,
+        outputs=found.outputs,
+        profile=found.profile,
         samples=request.samples or "random",
-        notices=[f"axis {n!r}: sizes {axes[n].min} to {axes[n].max} assumed (--max-shape sets them)" for n in guessed],
+        notices=[*notices, *found.notices],
     )
+
+
+def _renamed(
+    inputs: tuple[TensorSpec, ...], request: SourceRequest, answer: Callable[[Feed], Mapping[str, np.ndarray]]
+) -> tuple[tuple[TensorSpec, ...], list[str]]:
+    """Name axes as the user says, and apart where the user's sizes for one name differ and the model takes them.
+
+    Returns:
+        The inputs, and what to tell the user.
+
+    Raises:
+        UsageError: the user names an axis that does not exist.
+    """
+    known = {f"{s.name}:{axis}" for s in inputs for axis in range(len(s.dims))}
+    for place in request.axis_names:
+        known_input(place, known, "--rename-axes")
+
+    def dims(
+        specs: Sequence[TensorSpec], name: Callable[[TensorSpec, int, int | str], int | str]
+    ) -> tuple[TensorSpec, ...]:
+        return tuple(dataclasses.replace(s, dims=tuple(name(s, *dim) for dim in enumerate(s.dims))) for s in specs)
+
+    def chosen(spec: TensorSpec, axis: int, dim: int | str) -> int | str:
+        return request.axis_names.get(f"{spec.name}:{axis}", dim) if isinstance(dim, str) else dim
+
+    inputs = dims(inputs, chosen)
+    every = (request.min_shapes, request.opt_shapes, request.max_shapes)
+    given: dict[str, dict[str, tuple[int | None, ...]]] = {}  # axis → the places that have its name → their sizes
+    for spec in inputs:
+        for axis, dim in enumerate(spec.dims):
+            found = tuple(s[spec.name][axis] if len(s.get(spec.name, ())) == len(spec.dims) else None for s in every)
+            if isinstance(dim, str) and any(found):
+                given.setdefault(dim, {})[f"{spec.name}_{axis}"] = found
+    shared = {dim: places for dim, places in given.items() if len(set(places.values())) > 1}
+    apart = {place for places in shared.values() for place in places}
+
+    def own(spec: TensorSpec, axis: int, dim: int | str) -> int | str:
+        return place if (place := f"{spec.name}_{axis}") in apart else dim
+
+    split = dims(inputs, own)
+    shapes = {s.name: tuple(d if isinstance(d, int) else 1 for d in s.dims) for s in split}
+    shapes |= {s.name: sizes[s.name] for sizes in reversed(every) for s in split if s.name in sizes}
+    try:
+        if apart:
+            answer(example_arrays(split, shapes))
+    except (StageError, ValueError):
+        return inputs, []  # one axis it is: ``resolve`` says which sizes contradict each other
+    return split, [f"axes that are all called {n!r} have sizes of their own: {', '.join(p)}" for n, p in shared.items()]
 
 
 def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent, bool]:
@@ -119,6 +192,17 @@ def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent
         f"nothing says which sizes axis {axis} ({name!r}) of input {spec.name!r} takes",
         fix=f"give --min-shape, --shape and --max-shape for {spec.name}",
     )
+
+
+def answers(session: Any, outputs: Sequence[str]) -> Callable[[Feed], dict[str, np.ndarray]]:
+    """Return what runs an unoptimised session for clients, who see a scalar as a tensor of one element."""
+    scalars = {i.name for i in session.get_inputs() if not i.shape}
+
+    def answer(feed: Feed) -> dict[str, np.ndarray]:
+        found = run_session(session, {n: v.reshape(()) if n in scalars else v for n, v in feed.items()}, outputs)
+        return {name: value if value.ndim else value.reshape(1) for name, value in found.items()}
+
+    return answer
 
 
 def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
@@ -141,15 +225,26 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
 def copy(source: ModelSource, path: Path) -> None:
     """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
 
-    Axes without a name get the source's, and axes the user fixed get their size; all else stays byte for byte.
+    Axes get the source's names, those that are fixed their size, and scalars one axis; all else stays byte for byte.
+    A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
     Raises:
         InputError: external data outside the source's folder, missing or truncated.
         OutputError: the folder cannot be written.
     """
     from accel.graph import passes
-    from accel.graph.interface import DeclareAxes
+    from accel.graph.interface import DeclareAxes, ScalarsAsVectors
 
     origin = Path(source.reference)
     external_files(origin)
-    passes.rewrite(origin, path, DeclareAxes((*source.inputs, *source.outputs)))
+    specs = (*source.inputs, *source.outputs)
+    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs))
+    branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
+    if branches and not kernel_check(optimised=True)(str(path)):
+        free = [
+            dataclasses.replace(
+                s, dims=tuple(d if isinstance(d, str) else f"{s.name}_{i}" for i, d in enumerate(s.dims))
+            )
+            for s in specs
+        ]
+        passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(free))

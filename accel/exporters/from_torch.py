@@ -169,7 +169,7 @@ def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -
     """
     import torch
 
-    feed = example_arrays(source.inputs, shapes)
+    feed = probe.example_arrays(source.inputs, shapes)
     return tuple(torch.from_numpy(feed[s.name]) for s in source.inputs)
 
 

@@ -45,6 +45,7 @@ def _within(item: Feed, source: ModelSource) -> dict[str, np.ndarray]:
         shapes = source.profile[name]
         for axis in range(1, value.ndim):
             low, high, size = shapes.min[axis], shapes.max[axis], value.shape[axis]
+            high = min(high, max(low, size // shapes.multiples[axis] * shapes.multiples[axis]))
             if size > high:
                 value = np.take(value, [*range(high - 1), size - 1], axis=axis)
             elif size < low:
@@ -63,7 +64,11 @@ def random_items(source: ModelSource, count: int, *, seed: int = 0) -> list[dict
     axes = extents(source.inputs, source.profile)
     items = []
     for _ in range(count):
-        sizes = {n: int(rng.integers(e.min, max(e.min, e.opt), endpoint=True)) for n, e in axes.items()}
+        steps = {
+            n: rng.integers(e.min // e.multiple, max(e.min, e.opt) // e.multiple, endpoint=True)
+            for n, e in axes.items()
+        }
+        sizes = {n: int(step) * axes[n].multiple for n, step in steps.items()}
         if "batch" in axes:
             sizes["batch"] = axes["batch"].min
         shapes = shapes_at(source.inputs, sizes)

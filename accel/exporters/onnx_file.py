@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -10,6 +11,19 @@ from accel.core.errors import InputError
 
 if TYPE_CHECKING:
     import onnx
+
+
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft")
+"""Domains whose operators ONNX Runtime has. Source: onnxruntime, docs/OperatorKernels.md"""
+
+CUSTOM_FIX = (
+    "export the model with standard operators, convert the PyTorch or TensorFlow model instead, or keep the part "
+    "without it: onnx.utils.extract_model(IN, OUT, INPUTS, OUTPUTS)"
+)
+EXTENSIONS_FIX = (
+    "onnxruntime-extensions put its pre- or post-processing into the file: export without, or keep the part between "
+    "with onnx.utils.extract_model(IN, OUT, INPUTS, OUTPUTS); --ensemble serves such steps beside the model"
+)
 
 
 def parse(path: Path) -> onnx.ModelProto:
@@ -28,6 +42,42 @@ def parse(path: Path) -> onnx.ModelProto:
     if not model.graph.node and not model.graph.output:
         raise InputError(f"{path} holds no graph: truncated, or no ONNX model", fix="copy or export it again")
     return model
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield every node of a graph and of its sub-graphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from nodes(inner)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse what no runtime here takes: operators of a custom-op library, and inputs or outputs of strings.
+
+    Raises:
+        InputError: names the node and its domain, or the tensor.
+    """
+    import onnx
+
+    model = parse(path)
+    own = {function.domain for function in model.functions}
+    for node in nodes(model.graph):
+        if node.domain not in DOMAINS and node.domain not in own:
+            raise InputError(
+                f"{path.name}: node {node.name or node.output[0]!r} is {node.domain}:{node.op_type}, which the domain "
+                f"{node.domain!r} adds to ONNX: accel loads no custom-op libraries, and no runtime here has it",
+                fix=EXTENSIONS_FIX if node.domain == "ai.onnx.contrib" else CUSTOM_FIX,
+            )
+    for what, values in (("input", model.graph.input), ("output", model.graph.output)):
+        for value in values:
+            if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+                raise InputError(
+                    f"{path.name}: {what} {value.name!r} holds strings: accel converts models of numbers",
+                    fix="onnx.utils.extract_model(IN, OUT, INPUTS, OUTPUTS) keeps what is between tensors of numbers; "
+                    "--ensemble serves a tokenizer or labels beside a model",
+                )
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -58,13 +108,15 @@ def external_files(path: Path) -> list[str]:
         name = entries.get("location", "")
         inside = PurePosixPath(name)
         target = folder / name
-        if not name or inside.is_absolute() or ".." in inside.parts or not target.resolve().is_relative_to(folder):
+        plain = name and "\0" not in name and not inside.is_absolute() and ".." not in inside.parts
+        if not plain or not target.resolve().is_relative_to(folder):
             raise InputError(
                 f"{path.name}: tensor {tensor.name!r} keeps its data at {name!r}, outside the model's folder",
                 fix="do not use a model that points at other files of this machine; export it again",
             )
-        if not target.is_file():
-            raise InputError(f"{path.name}: its data file {name} is missing", fix=f"put {name} beside {path.name}")
+        if not os.path.isfile(target):  # noqa: PTH113  a name that no file system takes is a file that is missing
+            shown = name if len(name) <= 100 else f"{name[:100]}…"
+            raise InputError(f"{path.name}: its data file {shown} is missing", fix=f"put it beside {path.name}")
         try:
             end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
         except ValueError as error:

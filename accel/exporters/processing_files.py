@@ -33,7 +33,11 @@ from accel.exporters.hub import huggingface_folder
 from accel.exporters.zoo import zoo
 
 DECLARE = "declare steps of your own in a job file: ensemble: {pre: {function: file.py:function, …}, post: {…}}"
+PLAIN_ENCODER = "--task feature-extraction converts the encoder alone, whose output is last_hidden_state"
 PICTURES = "preprocessor_config.json"
+
+EMBEDDING = "sentence_embedding"
+"""What a model gives that pools by itself."""
 
 S = TypeVar("S", bound=Tokenize | Picture | Pool | Labels)
 
@@ -53,6 +57,10 @@ def find(source: ModelSource, wanted: Asked) -> Pipeline:
         pre = wanted.pre
     else:
         pre = _changed(_before(source, folder, declared=declared), wanted.pre, "pre")
+    if declared and any(s.name == EMBEDDING for s in source.outputs) and not isinstance(wanted.post, CustomStep):
+        if wanted.post:
+            raise UsageError(f"ensemble.post: {source.name} pools by itself, no step comes after it", fix=PLAIN_ENCODER)
+        return Pipeline(pre, None)
     if isinstance(wanted.post, CustomStep | None):
         return Pipeline(pre, wanted.post)
     post = _changed(_after(source, folder, declared=declared), wanted.post, "post")
@@ -92,7 +100,7 @@ def _after(source: ModelSource, folder: Path | None, *, declared: bool) -> Pool 
         return _zoo_after(source)
     if folder is None:
         raise UsageError(f"nothing says what the outputs of {source.name} mean", fix=DECLARE)
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     architecture = next(iter(config.get("architectures") or []), "")
     if "For" not in architecture:
         return _pool(folder)
@@ -125,7 +133,7 @@ def _zoo_after(source: ModelSource) -> Pool | Labels:
     weights = _weights(source)
     if isinstance(step, Pool) or weights is None:
         return step
-    return dataclasses.replace(step, names=_names(_json(weights / "config.json")))
+    return dataclasses.replace(step, names=_names(read_json(weights / "config.json")))
 
 
 def _weights(source: ModelSource) -> Path | None:
@@ -178,7 +186,12 @@ def _check_output(source: ModelSource, step: Pool | Labels) -> None:
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        InputError: it is missing, or holds something else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -189,7 +202,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return _json(path) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _tokenizer(folder: Path) -> Tokenize:
@@ -221,18 +234,55 @@ def _pool(folder: Path) -> Pool:
     """Return what ``modules.json`` asks for; a folder without it is pooled as sentence-transformers does by default."""
     if not (folder / "modules.json").is_file():
         return Pool()
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    kinds = [str(m.get("type", "")).rpartition(".")[2] for m in modules]
+    modules = _modules(folder)
+    kinds = [m["kind"] for m in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(f"{folder}/modules.json asks for {kinds}: accel pools and normalises only", fix=DECLARE)
-    config = _json(folder / str(modules[1]["path"]) / "config.json")
-    old = {"mean": "mean_tokens", "max": "max_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}
-    flags = [k.removeprefix("pooling_mode_") for k, v in config.items() if k.startswith("pooling_mode_") and v]
-    mode = config.get("pooling_mode") or [k for k, v in old.items() if v in flags]
-    modes = [mode] if isinstance(mode, str) else list(mode)
-    if len(modes) != 1 or modes[0] not in old or len(flags) > 1:
-        raise InputError(f"{folder}: pooling asks for {flags or modes}, accel does one of {sorted(old)}", fix=DECLARE)
+    config = read_json(folder / str(modules[1]["path"]) / "config.json")
+    modes, known = pooling_modes(config), ("mean", "max", "cls", "lasttoken")
+    if len(modes) != 1 or modes[0] not in known:
+        raise InputError(f"{folder}: pooling asks for {modes}, accel's step does one of {known}", fix=DECLARE)
     return from_json(Pool, {"mode": modes[0], "normalise": "Normalize" in kinds})
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    """Read ``modules.json``: its entries, each with its ``kind``, the last word of its class."""
+    try:
+        found = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        return [{**module, "kind": str(module.get("type", "")).rpartition(".")[2]} for module in found]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder}/modules.json is no list of modules: {error}", fix=PLAIN_ENCODER) from error
+
+
+def sentence_modules(folder: Path) -> list[dict[str, Any]] | None:
+    """Return the modules of a sentence-transformers folder that belong to the model, or None for a plain encoder.
+
+    Raises:
+        InputError: it asks for modules that accel does not build.
+    """
+    if not (folder / "modules.json").is_file():
+        return None
+    modules = _modules(folder)
+    kinds = [module["kind"] for module in modules]
+    if kinds == ["Transformer"]:
+        return None
+    known = kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= {"Dense", "Normalize"}
+    if not known or modules[0].get("path"):
+        raise InputError(
+            f"{folder}/modules.json asks for {kinds}: accel builds Transformer (in the folder itself), Pooling, Dense "
+            "and Normalize into the model",
+            fix=PLAIN_ENCODER,
+        )
+    return modules
+
+
+def pooling_modes(config: Mapping[str, Any]) -> list[str]:
+    """Return the pooling modes of ``1_Pooling/config.json``, in the order in which their results stand."""
+    if given := config.get("pooling_mode"):
+        return [given] if isinstance(given, str) else list(given)
+    flags = {"mean": "mean_tokens", "max": "max_tokens", "cls": "cls_token", "weightedmean": "weightedmean_tokens"}
+    order = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+    return [mode for mode in order if config.get(f"pooling_mode_{flags.get(mode, mode)}")] or ["mean"]
 
 
 def _names(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -255,7 +305,7 @@ def _function(config: Mapping[str, Any]) -> Any:
 def _picture(folder: Path) -> Picture:
     """Read an image processor. Source: transformers, image_processing_utils.py and convnext/image_processing_*."""
     path = folder / PICTURES
-    config = _json(path)
+    config = read_json(path)
 
     def refuse(what: str) -> InputError:
         return InputError(f"{path} asks for {what}, which accel's step does not do", fix=DECLARE)

@@ -15,7 +15,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,7 @@ def refuse_pickles(path: Path) -> None:
                 ) from error
 
 
-NAMES = {"name", "as_name", "fqn", "forward_arg_names"}
-"""Fields whose text torch writes into the source that it generates, like every ``…_name``."""
 NAME = re.compile(r"[\w.:/-]*")
-OPERATORS = {"target", "as_operator"}
 NAMESPACES = {"aten", "prims", "quantized_decomposed", "torchvision"}
 FILES = {"aten::from_file", "aten::save"}
 """Operators of these namespaces that open files by name."""
@@ -123,19 +120,10 @@ def _check(value: Any, where: str, fix: str, depth: int = 0) -> None:
 def _check_field(key: str, value: Any, where: str, fix: str) -> None:
     if not NAME.fullmatch(key):
         raise InputError(f"{where} has a name that is none: {key[:80]!r}", fix=fix)
+    rule = FIELDS.get(key) or (FIELDS["name"] if key.endswith("_name") else None)
     for text in value if isinstance(value, list) else [value]:
-        if not isinstance(text, str):
-            continue
-        if (key in NAMES or key.endswith("_name")) and not NAME.fullmatch(text):
-            raise InputError(f"{where} has a name that is none: {text[:80]!r}", fix=fix)
-        if key in OPERATORS and not is_operator(text):
-            raise InputError(f"{where} calls {text[:80]!r}, which is no operator that accel runs", fix=fix)
-        if key == "expr_str" and not is_arithmetic(text):
-            raise InputError(f"{where} has a size that is no arithmetic: {text[:80]!r}", fix=fix)
-        if key == "guards_code" and not is_guard(text):
-            raise InputError(f"{where} has a guard that is more than a comparison: {text[:80]!r}", fix=fix)
-        if key in ("in_spec", "out_spec") and not _is_structure(text):
-            raise InputError(f"{where} has a structure that is more than nested names: {text[:80]!r}", fix=fix)
+        if isinstance(text, str) and rule is not None and not rule[0](text):
+            raise InputError(f"{where} has {rule[1]}: {text[:80]!r}", fix=fix)
 
 
 def is_operator(target: str) -> bool:
@@ -293,3 +281,14 @@ def _is_structure(text: str) -> bool:
             except (ValueError, RecursionError):
                 return False
     return True
+
+
+FIELDS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    **dict.fromkeys(("name", "as_name", "fqn", "forward_arg_names"), (NAME.fullmatch, "a name that is none")),
+    **dict.fromkeys(("target", "as_operator"), (is_operator, "a call of no operator that accel runs")),
+    "expr_str": (is_arithmetic, "a size that is no arithmetic"),
+    "guards_code": (is_guard, "a guard that is more than a comparison"),
+    **dict.fromkeys(("in_spec", "out_spec"), (_is_structure, "a structure that is more than nested names")),
+}
+"""Fields whose text torch evaluates, or writes into the source that it generates as it does with every ``…_name``: what
+holds the text, and what it is where that refuses it."""

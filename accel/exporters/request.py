@@ -43,6 +43,8 @@ class SourceRequest:
         random_samples: whether the user accepts random values as samples and calibration data.
         ranges: lowest and highest value by integer input.
         min_shapes / opt_shapes / max_shapes: shapes by input.
+        multiples: by input, what each axis must be a multiple of; 1 for any size.
+        axis_names: names of axes over those of the source, by ``<input>:<position>``.
         model_name: name of the model on the server, when the user chose it.
         graph: what to take of a TensorFlow source.
     """
@@ -60,6 +62,8 @@ class SourceRequest:
     min_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     opt_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     max_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    multiples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    axis_names: Mapping[str, str] = field(default_factory=dict)
     model_name: str | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
 

@@ -19,7 +19,7 @@ from accel.core.values import ModelSource, SampleSet, TensorSpec, file_ref, sha2
 from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
 from accel.exporters.request import SourceRequest
-from accel.exporters.user_samples import user_items
+from accel.exporters.user_samples import expected, user_items
 
 CALIBRATION_ITEMS = 128
 GATE_ITEMS = 256
@@ -47,7 +47,7 @@ def fit_shape(
             continue
         repeats = [-(-want // have) for want, have in zip(shape, value.shape, strict=True)]
         tiled = np.tile(value, repeats)[tuple(slice(n) for n in shape)]
-        fitted[spec.name] = np.ascontiguousarray(tiled, dtype=spec.dtype)
+        fitted[spec.name] = np.asarray(tiled, spec.dtype, order="C")
     return fitted
 
 
@@ -58,18 +58,13 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
     calibration data unless the user asked for them. Fewer items than wanted are split 1 : 2, and ``origin`` says so.
 
     Raises:
-        SampleError: the samples cannot be read, or do not fit the model.
+        SampleError: the samples cannot be read, or do not fit the model; the remedy shows the form they have for it.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    wanted = CALIBRATION_ITEMS + GATE_ITEMS
-    if source.samples == "random":
-        items, origin = random_items(source, wanted, seed=seed), "random values in the declared ranges"
-    elif source.samples == "zoo":
-        items, origin = zoo_items(source, wanted)
-    else:
-        items = _check(user_items(source.samples, source), source)
-        origin = f"the user's samples ({Path(source.samples).name})"
-    items = _distinct(items)
+    try:
+        items, origin = _items(source, seed=seed)
+    except SampleError as error:
+        raise SampleError(error.message, fix="; ".join(filter(None, (error.fix, expected(source))))) from error
     calibration: list[dict[str, np.ndarray]] = []
     if source.samples == "random" and not request.random_samples:
         gate, note = items[:GATE_ITEMS], ""
@@ -95,6 +90,19 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
     )
 
 
+def _items(source: ModelSource, *, seed: int) -> tuple[list[dict[str, np.ndarray]], str]:
+    """Return the distinct items of a source's samples, and what they are."""
+    wanted = CALIBRATION_ITEMS + GATE_ITEMS
+    if source.samples == "random":
+        items, origin = random_items(source, wanted, seed=seed), "random values in the declared ranges"
+    elif source.samples == "zoo":
+        items, origin = zoo_items(source, wanted)
+    else:
+        items = _check(user_items(source.samples, source), source)
+        origin = f"the user's samples ({Path(source.samples).name})"
+    return _distinct(items), origin
+
+
 def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndarray]]:
     """Check every feed against the inputs and cut it into items along the batch axis."""
     axes = extents(source.inputs, source.profile)
@@ -114,6 +122,12 @@ def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndar
                         f"{axes[dim].max}",
                         fix="crop the samples, or widen the shapes with --min-shape / --max-shape",
                     )
+                if isinstance(dim, str) and size % axes[dim].multiple:
+                    raise SampleError(
+                        f"sample {index}: axis {dim!r} of input {spec.name!r} is {size}, expected a multiple of "
+                        f"{axes[dim].multiple}",
+                        fix="pad, crop or resize the samples",
+                    )
         items += _rows(fitted, source)
     return items
 
@@ -121,7 +135,7 @@ def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndar
 def _batch(source: ModelSource) -> Extent | None:
     """Return how many items a feed may join, or None where the inputs have no batch axis in front."""
     leading = {s.dims[0] if s.dims else None for s in source.inputs}
-    if leading == {"batch"}:
+    if source.batched:
         return extents(source.inputs, source.profile)["batch"]
     fixed = next(iter(leading)) if len(leading) == 1 else None
     # The zoo's items are single; a model that was fixed at more takes that many of them.

@@ -11,7 +11,7 @@ import numpy as np
 
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import ModelSource
-from accel.exporters.from_onnx import run_session
+from accel.exporters.from_onnx import answers
 from accel.graph.evaluate import open_unoptimised
 
 if TYPE_CHECKING:
@@ -75,11 +75,10 @@ def of_graph(source: ModelSource, graph: Graph) -> SourceModel:
 
 def of_onnx(source: ModelSource) -> SourceModel:
     """Make the source model of an ONNX file, run with every optimisation off."""
-    session = open_unoptimised(Path(source.reference))
+    run = answers(open_unoptimised(Path(source.reference)), [o.name for o in source.outputs])
 
     def answer(feed: Feed) -> dict[str, np.ndarray]:
-        native = {n: v.astype(source.native.get(n, v.dtype)) for n, v in feed.items()}
-        found = run_session(session, native, [o.name for o in source.outputs])
+        found = run({n: v.astype(source.native.get(n, v.dtype)) for n, v in feed.items()})
         return {s.name: found[s.name].astype(s.dtype, copy=False) for s in source.outputs}
 
     return SourceModel(source, answer)

@@ -35,6 +35,7 @@ FILES: Mapping[str, tuple[Kind, str]] = {
 }
 """Suffix → the kind of source, and what a message calls it."""
 GIVEN = ".onnx, .pt2, TorchScript, .keras, .h5, a frozen .pb, file.py:factory or a folder"
+SAMPLES = (".npz", ".jsonl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -51,6 +52,8 @@ def recognise(
     min_shapes: Mapping[str, tuple[int, ...]] | None = None,
     opt_shapes: Mapping[str, tuple[int, ...]] | None = None,
     max_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    multiples: Mapping[str, tuple[int, ...]] | None = None,
+    axis_names: Mapping[str, str] | None = None,
     model_name: str | None = None,
     graph: GraphChoice | None = None,
 ) -> SourceRequest:
@@ -71,6 +74,8 @@ def recognise(
         raise UsageError(f"--part is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --part out")
     if weights == "random" and kind not in ("zoo", "huggingface"):
         raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
+    if axis_names and kind != "onnx":
+        raise UsageError(f"--rename-axes is for ONNX files, and {text!r} is none ({kind})", fix="leave it out")
     graph = graph or GraphChoice()
     _check_graph(graph, kind, text)
     return SourceRequest(
@@ -87,6 +92,8 @@ def recognise(
         min_shapes=dict(min_shapes or {}),
         opt_shapes=dict(opt_shapes or {}),
         max_shapes=dict(max_shapes or {}),
+        multiples=dict(multiples or {}),
+        axis_names=dict(axis_names or {}),
         model_name=model_name,
         graph=graph,
     )
@@ -119,7 +126,7 @@ def _kind(text: str) -> tuple[Kind, str]:
     if match := FACTORY.fullmatch(text):
         path = _file(match["file"], "factory file")
         return "factory", f"{path}:{match['function']}"
-    path = Path(text).expanduser()
+    path = _path(text)
     suffix = path.suffix.lower()
     if path.is_dir():
         return _folder(path)
@@ -165,8 +172,26 @@ def _is_script(path: Path) -> bool:
     return "constants.pkl" in names and any(name.startswith("code/") for name in names)
 
 
+def _path(text: str) -> Path:
+    """Return the path that a text names.
+
+    Raises:
+        InputError: an unknown user's home (``~nosuch/x``), a NUL, or a name that no file system takes.
+    """
+    try:
+        path = Path(text).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, RuntimeError, ValueError) as error:
+        shown = text if len(text) <= 100 else f"{text[:100]}… ({len(text)} characters)"
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{shown!r} cannot be opened as a file: {why}", fix="check the path") from error
+    return path
+
+
 def _file(text: str, what: str) -> Path:
-    path = Path(text).expanduser()
+    path = _path(text)
     if not path.is_file():
         raise InputError(f"no {what} at {path}", fix="check the path; it is taken from the current folder")
     return path.resolve()
@@ -190,10 +215,29 @@ def _samples(text: str | None) -> str | None:
         return None
     if match := FACTORY.fullmatch(text):
         return f"{_file(match['file'], 'sample generator')}:{match['function']}"
+    path = _path(text)
+    if path.is_dir():
+        sample_files(path)
+        return str(path.resolve())
     path = _file(text, "sample file")
-    if path.suffix.lower() not in (".npz", ".jsonl"):
-        raise UsageError(f"--samples {text}: expected .npz, .jsonl or file.py:generator")
+    if path.suffix.lower() not in SAMPLES:
+        raise UsageError(
+            f"--samples {text}: expected .npz, .jsonl, a folder of them or file.py:generator",
+            fix="docs/samples.md shows each",
+        )
     return str(path)
+
+
+def sample_files(folder: Path) -> list[Path]:
+    """List the sample files of a folder, by name.
+
+    Raises:
+        InputError: it holds none.
+    """
+    files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in SAMPLES and p.is_file()]
+    if not files:
+        raise InputError(f"{folder} holds no .npz and no .jsonl file", fix="docs/samples.md shows both forms")
+    return files
 
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
@@ -229,6 +273,18 @@ def parse_range(text: str) -> tuple[str, tuple[int, int]]:
     if lo > hi:
         raise UsageError(f"range {text!r} is empty: {lo} is above {hi}")
     return match["name"].strip(), (lo, hi)
+
+
+def parse_axis_name(text: str) -> tuple[str, str]:
+    """Read ``INPUT:POSITION=NAME`` and return ``INPUT:POSITION`` and the name.
+
+    Raises:
+        UsageError: anything else.
+    """
+    match = re.fullmatch(r"(?P<place>.+:\d{1,2})=(?P<name>[A-Za-z_][\w.-]*)", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} renames no axis", fix="write INPUT:POSITION=NAME, for example images:2=height")
+    return match["place"], match["name"]
 
 
 def content_key(request: SourceRequest) -> str | None:
@@ -268,7 +324,8 @@ def quick_key(request: SourceRequest) -> str | None:
     samples = None
     if request.samples is not None:
         match = FACTORY.fullmatch(request.samples)
-        samples = sha256_file(Path(match["file"] if match else request.samples))
+        path = Path(match["file"] if match else request.samples)
+        samples = [sha256_file(file) for file in (sample_files(path) if path.is_dir() else [path])]
     return sha256_json([content, samples, to_json(request)])
 
 
@@ -294,6 +351,13 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
 
 
 def _listing(folder: Path) -> dict[str, Path]:
-    """List the files of a Hugging Face folder that can take part: its own level, no pickles, nothing hidden."""
+    """List the files of a Hugging Face folder that can take part: no pickles, nothing hidden.
+
+    That is its own level and, of sentence-transformers, the modules' folders.
+    """
     keep = (p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith("."))
-    return {p.name: p for p in keep if p.suffix in (".json", ".safetensors", ".txt", ".model")}
+    found = {p.name: p for p in keep if p.suffix in (".json", ".safetensors", ".txt", ".model")}
+    if "modules.json" in found:
+        inner = (p for name in ("config.json", "model.safetensors") for p in sorted(folder.glob(f"*/{name}")))
+        found |= {p.relative_to(folder).as_posix(): p for p in inner}
+    return found

@@ -13,7 +13,7 @@ from accel.core.values import GraphChoice
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SAVED_MODEL
 from accel.exporters.tensorflow_graph import SIGNATURE, Opened, Port, check_dtype, named_tensors, quiet
-from accel.exporters.tensorflow_operators import INITIALISER, check_graph, check_saved_model
+from accel.exporters.tensorflow_operators import INITIALISER, check_graph, check_saved_model, node_of, upstream
 from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 
 SERVE = "serve"
@@ -90,7 +90,7 @@ def _open_main_graph(folder: Path, meta: Any, name: str) -> Opened:
     with quiet(), tf.compat.v1.Session(graph=tf.Graph()) as session:
         loaded = tf.compat.v1.saved_model.load(session, list(meta.meta_info_def.tags), str(folder))
         signature = loaded.signature_def[name]
-        nodes = sorted({_node(t.name) for t in signature.outputs.values()})
+        nodes = sorted({node_of(t.name) for t in signature.outputs.values()})
         frozen = convert_to_constants.convert_variables_to_constants_from_session_graph(
             session, session.graph.as_graph_def(), nodes
         )
@@ -359,8 +359,8 @@ def open_frozen(path: Path, choice: GraphChoice) -> Opened:
         )
     outputs = list(choice.outputs) or [_only_end(path, nodes)]
     for tensor in [*choice.inputs, *outputs]:
-        if _node(tensor) not in nodes:
-            raise UsageError(f"{path.name} has no tensor {tensor!r}{nearest(_node(tensor), nodes)}")
+        if node_of(tensor) not in nodes:
+            raise UsageError(f"{path.name} has no tensor {tensor!r}{nearest(node_of(tensor), nodes)}")
     inputs = list(choice.inputs) or _placeholders(nodes, outputs)
     if not inputs:
         raise InputError(f"{path.name} has no placeholder before {outputs}: it computes a constant")
@@ -397,12 +397,8 @@ def _read_graph(path: Path) -> Any:
     return definition
 
 
-def _node(tensor: str) -> str:
-    return tensor.removeprefix("^").partition(":")[0]
-
-
 def _only_end(path: Path, nodes: Mapping[str, Any]) -> str:
-    used = {_node(i) for n in nodes.values() for i in n.input}
+    used = {node_of(i) for n in nodes.values() for i in n.input}
     ends = [name for name, n in nodes.items() if name not in used and n.op not in NO_OUTPUT]
     if len(ends) != 1:
         raise UsageError(
@@ -414,11 +410,5 @@ def _only_end(path: Path, nodes: Mapping[str, Any]) -> str:
 
 def _placeholders(nodes: Mapping[str, Any], outputs: Sequence[str]) -> list[str]:
     """Return the placeholders that the outputs depend on, in the order of the file."""
-    reached: set[str] = set()
-    open_ends = [_node(t) for t in outputs]
-    while open_ends:
-        name = open_ends.pop()
-        if name not in reached and name in nodes:
-            reached.add(name)
-            open_ends += [_node(i) for i in nodes[name].input]
+    reached = upstream(nodes, outputs)
     return [name for name, n in nodes.items() if name in reached and n.op == "Placeholder"]

@@ -134,47 +134,32 @@ class Program:
         self._gradients = {g.function_name: g.gradient_func for g in library.gradient}
         # TensorFlow may put a function in the place of another that says it computes the same.
         self._alike: dict[bytes, list[str]] = {}
-        for name in self.functions:
-            self._alike.setdefault(self._implements(name), []).append(name)
-        self._alike.pop(b"", None)
-
-    def _implements(self, name: str) -> bytes:
-        attributes = self.functions[name].attr
-        return attributes["api_implements"].s if "api_implements" in attributes else b""
+        for name, function in self.functions.items():
+            if interface := _text(function, "api_implements"):
+                self._alike.setdefault(interface, []).append(name)
 
     def check_constants(self) -> None:
         """Check the operators without state, wherever they are: TensorFlow may compute them while it loads."""
-        for node in self.nodes.values():
-            self._check(node, "", None)
-        for name, function in self.functions.items():
-            for node in function.node_def:
-                self._check(node, name, None)
+        bodies = [(name, function.node_def) for name, function in self.functions.items()]
+        for where, nodes in [("", self.nodes.values()), *bodies]:
+            for node in nodes:
+                self._check(node, where, None)
 
     def check_run(self, tensors: Iterable[str], files: Files = NONE) -> None:
         """Check the nodes of the main graph that these tensors or nodes need, and the functions that those call."""
-        reached: dict[str, Any] = {}
-        todo = [_node(t) for t in tensors]
-        while todo:
-            name = todo.pop()
-            if name in self.nodes and name not in reached:
-                reached[name] = self.nodes[name]
-                todo += [_node(i) for i in reached[name].input]
-        self._check_calls([("", reached.values(), files | self._variables_with(files))])
+        self._check_calls([("", upstream(self.nodes, tensors).values(), files | self._variables_with(files))])
 
     def _variables_with(self, files: Files) -> Files:
         """Return the reads of variables of the main graph that never hold anything but one of ``files``.
 
         TensorFlow 2 passes the path of an asset to its initialiser by way of such a variable.
         """
-        sets = [
-            n
-            for n in self.nodes.values()
-            if n.op == "AssignVariableOp" and len(n.input) > 1 and _plain(n.input[1]) in files
-        ]
+        assigned = [n for n in self.nodes.values() if n.op == "AssignVariableOp" and len(n.input) > 1]
+        sets = [n for n in assigned if _plain(n.input[1]) in files]
         everywhere = [n for f in self.functions.values() for n in f.node_def] + list(self.nodes.values())
         found: set[str] = set()
-        for name in {_node(n.input[0]) for n in sets}:
-            users = [n for n in self.nodes.values() if name in map(_node, n.input)]
+        for name in {node_of(n.input[0]) for n in sets}:
+            users = [n for n in self.nodes.values() if name in map(node_of, n.input)]
             reads = [n.name for n in users if n.op in ("ReadVariableOp", "VarIsInitializedOp")]
             variable = self.nodes.get(name)
             alike = [
@@ -211,10 +196,8 @@ class Program:
             if node.op in CALLS and "f" in node.attr and node.attr["f"].func.name == name:
                 given = self._passed(node, name, files)
             yield name, given
-            for other in [
-                self._gradients.get(name),
-                *self._alike.get(self.functions[name].attr["api_implements"].s, ()),
-            ]:
+            interface = _text(self.functions[name], "api_implements")
+            for other in [self._gradients.get(name), *self._alike.get(interface or b"", ())]:
                 if other in self.functions and other != name:
                     yield other, NONE
 
@@ -240,12 +223,11 @@ class Program:
         elif files is None or KEEPS_STATE.fullmatch(node.op):
             return
         elif node.op in FROM_FILE:
-            index = FROM_FILE[node.op]
-            if len(node.input) <= index or _plain(node.input[index]) not in files:
+            if not {_plain(name) for name in node.input[FROM_FILE[node.op] :][:1]} & files:
                 raise self._refusal(
                     node, where, "reads a file that is neither the model's variables nor an asset of it"
                 )
-        elif node.op != "PrintV2" or _stream(node) != b"stderr":
+        elif node.op != "PrintV2" or _text(node, "output_stream") not in (None, b"stderr"):
             raise self._refusal(node, where, "touches files, calls code, or keeps a state that serving does not need")
 
     def _refusal(self, node: Any, where: str, why: str) -> InputError:
@@ -258,16 +240,14 @@ class Program:
         )
 
 
+def _text(node: Any, attribute: str) -> bytes | None:
+    """Return a text attribute of a node or function, or None where it does not have it."""
+    return node.attr[attribute].s if attribute in node.attr else None
+
+
 def _resource(node: Any) -> bytes:
     """Return the name under which a variable is found; two nodes of one name are one variable."""
-    shared: bytes = node.attr["shared_name"].s if "shared_name" in node.attr else b""
-    return shared or node.name.encode()
-
-
-def _stream(node: Any) -> bytes:
-    """Return where PrintV2 writes; a node that does not say so has the default."""
-    found: bytes = node.attr["output_stream"].s if "output_stream" in node.attr else b"stderr"
-    return found
+    return _text(node, "shared_name") or node.name.encode()
 
 
 def _takes_text(operator: Any) -> bool:
@@ -290,8 +270,21 @@ def _functions_in(value: Any) -> Iterator[str]:
             todo += function.attr.values()
 
 
-def _node(tensor: str) -> str:
+def node_of(tensor: str) -> str:
+    """Return the node that makes a tensor (``x:0``) or is waited for (``^x``)."""
     return tensor.removeprefix("^").partition(":")[0]
+
+
+def upstream(nodes: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, Any]:
+    """Return the nodes that these tensors or nodes need, by name."""
+    reached: dict[str, Any] = {}
+    todo = [node_of(t) for t in tensors]
+    while todo:
+        name = todo.pop()
+        if name in nodes and name not in reached:
+            reached[name] = nodes[name]
+            todo += [node_of(i) for i in nodes[name].input]
+    return reached
 
 
 def _plain(tensor: str) -> str:
@@ -310,13 +303,11 @@ def _initialisers(meta: Any) -> list[str]:
     from tensorflow.core.framework import variable_pb2
 
     found = _outputs(meta, INITIALISER) if INITIALISER in meta.signature_def else []
+    collections = dict(meta.collection_def)
     for key in INITIALISERS:
-        if key in meta.collection_def:
-            found += meta.collection_def[key].node_list.value
-    if "local_variables" in meta.collection_def:
-        for value in meta.collection_def["local_variables"].bytes_list.value:
-            found.append(variable_pb2.VariableDef.FromString(value).initializer_name)
-    return found
+        found += collections[key].node_list.value if key in collections else ()
+    variables = collections["local_variables"].bytes_list.value if "local_variables" in collections else ()
+    return [*found, *(variable_pb2.VariableDef.FromString(value).initializer_name for value in variables)]
 
 
 def _loaded_functions(meta: Any, functions: Mapping[str, Any]) -> Iterator[tuple[str, Files]]:
@@ -356,11 +347,10 @@ def _is_asset(node: Any) -> bool:
 def _assets(meta: Any) -> list[Any]:
     from tensorflow.core.protobuf import meta_graph_pb2
 
-    found = list(meta.asset_file_def)
-    if not found and "saved_model_assets" in meta.collection_def:
-        for value in meta.collection_def["saved_model_assets"].any_list.value:
-            found.append(meta_graph_pb2.AssetFileDef.FromString(value.value))
-    return found
+    if meta.asset_file_def or "saved_model_assets" not in meta.collection_def:
+        return list(meta.asset_file_def)
+    values = meta.collection_def["saved_model_assets"].any_list.value
+    return [meta_graph_pb2.AssetFileDef.FromString(value.value) for value in values]
 
 
 def _check_paths(folder: Path, meta: Any) -> None:

@@ -1,4 +1,4 @@
-"""Samples that the user gives: ``.npz``, ``.jsonl`` with text or numbers, ``file.py:generator``, or a factory's own."""
+"""Samples that the user gives: ``.npz``, ``.jsonl``, a folder of them, ``file.py:generator``, or a factory's own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from accel.exporters.axes import extents
 from accel.exporters.from_huggingface import tokenise
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.request import FACTORY
+from accel.exporters.sources import sample_files
 from accel.exporters.zoo import zoo
 
 
@@ -38,8 +39,28 @@ def tokenised(texts: Sequence[str], source: ModelSource) -> list[dict[str, Any]]
     return tokenise(folder, texts, source.inputs, axes["seq"].max if "seq" in axes else 512)
 
 
+def expected(source: ModelSource) -> str:
+    """Say in which form samples of this model are given: its inputs' names, dtypes, sizes and ranges."""
+    axes = extents(source.inputs, source.profile)
+
+    def size(dim: int | str) -> str:
+        return f"{dim} {axes[dim].min} to {axes[dim].max}" if isinstance(dim, str) else str(dim)
+
+    inputs = [
+        f"{s.name}: {s.dtype} ({', '.join(map(size, s.dims))})" + (f" in {list(s.range)}" if s.range else "")
+        for s in source.inputs
+    ]
+    names = [s.name for s in source.inputs]
+    line = ", ".join(f"{json.dumps(n)}: […]" for n in names)
+    return (
+        f"the inputs are {'; '.join(inputs)}. As .npz: numpy.savez('samples.npz', **{{'0/{names[0]}': …, …}}), keys "
+        "<number>/<input>, or one array per input, its items along the first axis. As .jsonl: a line for each item, "
+        f"without its first axis: {{{line}}}. Or a folder of these, or file.py:generator (docs/samples.md)"
+    )
+
+
 def user_items(reference: str, source: ModelSource) -> list[Feed]:
-    """Read the user's samples: ``.npz``, ``.jsonl``, or what ``file.py:generator`` (or a factory) gives.
+    """Read the user's samples: ``.npz``, ``.jsonl``, a folder of them, or what a generator or a factory gives.
 
     An ``.npz`` has keys ``<index>/<input>``, or one array per input whose leading axis counts the items. A line of a
     ``.jsonl`` is ``{"text": "…"}`` or one value per input, the batch axis left out.
@@ -49,11 +70,13 @@ def user_items(reference: str, source: ModelSource) -> list[Feed]:
     """
     if FACTORY.fullmatch(reference):
         feeds = list(_generated(reference, source))
-    elif reference.endswith(".jsonl"):
+    elif Path(reference).is_dir():
+        feeds = [feed for file in sample_files(Path(reference)) for feed in user_items(str(file), source)]
+    elif Path(reference).suffix.lower() == ".jsonl":
         feeds = _lines(Path(reference), source)
     else:
         arrays = read_npz(Path(reference))
-        indexed = any("/" in key for key in arrays)
+        indexed = any("/" in key for key in arrays) and not arrays.keys() <= {s.name for s in source.inputs}
         feeds = list(read_feeds(Path(reference)).values()) if indexed else [arrays]
     if not feeds:
         raise SampleError(f"{reference} holds no samples")
@@ -83,12 +106,18 @@ def _generated(reference: str, source: ModelSource) -> Iterator[Feed]:
 def _lines(path: Path, source: ModelSource) -> list[Feed]:
     feeds: list[Feed] = []
     texts: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SampleError(
+            f"{path.name} is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        ) from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SampleError(f"{path.name}:{number} is no JSON: {error}") from error
         if not isinstance(row, dict) or ("text" in row and not isinstance(row["text"], str)):
             raise SampleError(f'{path.name}:{number}: expected {{"text": "…"}} or one value per input')

@@ -13,9 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx_ir as ir
+
 from accel.core.errors import StageError
 from accel.core.feeds import Feed
-from accel.graph import sensitivity
+from accel.graph import passes, qdq, sensitivity
 
 EVALUATIONS = 9
 """Each takes a quantisation of the whole network: all, none, and the halving of a hundred layers."""
@@ -24,8 +27,6 @@ _PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 def dominate(path: Path) -> bool:
     """Say whether the graph has more convolutions than matrix products."""
-    import onnx
-
     kinds = [n.op_type for n in onnx.load(str(path), load_external_data=False).graph.node]
     return kinds.count("Conv") > kinds.count("MatMul") + kinds.count("Gemm")
 
@@ -42,16 +43,10 @@ def quantize(
     Raises:
         StageError: the quantiser failed.
     """
-    import onnx
     from onnxruntime import quantization as q
 
-    graph = onnx.load(str(path), load_external_data=False).graph
-    products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
-    if len(set(products)) != len(products) or "" in products:
-        raise StageError(f"{path.name} has products without a name of their own: the quantiser cannot leave one out")
-
     def write(kept: Sequence[str], to: Path, ranges: Path) -> Path:
-        model = onnx.load(str(path))
+        model = onnx.load(str(plain))
         model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
         try:
             q.quantize_static(
@@ -72,14 +67,17 @@ def quantize(
             raise StageError(f"onnxruntime could not quantise {path.name}: {error}") from error
         return to
 
-    # From the middle outwards; the last layer, then the first, return to float before all others.
-    ends = [min(i + 1, 2 * (len(products) - 1 - i)) for i in range(len(products))]
     with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
-        ranges, trial = Path(name) / "ranges.json", Path(name) / "trial.onnx"
+        ranges, trial, plain = (Path(name) / file for file in ("ranges.json", "trial.onnx", "plain.onnx"))
+        passes.rewrite(path, plain, qdq.RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), OwnBiases())
+        graph = onnx.load(str(plain), load_external_data=False).graph
+        products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
+        # From the middle outwards; the last layer, then the first, return to float before all others.
+        ends = [min(i + 1, 2 * (len(products) - 1 - i)) for i in range(len(products))]
         found = sensitivity.search(
             [(name,) for name in products],
             dict.fromkeys(products, 1),
-            lambda kept: score(path if len(kept) == len(products) else write(kept, trial, ranges)),
+            lambda kept: score(plain if len(kept) == len(products) else write(kept, trial, ranges)),
             floor,
             order=sorted(range(len(products)), key=lambda i: -ends[i]),
             evaluations=EVALUATIONS,
@@ -87,6 +85,25 @@ def quantize(
         )
         write(found.chosen.kept, out, ranges)
     return found
+
+
+class OwnBiases(ir.passes.InPlacePass):
+    """Give each convolution and Gemm a bias of its own.
+
+    ONNX Runtime's quantiser copies a bias that several share under its name with a number, which may be another
+    tensor's (``conv1d_2`` + ``5`` in what tf2onnx writes; seen with 1.31).
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Copy the biases that several nodes read."""
+        graph, modified = model.graph, False
+        for index, node in enumerate(graph):
+            bias = node.inputs[2] if node.op_type in ("Conv", "Gemm") and len(node.inputs) > 2 else None
+            if bias is not None and bias.is_initializer() and bias.const_value is not None and len(bias.uses()) > 1:
+                own = qdq.constant(graph, f"{bias.name}_of_{index}", bias.const_value.numpy())
+                node.replace_input_with(2, own)
+                modified = True
+        return ir.passes.PassResult(model, modified)
 
 
 def _outside(graph: Any, kept: Collection[str]) -> list[str]:

@@ -12,11 +12,6 @@ from typing import Any
 from accel.core.errors import StageError, UnavailableError
 
 
-def open_cpu(path: Path, threads: int) -> Any:
-    """Open a session with ONNX Runtime's own optimisations, as a server runs the file."""
-    return _session(str(path), _options(threads=threads))
-
-
 def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
     """Open a session that computes Q/DQ pairs as written: round, then multiply in floating point.
 
@@ -54,26 +49,32 @@ def open_unoptimised(path: Path) -> Any:
     import onnxruntime as ort
 
     try:
-        return _session(str(path), _options(optimised=False))
+        return _session(str(path), _options(severity=4, optimised=False))
     except Exception as error:
         raise UnavailableError(
             f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
-            fix="export it again with opset 18 to 21 and IR version 10 or older",
+            fix="if it names an opset or IR version, export the model again with opset 18 to 21 and IR version 10 or "
+            "older; an operator that it lacks must be replaced in the model",
         ) from error
 
 
-def kernel_check() -> Callable[[bytes], bool]:
-    """Return a function that says whether ONNX Runtime has the kernels of a serialised model.
+def kernel_check(*, optimised: bool = False) -> Callable[[bytes | str], bool]:
+    """Return a function that says whether ONNX Runtime loads a model, serialised or in a file.
+
+    It has the kernels then, and all sizes agree.
+
+    Args:
+        optimised: whether its optimisations must take it, too: they look into branches that never run.
 
     Raises:
         ImportError: ONNX Runtime is not installed.
     """
     from onnxruntime.capi import onnxruntime_pybind11_state as refusals
 
-    options = _options(threads=1, severity=4, optimised=False)
+    options = _options(threads=1, severity=4, optimised=optimised)
     kinds = (refusals.NotImplemented, refusals.Fail, refusals.InvalidGraph, refusals.InvalidArgument)
 
-    def accepts(model: bytes) -> bool:
+    def accepts(model: bytes | str) -> bool:
         try:
             _session(model, options)
         except kinds:

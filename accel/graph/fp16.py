@@ -167,7 +167,7 @@ def convert(
         log, python = folder / "autocast.log", environments.python(ENVIRONMENT)
         with Worker(log, threads=threads or 1, timeout_s=CAST_S, python=python) as worker:
             modelopt = worker.call(autocast, plain, typed, to, tuple(k.node for k in kept))
-        written = _read_back(typed, model, to=to, kept={k.node for k in kept})
+        products, half, opset = _read_back(typed, model, to=to, kept={k.node for k in kept})
         passes.save(passes.load(typed), out, data=f"{out.name}.data")
     kept_tensors = {k.tensor for k in kept}
     inside = {n: r for n, r in ranges.items() if n not in kept_tensors and r.largest < limit}
@@ -181,10 +181,10 @@ def convert(
         widest=(widest[0], _finite(widest[1].low), _finite(widest[1].high)) if widest else None,
         values=len(ranges),
         feeds=len(samples),
-        products=written.products,
-        half_products=written.half_products,
-        half_share=written.half_products / written.products if written.products else 0.0,
-        opset=written.opset,
+        products=products,
+        half_products=half,
+        half_share=half / products if products else 0.0,
+        opset=opset,
         versions={"nvidia-modelopt": modelopt},
         convert_s=time.monotonic() - start,
     )
@@ -311,15 +311,11 @@ def _finite(value: float) -> float:
     return largest if math.isnan(value) else min(max(value, -largest), largest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    products: int
-    half_products: int
-    opset: int
-
-
-def _read_back(path: Path, before: ir.Model, *, to: Half, kept: Collection[str]) -> _Written:
+def _read_back(path: Path, before: ir.Model, *, to: Half, kept: Collection[str]) -> tuple[int, int, int]:
     """Check what was written: the contract, the kept nodes, the weights.
+
+    Returns:
+        How many products there are and how many of them are in half precision, and the opset.
 
     Raises:
         StageError: something differs from what was asked for.
@@ -344,7 +340,7 @@ def _read_back(path: Path, before: ir.Model, *, to: Half, kept: Collection[str])
             largest = float(np.abs(value.const_value.numpy().astype(np.float32)).max(initial=0.0))
             if not largest < LIMITS[to]:  # autocast cuts larger ones at the limit without an error
                 raise StageError(f"weight {name!r} does not fit half precision and was cut at {largest:.5g}")
-    return _Written(counted, half, graph.opset_imports[""])
+    return counted, half, graph.opset_imports[""]
 
 
 def emulate(source: Path, out: Path) -> None:

@@ -11,18 +11,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from accel.core.errors import InputError, SampleError
 from accel.core.feeds import Feed
 from accel.graph import passes
 from accel.graph.evaluate import open_exact
-
-if TYPE_CHECKING:
-    import onnx
 
 _REDUCTIONS = ("ReduceMin", "ReduceMax", "Size")
 FETCHED_BYTES = 256 << 20
@@ -69,8 +67,6 @@ def float_tensors(model: onnx.ModelProto) -> dict[str, int]:
     Raises:
         InputError: shape inference fails on the graph, or leaves a value without a type.
     """
-    import onnx
-
     bare = type(model)()
     bare.CopyFrom(model)
     bare.graph.ClearField("value_info")
@@ -93,8 +89,6 @@ def float_tensors(model: onnx.ModelProto) -> dict[str, int]:
 
 def file_types(path: Path) -> dict[str, int]:
     """Return ``float_tensors`` of a file, whose weights are not read."""
-    import onnx
-
     return float_tensors(onnx.load(str(path), load_external_data=False))
 
 

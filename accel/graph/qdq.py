@@ -20,10 +20,14 @@ from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
+from onnxscript import version_converter
 
+from accel.core.errors import StageError
 from accel.graph import passes
 
 Quantised = Literal["int8", "fp8", "cpu-int8", "cpu-int7"]
+FIRST_OPSET = 13
+"""First opset whose Q/DQ have a scale for each channel. Source: https://onnx.ai/onnx/operators/."""
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -99,24 +103,72 @@ class Recipe:
 
 
 def load(path: Path) -> ir.Model:
-    """Load a model, every node named, each ``Gemm`` on a constant split into MatMul and Add."""
+    """Load a model that pairs can be put into, every node named, each ``Gemm`` on a constant split into MatMul and Add.
+
+    Raises:
+        InputError: as ``passes.load``; StageError: its opset cannot be raised.
+    """
     model = passes.load(path)
-    passes.run(model, SplitGemm())
+    passes.run(model, RaiseOpset(FIRST_OPSET), NameNodes(), SplitGemm())
     return model
 
 
+class RaiseOpset(ir.passes.InPlacePass):
+    """Bring a graph of an older opset to ``least``.
+
+    Source: onnx.version_converter, which onnxscript's turns to below opset 18.
+    """
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least = least
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Convert it.
+
+        Raises:
+            StageError: no converter can.
+        """
+        before = model.graph.opset_imports.get("", 0)
+        if before >= self.least:
+            return ir.passes.PassResult(model, False)
+        reason = ""
+        try:
+            version_converter.convert_version(model, self.least, fallback=True)
+        except (RuntimeError, ValueError) as error:
+            reason = f": {str(error).splitlines()[0]}"
+        if model.graph.opset_imports.get("", 0) < self.least:
+            raise StageError(
+                f"the model has opset {before} and cannot be brought to {self.least}{reason}",
+                fix=f"export it with opset {self.least} or later",
+            )
+        return ir.passes.PassResult(model, True)
+
+
+class NameNodes(ir.passes.InPlacePass):
+    """Give every node of the main graph a name of its own."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Name those that have none, or that of another one."""
+        taken: set[str] = set()
+        known = {node.name for node in model.graph}
+        modified = False
+        for index, node in enumerate(model.graph):
+            if not node.name or node.name in taken:
+                names = (f"{node.op_type}_{index}", f"accel_{node.op_type}_{index}")
+                node.name = next(n for n in names if n not in known)
+                modified = True
+            taken.add(node.name)
+        return ir.passes.PassResult(model, modified)
+
+
 class SplitGemm(ir.passes.InPlacePass):
-    """Name every node, and write each ``Gemm`` on a constant as MatMul and Add, which can be quantised."""
+    """Write each ``Gemm`` on a constant as MatMul and Add, which can be quantised."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph, modified = model.graph, False
-        taken = {node.name for node in graph}
         held = set(graph.initializers.values())
-        for index, node in enumerate(list(graph)):
-            if not node.name:
-                names = (f"{node.op_type}_{index}", f"accel_{node.op_type}_{index}")
-                node.name = next(n for n in names if n not in taken)
-                modified = True
+        for node in list(graph):
             given = node.attributes
             scaled = {given.get_float("alpha", 1.0), given.get_float("beta", 1.0)} != {1.0} or given.get_int(
                 "transA", 0

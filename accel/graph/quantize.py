@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from onnxscript import version_converter
 
 from accel.core.errors import StageError, UsageError, nearest
 from accel.core.feeds import Feed
@@ -204,7 +202,7 @@ def prepare(
         half = fp16.convert(folder / "plain.onnx", path, to=base, feeds=feeds, margin=margin, threads=threads)
     model = passes.load(path)
     if base != "fp32" or to == "fp8":
-        _raise_opset(model, HALF_OPSET, source.name)
+        passes.run(model, qdq.RaiseOpset(HALF_OPSET))
     now = [p for p in qdq.products(model) if p.node in outputs]
     if lost := sorted(set(outputs) - {p.node for p in now}):
         raise StageError(f"product {lost[0]!r} lost its constant weight on the way to {base}")
@@ -220,20 +218,6 @@ def prepare(
         others=sum(n.op_type in PRODUCTS and n.name not in outputs for n in model.graph),
         opset=model.graph.opset_imports[""],
     )
-
-
-def _raise_opset(model: ir.Model, least: int, name: str) -> None:
-    """Bring the graph to opset ``least`` where it is below.
-
-    Raises:
-        StageError: no converter can.
-    """
-    if model.graph.opset_imports[""] < least:
-        version_converter.convert_version(model, least, fallback=True)
-    if (found := model.graph.opset_imports[""]) < least:
-        raise StageError(
-            f"{name} has opset {found} and cannot be brought to {least}", fix=f"export it with opset {least} or later"
-        )
 
 
 def for_tensorrt(

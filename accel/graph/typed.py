@@ -251,14 +251,32 @@ def _dtypes(model: ir.Model) -> Iterator[Finding]:
         around = [*value.consumers(), *([] if (producer := value.producer()) is None else [producer])]
         paired = any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in around)
         if kind == ir.DataType.DOUBLE:
-            what = f"value {name!r} is DOUBLE, which TensorRT casts down and clamps"
-            yield Finding("double", "error", name, what, narrow, OPERATORS)
+            yield Finding(
+                "double",
+                "error",
+                name,
+                f"value {name!r} is DOUBLE, which TensorRT casts down and clamps",
+                narrow,
+                OPERATORS,
+            )
         elif kind not in KNOWN:
-            what = f"value {name!r} is {kind.name}, a type that TensorRT does not have"
-            yield Finding("dtype", "error", name, what, narrow, TYPES)
+            yield Finding(
+                "dtype",
+                "error",
+                name,
+                f"value {name!r} is {kind.name}, a type that TensorRT does not have",
+                narrow,
+                TYPES,
+            )
         elif kind == ir.DataType.UINT8 and value not in ends and not paired:  # a pair has its own rule about UINT8
-            what = f"value {name!r} inside the graph is UINT8, which only inputs and outputs may be"
-            yield Finding("uint8", "error", name, what, "cast it to INT32 or FLOAT", OPERATORS)
+            yield Finding(
+                "uint8",
+                "error",
+                name,
+                f"value {name!r} inside the graph is UINT8, which only inputs and outputs may be",
+                "cast it to INT32 or FLOAT",
+                OPERATORS,
+            )
         elif kind == ir.DataType.INT64 and value in ends and not value.is_initializer():
             yield Finding(
                 "int64",
@@ -308,11 +326,23 @@ def _pairs(model: ir.Model) -> Iterator[Finding]:
                 QUANTISATION,
             )
         elif kind not in QUANTISED:
-            what = f"{label} quantises to {kind.name}, expected INT8 or FLOAT8E4M3FN"
-            yield Finding("dtype", "error", name, what, "quantise with a type that TensorRT has", QUANTISATION)
+            yield Finding(
+                "dtype",
+                "error",
+                name,
+                f"{label} quantises to {kind.name}, expected INT8 or FLOAT8E4M3FN",
+                "quantise with a type that TensorRT has",
+                QUANTISATION,
+            )
         if point is not None and zero is None:
-            what = f"the zero-point of {label} is no constant"
-            yield Finding("zero-point", "error", name, what, "make it a constant of zeros", OPERATORS)
+            yield Finding(
+                "zero-point",
+                "error",
+                name,
+                f"the zero-point of {label} is no constant",
+                "make it a constant of zeros",
+                OPERATORS,
+            )
         elif zero is not None and np.any(values := zero.astype(np.float32)):
             yield Finding(
                 "zero-point",
@@ -330,25 +360,55 @@ def _scale(node: ir.Node) -> Iterator[Finding]:
     value, held = (_input(node, index) for index in (0, 1))
     scale = _constant(held)
     if scale is None or held is None or value is None:
-        what = f"the scale of {label} is not known when the engine is built"
-        yield Finding("scale", "error", name, what, "make it a constant", QUANTISATION)
+        yield Finding(
+            "scale",
+            "error",
+            name,
+            f"the scale of {label} is not known when the engine is built",
+            "make it a constant",
+            QUANTISATION,
+        )
         return
     values = scale.astype(np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         bad = values[~(np.isfinite(values) & (values > 0))].ravel()[0]
-        what = f"{label} has a scale of {bad:g}, expected positive, finite values"
-        yield Finding("scale", "error", name, what, "calibrate again on samples that reach this value", LAYERS)
+        yield Finding(
+            "scale",
+            "error",
+            name,
+            f"{label} has a scale of {bad:g}, expected positive, finite values",
+            "calibrate again on samples that reach this value",
+            LAYERS,
+        )
     if values.ndim > 1:
-        what = f"the scale of {label} has shape {values.shape}; INT8 takes a scalar or one value per channel"
-        yield Finding("scale", "error", name, what, "use one axis", QUANTISATION)
+        yield Finding(
+            "scale",
+            "error",
+            name,
+            f"the scale of {label} has shape {values.shape}; INT8 takes a scalar or one value per channel",
+            "use one axis",
+            QUANTISATION,
+        )
     real = value.dtype if node.op_type == "QuantizeLinear" else node.outputs[0].dtype
     if real is not None and held.dtype is not None and real != held.dtype:
-        what = f"{label} scales {real.name} with a scale of {held.dtype.name}"
-        yield Finding("types", "error", name, what, "give the scale the type of the value", STRONG)
+        yield Finding(
+            "types",
+            "error",
+            name,
+            f"{label} scales {real.name} with a scale of {held.dtype.name}",
+            "give the scale the type of the value",
+            STRONG,
+        )
     axis, dims = node.attributes.get_int("axis", 1), value.shape.dims if value.is_initializer() and value.shape else ()
     if values.size > 1 and -len(dims) <= axis < len(dims) and values.size != dims[axis]:
-        what = f"{label} has {values.size} scales for {dims[axis]} channels"
-        yield Finding("scale", "error", name, what, "give one scale per channel of its axis", LAYERS)
+        yield Finding(
+            "scale",
+            "error",
+            name,
+            f"{label} has {values.size} scales for {dims[axis]} channels",
+            "give one scale per channel of its axis",
+            LAYERS,
+        )
 
 
 def _placement(model: ir.Model) -> Iterator[Finding]:
@@ -388,8 +448,9 @@ def _placement(model: ir.Model) -> Iterator[Finding]:
 
 
 def _misplaced(name: str, what: str) -> Finding:
-    advice = "write Q/DQ pairs with accel.graph.quantize.for_tensorrt"
-    return Finding("placement", "error", name, what, advice, QUANTISATION)
+    return Finding(
+        "placement", "error", name, what, "write Q/DQ pairs with accel.graph.quantize.for_tensorrt", QUANTISATION
+    )
 
 
 def _dequantised(value: ir.Value | None) -> bool:

@@ -13,20 +13,21 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+import model_zoo
 from accel import pipeline
 from accel.core import document, hardware
-from accel.core.document import RunDocument, VariantRecord
 from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.files import write_text
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, to_json
+from accel.report import layout
 from accel.report.formats import figures, seconds
 from accel.run.job import Job, assemble
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Row = dict[str, Any]
 
@@ -85,8 +86,6 @@ def check(asked: Asked, progress: Progress | None = None) -> list[Row]:
 
 
 def _names(asked: Asked) -> list[str]:
-    import model_zoo
-
     known = model_zoo.entries()
     for name in asked.models:
         if name not in known:
@@ -99,8 +98,6 @@ def _names(asked: Asked) -> list[str]:
 
 
 def _job(name: str, asked: Asked) -> tuple[str, Job]:
-    import model_zoo
-
     given: dict[str, Any] = {
         "source": name if asked.full else name + model_zoo.SMALL,
         "targets": asked.targets,
@@ -113,7 +110,7 @@ def _job(name: str, asked: Asked) -> tuple[str, Job]:
     return name, assemble(given, None, command=shlex.join(["accel", "convert", *words]))
 
 
-def summary(run: RunDocument, name: str) -> Row:
+def summary(run: document.RunDocument, name: str) -> Row:
     """Reduce a run to a model's row: its variants with their figures, its decisions, hardware and versions."""
     written = to_json(run)
     kept = ("source", "framework", "weights", "accuracy", "samples")
@@ -129,7 +126,7 @@ def summary(run: RunDocument, name: str) -> Row:
     }
 
 
-def _cell(variant: VariantRecord) -> Row:
+def _cell(variant: document.VariantRecord) -> Row:
     built, parity = variant.artifact, variant.parity
     timed = [m for m in variant.measurements if m.scenario == "latency" and m.via == "inprocess"]
     return {
@@ -202,7 +199,7 @@ def write(folder: Path) -> None:
     """Write the matrix of all rows in a folder: ``zoo.json`` and ``zoo.md``."""
     rows = read(folder)
     write_text(folder / "zoo.json", json.dumps({"schema": SCHEMA, "models": rows}, indent=1) + "\n")
-    write_text(folder / "zoo.md", "\n".join(markdown(rows)) + "\n")
+    write_text(folder / "zoo.md", markdown(rows))
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -229,9 +226,6 @@ def lines(row: Row, column: str) -> tuple[str, ...]:
 
 def table(rows: Sequence[Row]) -> Table:
     """Lay the matrix out for the terminal, its longer side downwards."""
-    from rich.table import Table
-    from rich.text import Text
-
     models, targets = [row["model"] for row in rows], columns(rows)
     cells = {(row["model"], c): lines(row, c) for row in rows for c in targets}
     wide = len(models) < len(targets)
@@ -245,21 +239,14 @@ def table(rows: Sequence[Row]) -> Table:
     return laid
 
 
-def markdown(rows: Sequence[Row]) -> list[str]:
+def markdown(rows: Sequence[Row]) -> str:
     """Lay the matrix out as Markdown: the cells, then why each one that is not ok is not, equal reasons together."""
-    from accel.report import markdown as layout
-
-    names = columns(rows)
-    header = ["model", *(layout.code(n) for n in names)]
-    cells = ([row["model"], *("<br>".join(lines(row, n)) or "·" for n in names)] for row in rows)
-    found = layout.table(header, cells, align="l" * len(header))
-    text = [*found, "", "A cell: status, time of the build, median latency of one item."]
     machines = sorted({(row["hardware"]["id"], row["created"][:10]) for row in rows})
-    if machines:
-        text += ["", "Measured on " + "; ".join(f"{layout.escape(id)}, {date}" for id, date in machines) + ".", ""]
-    for status, variants, models, reason in remarks(rows):
-        text.append(f"- **{WORDS[status]}** {layout.code(variants)}: {', '.join(models)}: {layout.escape(reason)}")
-    return text
+    found = list(remarks(rows))
+    text = layout.render(
+        "zoo.md.j2", rows=rows, columns=columns(rows), lines=lines, machines=machines, remarks=found, words=WORDS
+    )
+    return text.rstrip() + "\n"
 
 
 def remarks(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str], str]]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from accel.core import document
 from accel.core.errors import OutputError, UsageError
 from accel.core.files import write_text
-from accel.report.compare import Comparison, comparison_markdown, comparison_page, merge_runs
+from accel.report.compare import Comparison, merge_runs
 from accel.report.from_run import run_view
+from accel.report.layout import comparison_markdown, comparison_page, run_markdown, run_page
 
 if TYPE_CHECKING:
     from accel.report.terminal import RunTable
@@ -35,9 +36,6 @@ def write_reports(run: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
         InputError: the run has no schema number, or one that this version cannot read.
         OutputError: the folder cannot be written.
     """
-    from accel.report.markdown import run_markdown
-    from accel.report.page import run_page
-
     view = run_view(document.parse(run))
     page, text = folder / "report.html", folder / "report.md"
     _write(page, run_page(view))

@@ -13,20 +13,9 @@ from pathlib import Path
 
 from accel.core import document
 from accel.core.errors import UsageError
-from accel.report.formats import NONE, between, figures, moment, times
+from accel.report.formats import moment
 from accel.report.from_run import run_view
-from accel.report.markdown import code, escape, table
-from accel.report.page import render
-from accel.report.view import WORDS, DecisionView, RunView, VariantView
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One decision of one run: a row of the first table."""
-
-    label: str
-    run: RunView
-    decision: DecisionView
+from accel.report.view import DecisionView, RunView, VariantView
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +38,10 @@ class HardwareTarget:
     labels: tuple[str, ...]
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
-        """Every decision of every run."""
+    def choices(self) -> tuple[tuple[str, RunView, DecisionView], ...]:
+        """Every decision of every run, with the run and its label."""
         pairs = zip(self.labels, self.runs, strict=True)
-        return tuple(Choice(label, run, decision) for label, run in pairs for decision in run.decisions)
+        return tuple((label, run, decision) for label, run in pairs for decision in run.decisions)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -127,60 +116,3 @@ def _mean_speedup(row: Row) -> float:
     """Return the geometric mean of a variant's speed-ups where it passed; below zero where it never did."""
     logs = [math.log(c.speedup) for c in row.cells if c and c.status == "ok" and c.speedup and c.speedup > 0]
     return math.exp(sum(logs) / len(logs)) if logs else -1.0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Layout
-
-
-def comparison_page(comparison: Comparison) -> str:
-    """Return the comparison as one self-contained HTML document."""
-    variants = [variant for target in comparison.targets for run in target.runs for variant in run.variants]
-    return render("comparison.html.j2", variants, comparison=comparison)
-
-
-def comparison_markdown(comparison: Comparison) -> str:
-    """Return the comparison as GitHub Markdown."""
-    lines = [f"# {escape(', '.join(comparison.models))}", ""]
-    for target in comparison.targets:
-        lines += [f"## {escape(target.title)}", "", f"Hardware target {code(target.id)}.", ""]
-        header = ("run", "best for", "variant", "speed-up", "p50 ms", "p99 ms", "best / s", "accuracy", "accuracy is")
-        lines += [*table(header, [_choice_cells(c) for c in target.choices], align="lllrrrrrl"), ""]
-        lines += ["### Every variant: speed-up against the source framework (p50 ms)", ""]
-        cells = [[code(row.id), *(_cell(c) for c in row.cells)] for row in target.rows]
-        names = ["variant", *(escape(label) for label in target.labels)]
-        lines += [*table(names, cells, align="l" + "r" * len(target.labels)), ""]
-    lines += ["Times of different runs were not interleaved: only speed-ups compare, each within its own session.", ""]
-    return "\n".join(lines)
-
-
-def _choice_cells(choice: Choice) -> list[str]:
-    decision, best = choice.decision, choice.decision.chosen
-    where = f"{decision.objective} on {decision.device}"
-    proved = "proved" if choice.run.proved else "**UNPROVED**"
-    if best is None:
-        return [escape(choice.label), escape(where), "**nothing qualified**", *[NONE] * 5, proved]
-    interval = f" ({between(decision.speedup_ci)})" if decision.speedup_ci else ""
-    return [
-        escape(choice.label),
-        escape(where),
-        code(best.id),
-        f"**{times(decision.speedup)}**{interval}",
-        figures(best.latency.p50_ms if best.latency else None),
-        figures(best.latency.p99_ms if best.latency else None),
-        figures(best.best.throughput_per_s if best.best else None),
-        escape(best.accuracy or NONE),
-        proved,
-    ]
-
-
-def _cell(variant: VariantView | None) -> str:
-    if variant is None:
-        return ""
-    if variant.latency is None and variant.best is None:
-        return escape(WORDS.get(variant.status, variant.status))
-    p50 = figures(variant.latency.p50_ms if variant.latency else None)
-    text = f"{times(variant.speedup)} ({p50})"
-    if variant.status != "ok":
-        return f"{text}, {escape(WORDS.get(variant.status, variant.status))}"
-    return f"**{text}**" if variant.chosen else text

@@ -30,6 +30,31 @@ WIDTH, HEIGHT = 500.0, 340.0
 """Pixels of a plot's drawing area on a wide page, for placing labels."""
 WIDE = 30
 """Ratio of the fastest to the slowest from which on a throughput axis is logarithmic: a CPU beside a GPU."""
+TASKS = {
+    "describe": "load",
+    "reference": "reference",
+    "export": "export",
+    "narrow": "narrow",
+    "prepare": "build",
+    "build": "build",
+    "answers": "prove",
+    "typed_answers": "prove",
+    "compare": "prove",
+    "emit": "emit",
+}
+TIMED = ("open_timed", "warm", "split", "time_round")
+SPAN_COLOURS = {
+    "load": "#8a8f98",
+    "reference": "#5b7fb5",
+    "export": "#3f9a9a",
+    "narrow": "#9a7fb8",
+    "build": "#d08a3c",
+    "prove": "#5a9e5a",
+    "emit": "#b8a23c",
+    "measure": "#b5566b",
+    "other": "#8a8f98",
+}
+TOGETHER_S = 5.0
 DECADE_TICKS = [m * 10.0**e for e in range(-3, 6) for m in (1, 2, 5)]
 
 
@@ -98,10 +123,11 @@ def throughput_figure(run: RunView) -> Figure | None:
         return None
     axis = _log_axis("batch size", min(batches) / 1.15, max(batches) * 1.15)
     axis |= {"tickvals": sorted(batches), "ticktext": [str(b) for b in sorted(batches)]}
-    if max(speeds) > WIDE * min(speeds) > 0:
-        axis_y = _log_axis("inferences per second", min(speeds) / 1.3, max(speeds) * 1.3)
-    else:
-        axis_y = _axis("inferences per second") | {"rangemode": "tozero"}
+    axis_y = (
+        _log_axis("inferences per second", min(speeds) / 1.3, max(speeds) * 1.3)
+        if max(speeds) > WIDE * min(speeds) > 0
+        else _axis("inferences per second") | {"rangemode": "tozero"}
+    )
     layout = _layout(axis, axis_y)
     layout["height"] += 12 * len(traces)
     return {"data": traces, "layout": layout}
@@ -142,6 +168,43 @@ def served_figure(run: RunView) -> Figure | None:
     )
     layout["height"] += 12 * len(traces)
     return {"data": traces, "layout": layout}
+
+
+def timeline_figure(run: RunView) -> Figure | None:
+    """Plot when each process did what, a row a variant, or None where the run recorded nothing.
+
+    Spans of one task that follow each other closely, as the rounds of measuring do, are drawn as one.
+    """
+    spans: list[list[Any]] = []
+    for span in run.document.timeline:
+        kind = TASKS.get(span.task, "measure" if span.task in TIMED else "other")
+        last = next((s for s in reversed(spans) if s[0] == span.worker), None)
+        if last is not None and last[1] == kind and span.begin_s - last[3] < TOGETHER_S:
+            last[3] = span.end_s
+        else:
+            spans.append([span.worker, kind, span.begin_s, span.end_s])
+    if not spans:
+        return None
+    traces = []
+    for kind, colour in SPAN_COLOURS.items():
+        own = [s for s in spans if s[1] == kind]
+        if own:
+            traces.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": kind,
+                    "y": [html.escape(s[0]) for s in own],
+                    "base": [s[2] for s in own],
+                    "x": [max(s[3] - s[2], 0.05) for s in own],
+                    "marker": {"color": colour},
+                    "hovertemplate": f"<b>%{{y}}</b><br>{kind}: %{{x:.1f}} s from %{{base:.1f}} s<extra></extra>",
+                }
+            )
+    rows = list(dict.fromkeys(html.escape(s[0]) for s in spans))
+    layout = _layout(_axis("seconds since the run began"), _axis(""))
+    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": rows[::-1]}
+    return {"data": traces, "layout": layout | {"barmode": "overlay", "height": 140 + 26 * len(rows), "bargap": 0.35}}
 
 
 def _p50(row: VariantView) -> float:

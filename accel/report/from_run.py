@@ -133,6 +133,8 @@ def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionV
         reason=_told(decision),
         speedup=decision.speedup,
         speedup_ci=decision.speedup_ci,
+        undecided=decision.undecided,
+        warning=decision.warning,
     )
 
 
@@ -236,7 +238,8 @@ def _ratio(mine: Measurement | None, base: VariantView, objective: str) -> float
     other = max((p for p in base.measurements if (p.session, p.via, p.scenario) == own), key=_speed, default=None)
     if other is None:
         return None
-    if mine.rounds_ms and len(mine.rounds_ms) == len(other.rounds_ms) and min(*mine.rounds_ms, *other.rounds_ms) > 0:
-        return statistics.median(b / m for b, m in zip(other.rounds_ms, mine.rounds_ms, strict=True))
+    rounds = list(zip(other.rounds_ms, mine.rounds_ms, strict=False))  # one of them may have left early
+    if rounds and min(map(min, rounds)) > 0:
+        return statistics.median(b / m for b, m in rounds)
     over, under = (other.p50_ms, mine.p50_ms) if objective == "latency" else (_speed(mine), _speed(other))
     return over / under if over and under and over > 0 and under > 0 else None

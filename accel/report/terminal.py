@@ -1,21 +1,21 @@
 """Lay out the main table for the terminal, in as many columns as fit, readable without colour.
 
-``rich`` is imported when the table is made, not before. What was not measured stands below the table with its reason.
+What was not measured stands below the table with its reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from accel.report.formats import NONE, between, figures, mebibytes, size, times
 from accel.report.view import WORDS, DecisionView, RunView, VariantView
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 WIDE = 110
 """Columns of the terminal from which on the table also shows p90 and memory."""
@@ -31,9 +31,6 @@ class RunTable:
     run: RunView
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        from rich.measure import Measurement
-        from rich.text import Text
-
         say = _ascii if options.ascii_only else str
         yield Text("")
         for decision in self.run.decisions:
@@ -63,8 +60,6 @@ def _ascii(text: str) -> str:
 
 
 def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -> Iterator[Text]:
-    from rich.text import Text
-
     best = decision.chosen
     how = ", as served by Triton" if decision.via == "triton" else ""
     yield Text(say(f"best {decision.objective} on {decision.device}{how}"), "dim")
@@ -84,14 +79,15 @@ def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -
         p50, speed = f"p50 {figures(point.p50_ms)} ms", f"{figures(point.throughput_per_s)} /s"
         line.append(say(f"  {speed if decision.objective == 'throughput' else p50}"), "not bold default")
     yield line
+    if decision.undecided:
+        others = ", ".join(decision.undecided)
+        yield Text(say(f"not decided: {others} may be as fast; measure longer with --budget-s and --rounds"), "yellow")
+    if decision.warning:
+        yield Text(say(decision.warning), "yellow")
 
 
 def _table(rows: list[VariantView], say: Callable[[str], str], *, wide: bool, why: int = 0) -> Table:
     """Build the table; ``why`` is the width of a last column with the reasons, 0 for none."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     frame = box.ASCII if say is _ascii else box.SIMPLE_HEAD
     table = Table(box=frame, show_edge=False, pad_edge=False, padding=(0, 1 if wide else 0, 0, 0))
     table.add_column("", width=1)
@@ -127,8 +123,6 @@ def _settled(stable: bool, value: float | None) -> str:
 
 def _remarks(run: RunView, say: Callable[[str], str]) -> Iterator[Text]:
     """Say of every variant that did not pass why, and how to fix it."""
-    from rich.text import Text
-
     for v in run.variants:
         if v.status == "ok":
             continue

@@ -32,20 +32,14 @@ class GateView:
         return metric_name(self.name)
 
     @property
-    def text(self) -> str:
-        """The value found, in its unit."""
-        return metric(self.name, self.found)
+    def shown(self) -> str:
+        """The value found, in its unit; ``exact`` where nothing differs."""
+        return "exact" if self.found is None and self.passed else metric(self.name, self.found)
 
     @property
-    def needed_text(self) -> str:
+    def least(self) -> str:
         """The least value that passes, in its unit."""
         return metric(self.name, self.needed)
-
-    @property
-    def sentence(self) -> str:
-        """``SQNR 32.1 dB, gate 20.0 dB``."""
-        found = "exact" if self.found is None and self.passed else self.text
-        return f"{self.label} {found}, gate {self.needed_text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +141,7 @@ class VariantView(VariantRecord):
     def accuracy(self) -> str | None:
         """The figure that its gate looks at: ``exact``, ``32.1 dB`` or the task metric's value."""
         if (task := self._task_gate) is not None:
-            return task.text
+            return task.shown
         if self.exact:
             return "exact"
         found = next((g.found for g in self.gates if g.name == "sqnr_db" and g.found is not None), self.sqnr_db)
@@ -222,6 +216,8 @@ class DecisionView:
     Attributes:
         latency / best: the chosen one's points, as ``via`` measured it.
         repository: what was served, where a server was measured.
+        undecided: ids that may be as fast as the chosen one, or faster.
+        warning: why the figures may be off.
     """
 
     device: str
@@ -235,6 +231,8 @@ class DecisionView:
     reason: str | None
     speedup: float | None
     speedup_ci: tuple[float, float] | None
+    undecided: tuple[str, ...]
+    warning: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,15 +302,16 @@ class RunView:
         if not self.measures:
             return (f"Not at all: {self.undecided}.",)
         settings = dict(pairs(self.document.settings))
-        rounds = f"{settings['rounds']} rounds" if "rounds" in settings else "Rounds"
+        rounds = f"Up to {settings['rounds']} rounds" if "rounds" in settings else "Rounds"
         length = f" of {settings['round_s']} s" if "round_s" in settings else ""
         return (
             "Every variant ran in a fresh process with the same inputs, the same warm-up and the same monotonic clock; "
             f"copies in and out are part of the time. {rounds}{length} were interleaved across the variants, so that "
-            "drift of the machine hits all alike.",
-            "A speed-up is a ratio within one session; its interval is bootstrapped over the rounds. Two variants tie "
-            "when the interval of their ratio touches ±3 %; a tie goes to the higher precision, then to the smaller "
-            "artifact. Memory is the peak resident set of the variant's process.",
+            "drift of the machine hits all alike; what was clearly slower left early.",
+            "A speed-up is a ratio within one session, with its 99 % interval over the paired rounds. Two variants tie "
+            "when the interval of their ratio lies inside ±3 %; a tie goes to the higher precision, then to the "
+            "smaller artifact. Where the interval allows either to be faster, the choice is undecided. Memory is the "
+            "peak resident set of the variant's process.",
         )
 
     @property
@@ -331,7 +330,7 @@ class RunView:
         """What answered, where it was not the backend that the repository was emitted for."""
         text = "A real Triton server answered, loaded through gRPC on this machine, which the load generator shared."
         if any(p.backend == "python" for _, p in self.served):
-            text += " “python” is the twin: the same artifact through Triton's Python backend."
+            text += " “python” is the Python-backend variant: the same artifact, answered by Triton's Python backend."
         return text
 
     @property

@@ -10,16 +10,15 @@ import importlib
 import json
 import os
 import queue
-import sys
 import threading
 import time
 import traceback
-import typing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_type_hints
 
 from accel.core import progress
-from accel.core.errors import AccelError
+from accel.core.errors import AccelError, OutputError
+from accel.core.files import out_of_space
 from accel.core.values import from_json, to_json
 
 
@@ -44,17 +43,9 @@ def child() -> None:
         begin = time.monotonic()
         try:
             answer: dict[str, Any] = {"result": _run(json.loads(line))}
-        except AccelError as error:
-            traceback.print_exc()
-            answer = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
-        except MemoryError:
-            traceback.print_exc()
-            answer = {"error": "StageError", "message": "memory ran out", "fix": "free memory or use smaller shapes"}
         except Exception as error:  # noqa: BLE001  a library's failure is this variant's, not the run's
-            traceback.print_exc()
-            answer = {"error": "StageError", "message": _first_lines(error), "fix": None}
+            answer = _failure(error)
         answer["span"] = (begin, time.monotonic())  # the same clock in every process of this machine
-        sys.stderr.flush()
         answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
         answers.flush()
 
@@ -63,8 +54,21 @@ def _run(message: dict[str, Any]) -> Any:
     """Run a task (``module:function``) with values of the types that it declares."""
     module, _, name = message["task"].partition(":")
     task = getattr(importlib.import_module(module), name)
-    hints = typing.get_type_hints(task)
+    hints = get_type_hints(task)
     return to_json(task(**{key: from_json(hints[key], value) for key, value in message["params"].items()}))
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """Put an error into the log, and into the answer."""
+    with contextlib.suppress(OSError):  # the log may lie on the disk that is full
+        traceback.print_exc()
+    if isinstance(error, AccelError):
+        answer = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
+    elif isinstance(error, MemoryError):
+        answer = {"error": "StageError", "message": "memory ran out", "fix": "free memory or use smaller shapes"}
+    else:
+        answer = {"error": "StageError", "message": _first_lines(error), "fix": None}
+    return {**answer, "full": out_of_space(error) and not isinstance(error, OutputError)}  # that one says where
 
 
 def _first_lines(error: Exception) -> str:

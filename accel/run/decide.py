@@ -2,7 +2,9 @@
 
 A pure function of values. Speeds are compared as ratios with their intervals, never as two single times: pairs of one
 interleaved session directly, pairs that never met through the baseline that both of their sessions held. Two variants
-tie when the interval of their ratio touches ±3 %; a tie goes to the higher precision, then to the smaller artifact.
+are equivalent when the interval of their ratio lies inside ±3 %; between those the higher precision wins, then the
+smaller artifact. Where the interval neither lies inside nor leaves 1 out, the choice between the two is undecided: the
+one that looks faster is chosen, and the decision says so.
 """
 
 from __future__ import annotations
@@ -13,13 +15,12 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Literal
 
-from accel.bench.stability import ratio_interval
+from accel.bench.race import equivalent, slower
+from accel.bench.stability import Ratio, ratio_interval
 from accel.core.values import Decision, Measurement, Rejected, Status
 
-TIE = 0.03
 _PRECISION = {"fp32": 5, "tf32": 4, "fp16": 3, "bf16": 2, "int8": 1, "fp8": 1}
 Objective = Literal["latency", "throughput"]
-Ratio = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def decide(
             rejected[candidate.id] = reason
             continue
         newest = {_place(m): m for m in _points(candidate, objective)}  # an older session cannot excuse the newest
-        allowed = [(m, _broken(m, candidate, constraints)) for m in newest.values()]
+        allowed = [(m, _broken(m, constraints)) for m in newest.values()]
         good = [m for m, broken in allowed if broken is None]
         if good:
             points[candidate.id] = min(good, key=_time)
@@ -107,12 +108,16 @@ def decide(
 
     fastest = _fastest([c.id for c in field], shown, base, objective)
     against = {c.id: ratio(c.id, fastest) for c in field if c.id != fastest}
-    tied = [c for c in field if c.id == fastest or _touches(against[c.id])]
+    tied = [c for c in field if c.id == fastest or ((r := against[c.id]) is not None and equivalent(r))]
     chosen = max(tied, key=lambda c: (_PRECISION.get(c.precision, 0), -c.bytes))
+    open_ = tuple(c.id for c in field if c not in tied and (r := against[c.id]) is not None and not slower(r))
     for candidate in field:
         if candidate.id != chosen.id:
             found = ratio(candidate.id, chosen.id)
-            rejected[candidate.id] = _lost(candidate, chosen, found, tie=candidate in tied)
+            how: Literal["tie", "undecided", "slower"] = (
+                "tie" if candidate in tied else "undecided" if candidate.id in open_ else "slower"
+            )
+            rejected[candidate.id] = _lost(candidate, chosen, found, how)
     ties = tuple(c.id for c in tied if c.id != chosen.id)
     speedup = _speedup(base, shown[chosen.id], objective)
     return verdict(
@@ -120,9 +125,12 @@ def decide(
         repository=chosen.repository,
         ties=ties,
         rejected=tuple(Rejected(c.id, rejected[c.id]) for c in candidates if c.id != chosen.id),
-        reason=_won(chosen, points[chosen.id], speedup, ties, baseline),
+        reason=_won(chosen, points[chosen.id], speedup, ties, open_, baseline),
         speedup=speedup[0] if speedup else None,
         speedup_ci=(speedup[1], speedup[2]) if speedup else None,
+        verdict="undecided" if open_ else "decided",
+        undecided=open_,
+        warning=_disturbed([points[id] for id in dict.fromkeys((chosen.id, baseline)) if id in points]),
     )
 
 
@@ -198,7 +206,7 @@ def _ratio(
     """Return time a / time b with its interval: from their newest common session, else through the baseline."""
     for point in reversed(a):
         for other in reversed(b):
-            if point.session == other.session and len(point.rounds_ms) == len(other.rounds_ms):
+            if point.session == other.session and min(len(point.rounds_ms), len(other.rounds_ms)) > 1:
                 return ratio_interval(point.rounds_ms, other.rounds_ms)
     first, second = _to_base(a, base, objective), _to_base(b, base, objective)
     if first is None or second is None:
@@ -219,11 +227,7 @@ def _speedup(base: Candidate | None, chosen: Sequence[Measurement], objective: O
     return (1 / found[0], 1 / found[2], 1 / found[1]) if found else None
 
 
-def _touches(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio[1] <= 1 + TIE and ratio[2] >= 1 - TIE
-
-
-def _broken(point: Measurement, candidate: Candidate, constraints: Constraints) -> str | None:
+def _broken(point: Measurement, constraints: Constraints) -> str | None:
     """Say which constraint a point breaks, with the figure found, or None."""
     if (limit := constraints.max_p99_ms) is not None:
         if point.p50_ci_ms[0] > limit:
@@ -233,20 +237,35 @@ def _broken(point: Measurement, candidate: Candidate, constraints: Constraints) 
             return f"p99 cannot be held against {limit:g} ms: only {point.samples} samples{longer}"
         if point.p99_ci_ms[1] > limit:
             return f"p99 may reach {point.p99_ci_ms[1]:.4g} ms (upper bound), over the limit of {limit:g} ms"
-    if (limit := constraints.min_throughput_per_s) is not None:
-        best = max((m.throughput_ci_per_s[0] for m in candidate.measurements), default=0.0)
-        if best < limit:
-            return f"throughput reaches {best:.4g}/s (lower bound), under the demanded {limit:g}/s"
+    limit, reached = constraints.min_throughput_per_s, point.throughput_ci_per_s[0]
+    if limit is not None and reached < limit:
+        return f"throughput reaches {reached:.4g}/s (lower bound), under the demanded {limit:g}/s"
     if (limit := constraints.max_memory_mib) is not None and point.peak_rss_mib > limit:
         return f"peak memory {point.peak_rss_mib:.0f} MiB is over the limit of {limit:g} MiB"
     return None
 
 
-def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, *, tie: bool) -> str:
+def _disturbed(points: Sequence[Measurement]) -> str | None:
+    """Say that other processes took part of the machine while a figure was measured that the decision shows."""
+    worst = max((p.noise for p in points if p.noise), key=lambda n: n.disturbed_rounds, default=None)
+    if worst is None or worst.disturbed_rounds == 0:
+        return None
+    taken = f"{worst.others_cores_most:.0%} of a core"
+    if worst.stolen_cores > worst.others_cores:
+        taken = f"the hypervisor {worst.stolen_cores:.0%} of a core"
+    return (
+        f"the machine was busy: other processes took up to {taken} in {worst.disturbed_rounds} rounds, which does not "
+        "slow all variants alike; measure again when it is quiet before relying on the speed-up"
+    )
+
+
+def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, how: Literal["tie", "undecided", "slower"]) -> str:
     if ratio is None:
         return f"was never measured beside {winner.id}, nor beside a common baseline"
     figure = f"{ratio[0]:.2f}× [{ratio[1]:.2f}, {ratio[2]:.2f}]"
-    if not tie:
+    if how == "undecided":
+        return f"undecided: takes {figure} the time of {winner.id}; measure longer (--budget-s, --rounds)"
+    if how == "slower":
         return f"takes {figure} the time of {winner.id}"
     if _PRECISION.get(winner.precision, 0) > _PRECISION.get(loser.precision, 0):
         held = f"which is held to the gate of {winner.precision}, not {loser.precision}"
@@ -255,7 +274,12 @@ def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, *, tie: bool
 
 
 def _won(
-    chosen: Candidate, point: Measurement, speedup: Ratio | None, ties: Sequence[str], baseline: str | None
+    chosen: Candidate,
+    point: Measurement,
+    speedup: Ratio | None,
+    ties: Sequence[str],
+    undecided: Sequence[str],
+    baseline: str | None,
 ) -> str:
     at = f"{point.concurrency} requests at a time" if point.via == "triton" else f"batch {point.batch}"
     figures: Mapping[bool, str] = {
@@ -264,9 +288,11 @@ def _won(
     }
     text = f"{chosen.id} passes its gate with {figures[point.scenario == 'throughput']}"
     if chosen.id == baseline:
-        return text + ": nothing that passes beats the framework itself"
-    if speedup is not None:
+        text += ": nothing that passes beats the framework itself"
+    elif speedup is not None:
         text += f", {speedup[0]:.2f}× [{speedup[1]:.2f}, {speedup[2]:.2f}] the speed of {baseline}"
     if ties:
         text += f"; {', '.join(ties)} tie within ±3 % and lose on precision or size"
+    if undecided:
+        text += f"; undecided between it and {', '.join(undecided)}, of which it looks fastest"
     return text if point.stable else text + "; the point was unstable"

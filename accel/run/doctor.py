@@ -33,7 +33,10 @@ def examine() -> list[Row]:
         ),
         _row("memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
         _row("free disk", f"{free / 2**30:.1f} GiB", ok=free > 5 << 30, fix="free 5 GiB, or write elsewhere with -o"),
-        _row("g++ (aoti)", shutil.which("g++") or False, fix="apt-get install g++"),
+        *(
+            _row(f"{program} ({', '.join(names)})", shutil.which(program) or False, fix=f"apt-get install {program}")
+            for program, names in _programs().items()
+        ),
         _row(
             "NVIDIA GPU",
             ", ".join(f"{g.name} (driver {g.driver})" for g in machine.gpus) or False,
@@ -43,14 +46,29 @@ def examine() -> list[Row]:
     required = [re.split(r"[^\w.-]", line)[0] for line in requires("accel") or () if "extra ==" not in line]
     installed = versions(required) | store.toolchain()
     for package in dict.fromkeys([*required, *installed]):
-        fix = "make demo, or pip install -c constraints.txt -e ."
-        rows.append(_row(package, installed.get(package, ""), needed=package in required, fix=fix))
+        rows.append(
+            _row(
+                package,
+                installed.get(package, ""),
+                needed=package in required,
+                fix="make demo, or pip install -c constraints.txt -e .",
+            )
+        )
     for name in environments.ENVIRONMENTS:
         rows.append(_row(f"environment {name}", environments.installed(name), fix=environments.fix(name)))
     rows.append(
         _row("tritonserver", shutil.which("tritonserver") or False, fix="only serving needs it: see docs/triton.md")
     )
     return rows
+
+
+def _programs() -> dict[str, list[str]]:
+    """Return the programs that builds start → the targets that are built so."""
+    found: dict[str, list[str]] = {}
+    for name, builder in targets.discover().items():
+        for program in builder.targets[name].programs:
+            found.setdefault(program, []).append(name)
+    return found
 
 
 def targets_here() -> list[Row]:

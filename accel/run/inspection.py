@@ -133,7 +133,9 @@ def _onnx(path: Path) -> dict[str, Any]:
     found = read_onnx(path)
     dtypes: Counter[str] = Counter()
     for tensor in graph.initializer:
-        dtypes[onnx.TensorProto.DataType.Name(tensor.data_type).lower()] += math.prod(tensor.dims)
+        known = tensor.data_type in onnx.TensorProto.DataType.values()
+        name = onnx.TensorProto.DataType.Name(tensor.data_type).lower() if known else f"unknown ({tensor.data_type})"
+        dtypes[name] += math.prod(tensor.dims)
     int8, products = int8_products(graph)
     return {
         "kind": "onnx",

@@ -36,7 +36,6 @@ from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.values import GraphChoice, Target
 from accel.core.yaml_file import read_yaml
 from accel.exporters import ensemble_request, sources
-from accel.exporters.ensemble_request import Asked
 from accel.exporters.request import SourceRequest, Weights
 from accel.run.decide import Constraints, Objective
 from accel.triton import releases
@@ -84,6 +83,13 @@ def ranges(given: Any) -> Any:
     return given if isinstance(given, Mapping) else dict(sources.parse_range(text) for text in _texts(given))
 
 
+def axis_names(given: Any) -> Any:
+    """Read names of axes given as ``INPUT:POSITION=NAME``; ``sources.parse_axis_name``."""
+    if isinstance(given, Mapping):
+        return given
+    return dict(sources.parse_axis_name(part) for text in _texts(given) for part in text.split(","))
+
+
 def _gates(given: Any) -> Any:
     if isinstance(given, Mapping):
         return given
@@ -95,8 +101,9 @@ def _gates(given: Any) -> Any:
         except ValueError:
             found[name.strip()] = math.nan
         if not math.isfinite(found[name.strip()]):
-            fix = f"a precision ({', '.join(GATES_DB)}: dB) or a metric"
-            raise UsageError(f"--gate {text!r}: expected NAME=VALUE", fix=fix)
+            raise UsageError(
+                f"--gate {text!r}: expected NAME=VALUE", fix=f"a precision ({', '.join(GATES_DB)}: dB) or a metric"
+            )
     return found
 
 
@@ -115,6 +122,7 @@ def _ints(given: Mapping[str, Any]) -> str:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(names), Mark.REPEATED]
 Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes), Mark.REPEATED]
+AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names), Mark.REPEATED]
 Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges), Mark.REPEATED]
 Gates = Annotated[dict[str, float], BeforeValidator(_gates), Mark.REPEATED]
 Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts), Field(min_length=1)]
@@ -169,13 +177,20 @@ class Job(BaseModel):
     min_shapes: Annotated[Shapes, Field(alias="min_shape", description="input_ids:1x1,…")] = {}
     opt_shapes: Annotated[Shapes, Field(alias="shape", description="input_ids:1x128,…  the typical (opt) shape")] = {}
     max_shapes: Annotated[Shapes, Field(alias="max_shape", description="input_ids:16x512,…")] = {}
+    multiples: Annotated[
+        Shapes,
+        Field(alias="multiple", description="images:1x1x32x32  what each axis is a multiple of  [default: found]"),
+    ] = {}
+    axis_names: Annotated[
+        AxisNames, Field(alias="rename_axes", description="INPUT:POSITION=NAME of an ONNX file's axis")
+    ] = {}
     ints: Annotated[
         Literal["keep", "io", "interior"],
         Field(default_factory=_ints, description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
     ]
-    allow_unproved_int64: Annotated[bool, Field(description="Let OpenVINO wrap what is not proved to fit int32")] = (
-        False
-    )
+    allow_unproved_int64: Annotated[
+        bool, Field(description="Accept OpenVINO, which has int32 for int64, where values are not proved to fit")
+    ] = False
     static: Annotated[bool, Field(description="Also build for the one typical shape")] = False
     model_name: Annotated[str | None, Field(description="Name on the server")] = None
     model_version: Annotated[int, Mark.CARRIED, Field(ge=1, description="Version folder on the server")] = 1
@@ -209,7 +224,7 @@ class Job(BaseModel):
         Path | None, Field(description=".pbtxt with fields that override those of every emitted config")
     ] = None
     ensemble: Annotated[
-        Asked | None,
+        ensemble_request.Asked | None,
         Mark.SWITCH,
         PlainValidator(ensemble_request.asked),
         Field(description="Also serve text or pictures in, answers out"),
@@ -223,8 +238,11 @@ class Job(BaseModel):
         Field(description="Server to measure on: embedded, local or docker  [default: what is here]"),
     ] = None
     rounds: Annotated[  # one round has no interval
-        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds of the latency scenario")
-    ] = 8
+        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided")
+    ] = 60
+    budget_s: Annotated[
+        AboveZero, Field(description="Seconds of rounds at most, for each objective and way of measuring")
+    ] = 120.0
     round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
     opset: Annotated[int, Field(description="ONNX opset")] = 18
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
@@ -252,6 +270,8 @@ class Job(BaseModel):
             min_shapes=self.min_shapes,
             opt_shapes=self.opt_shapes,
             max_shapes=self.max_shapes,
+            multiples=self.multiples,
+            axis_names=self.axis_names,
             model_name=self.model_name,
             graph=GraphChoice(self.signature, self.input_tensors, self.output_tensors, self.inputs_as_nchw),
         )
@@ -364,7 +384,7 @@ def read(path: Path) -> dict[str, Any]:
     if asked.get("triton") and isinstance(asked["triton"], dict):
         from accel.triton import overrides
 
-        known = [name + twin for name in targets.discover() for twin in ("", PYTHON_VARIANT)]
+        known = [name + ending for name in targets.discover() for ending in ("", PYTHON_VARIANT)]
         asked["triton"] = overrides.from_job(asked["triton"], path, known)
     return asked
 

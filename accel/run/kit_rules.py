@@ -26,6 +26,13 @@ LONGEST_TEXT = 1 << 16
 LEAST_DB, LEAST_SHARE = 3.0, 0.5
 """Gates below these let through what has lost half of the signal, or half of the rows: nobody asks for that."""
 SHARES = ("agreement", "matched")
+NUMBERS = (
+    ("rounds", 2, 10_000),
+    ("round_s", 1e-3, 3600),
+    ("timeout_s", 1e-3, 7 * 86400),
+    ("model_version", 1, 2**31 - 1),
+)
+"""Settings that are numbers, with the least and the most of each."""
 TUNING = {
     *("dynamic_batching", "input", "instance_group", "max_batch_size", "metric_tags", "model_metrics"),
     *("model_transaction_policy", "model_warmup", "optimization", "output", "parameters", "response_cache"),
@@ -158,10 +165,8 @@ def check_settings(settings: Mapping[str, Any], carried: Iterable[str], source: 
     if not isinstance(settings["overrides"], str) or not isinstance(settings["gates"], Mapping):
         raise refuse("overrides are no text, or gates no numbers by name")
     check_gates(settings["gates"], source)
-    check_number("rounds", settings["rounds"], 2, 10_000)
-    check_number("round_s", settings["round_s"], 0.001, 3600)
-    check_number("timeout_s", settings["timeout_s"], 1e-3, 7 * 86400)
-    check_number("model_version", settings["model_version"], 1, 2**31 - 1)
+    for name, least, most in NUMBERS:
+        check_number(name, settings[name], least, most)
     said = to_json(settings["constraints"])
     try:
         constraints = from_json(Constraints, said)
@@ -286,7 +291,7 @@ def _check_tensors(what: str, specs: tuple[TensorSpec, ...]) -> None:
 
 
 def _is_dim(dim: Dim) -> bool:
-    return 0 < dim < 2**31 if isinstance(dim, int) else re.fullmatch(r"[\w.-]{1,128}", dim) is not None
+    return 0 < dim < 2**31 if isinstance(dim, int) else re.fullmatch(r"[\w.*/+()-]{1,128}", dim) is not None
 
 
 def _check_profile(profile: Mapping[str, ShapeRange], inputs: tuple[TensorSpec, ...]) -> None:
@@ -296,5 +301,12 @@ def _check_profile(profile: Mapping[str, ShapeRange], inputs: tuple[TensorSpec, 
             raise refuse(f"the profile has no shapes of {spec.name!r}, or of another rank")
         if not all(0 < a <= b <= c < 2**31 for a, b, c in zip(shape.min, shape.opt, shape.max, strict=True)):
             raise refuse(f"the profile of {spec.name!r} is {shape}: expected sizes from 1, min ≤ opt ≤ max")
+        steps, sizes = shape.multiples, (shape.min, shape.opt, shape.max)
+        if (
+            len(steps) != len(spec.dims)
+            or min(steps, default=1) < 1
+            or any(n % step for shape_at in sizes for n, step in zip(shape_at, steps, strict=True))
+        ):
+            raise refuse(f"the profile of {spec.name!r} is {shape}: its sizes are no multiples of {steps}")
     if len(profile) != len(inputs):
         raise refuse("the profile names an input that is not there")

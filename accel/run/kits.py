@@ -147,8 +147,12 @@ def read(folder: Path) -> DeferredBuild:
             changed.
     """
     path = folder / MANIFEST
-    missing = "give the folder variants/<id>/kit of a run with a deferred variant"
-    kit = read_value(path, DeferredBuild, missing=missing, fix="copy the kit again")
+    kit = read_value(
+        path,
+        DeferredBuild,
+        missing="give the folder variants/<id>/kit of a run with a deferred variant",
+        fix="copy the kit again",
+    )
     data = json.loads(path.read_text())
     if sha256_json({**data, "seal": ""}) != kit.seal:
         raise InputError(f"{path} was changed since the kit was made", fix="copy the kit again")

@@ -5,7 +5,6 @@ Knows where feeds come from and what becomes of the figures; the load itself is 
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import itertools
 import json
@@ -13,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -127,9 +126,9 @@ def batching_sweep(asked: Asked, show: Callable[[dict[str, Any]], None], notice:
         with _server(asked, asked.target, scratch) as running:
             for text in running.notices:
                 notice(text)
-            link_tree(running.root, served)  # the twin, where one is served: it is made once
+            link_tree(running.root, served)  # the Python-backend variant, where one is served: it is made once
             subject = _subject(asked, running, scratch)
-        changing = dataclasses.replace(asked, allow_changed=True)  # the copies, whose original was checked
+        changing = replace(asked, allow_changed=True)  # the copies, whose original was checked
         with _document(asked, running, subject, show) as points:
             for batching, instances in itertools.product((False, True), (1, 2)):
                 root = Path(scratch) / f"{'with' if batching else 'without'}-{instances}"

@@ -8,13 +8,13 @@ loads.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel.bench.card import watch_card
 from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.race import LEAST_ROUNDS, Contest, Race
 from accel.bench.rounds import measure
 from accel.bench.stability import p99_calls
 from accel.core.document import Served
@@ -27,12 +27,11 @@ from accel.run import serving, store
 from accel.run.decide import Objective, finalists
 from accel.run.job import Job
 from accel.run.results import Result, baseline, candidate, status_of
-from accel.run.serving import ServerRunner
+from accel.run.serving import CONCURRENCY, ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Stage, Stages
-from accel.run.store import Store
 from accel.run.tasks import Described
 
-THROUGHPUT = Plan("throughput", rounds=3, round_s=0.3, warm_s=0.2, least=1)
+THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
 FEEDS = 8
 """Different real samples that requests to a server carry, all at the typical shape."""
 
@@ -75,7 +74,7 @@ def measure_in_process(
     *,
     job: Job,
     stages: Stages,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> None:
@@ -91,6 +90,7 @@ def measure_in_process(
     points = {id: _points(r.variant, made.source, scenario) for id, r in built.items()}
     settings = store.key(
         plan=plan,
+        budget_s=job.budget_s,
         samples=made.samples.sha256,
         threads=job.threads,
         hardware=hardware.fingerprint,
@@ -131,7 +131,7 @@ def measure_in_process(
             ]
             found = measure(
                 runners,
-                plan.rounds,
+                _race(runners, {id: status_of(built[id])[0] == "ok" for id in chosen}, plan.rounds, job.budget_s),
                 stage="measure",
                 opening="loading and warming up",
                 turn="round",
@@ -159,7 +159,7 @@ def measure_served(
     described: Stage[Described],
     *,
     job: Job,
-    kept: Store,
+    kept: store.Store,
     hardware: Hardware,
     progress: Progress,
 ) -> Served | None:
@@ -203,7 +203,14 @@ def measure_served(
                 for name, stage in emitted.items()
                 if (proof := owners[name].proof)
             ]
-            session = serve(runners, {name: stage.key for name, stage in emitted.items()}, folder, progress)
+            session = serve(
+                runners,
+                {name: stage.key for name, stage in emitted.items()},
+                folder,
+                progress,
+                rounds=job.rounds,
+                budget_s=job.budget_s,
+            )
             kept.put("served", key, session, folder)
     _show_raw(kept.folder("served", key), "served", job)
     for entry in session.entries:
@@ -215,17 +222,27 @@ def measure_served(
 
 
 def serve(
-    runners: Sequence[ServerRunner], keys: Mapping[str, str], folder: Path, progress: Progress
+    runners: Sequence[ServerRunner],
+    keys: Mapping[str, str],
+    folder: Path,
+    progress: Progress,
+    *,
+    rounds: int = serving.ROUNDS,
+    budget_s: float | None = None,
 ) -> MeasuringSession:
     """Measure repositories in one session.
 
     Args:
         keys: of the emitted repositories, by name.
         folder: takes the raw samples, in ``raw``.
+        rounds / budget_s: as the job has them.
     """
+    loads = [[(r.name, str(n)) for r in runners for n in CONCURRENCY if (n == 1) == alone] for alone in (True, False)]
+    names = frozenset(r.name for r in runners)
+    race = Race([Contest(tuple(entries), names, min(rounds, serving.ROUNDS)) for entries in loads], budget_s)
     found = measure(
         runners,
-        serving.ROUNDS,
+        race,
         stage="serve",
         opening="starting a server",
         turn="served, round",
@@ -243,10 +260,8 @@ def serve(
 
 
 def batch_axis(source: ModelSource) -> str | None:
-    """Return the name of the dynamic leading axis that all inputs share, or None."""
-    leading = {spec.dims[0] if spec.dims else None for spec in source.inputs}
-    axis = leading.pop()
-    return axis if not leading and isinstance(axis, str) else None
+    """Return ``batch`` where that axis leads every input, or None: another one in front counts no items."""
+    return "batch" if source.batched else None
 
 
 def batches(source: ModelSource) -> list[int]:
@@ -265,13 +280,24 @@ def _show_raw(result: Path, name: str, job: Job) -> None:
     replace_folder(job.run_dir / "measurements" / name, raw)
 
 
+def _race(runners: Sequence[ProcessRunner], ok: Mapping[str, bool], rounds: int, budget_s: float) -> Race:
+    """Let the variants of each device race each other at all their points; those that failed their gate cannot win."""
+    devices = dict.fromkeys(r.artifact.variant.target.device for r in runners)
+    contests = []
+    for device in devices:
+        own = [r for r in runners if r.artifact.variant.target.device == device]
+        entries = tuple((r.name, point.key) for r in own for point in r.timed_shapes)
+        contests.append(Contest(entries, frozenset(r.name for r in own if ok[r.name]), rounds))
+    return Race(contests, budget_s)
+
+
 def _plan(scenario: Objective, job: Job) -> Plan:
-    plan = THROUGHPUT
+    plan = Plan("throughput", job.rounds, min(job.round_s, THROUGHPUT_ROUND_S), THROUGHPUT_WARM_S, least=1)
     if scenario == "latency":
         plan = Plan("latency", rounds=job.rounds, round_s=job.round_s, warm_s=min(1.5, 3 * job.round_s))
     if (limit := job.constraints.max_p99_ms) is None:
         return plan
-    return dataclasses.replace(plan, least=p99_calls(plan.rounds), limit_ms=limit)
+    return replace(plan, least=p99_calls(min(LEAST_ROUNDS, plan.rounds)), limit_ms=limit)
 
 
 def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[TimedShape, ...]:
@@ -288,7 +314,7 @@ def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple
 
 def _known(
     sessions: Mapping[str, MeasuringSession],
-    kept: Store,
+    kept: store.Store,
     settings: str,
     keys: Mapping[str, str],
     counts: Mapping[str, int],
@@ -311,7 +337,7 @@ def _finalists(
     found = []
     for device in dict.fromkeys(r.variant.target.device for r in results):
         pool = [r for r in results if r.variant.target.device == device]
-        seen = [dataclasses.replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
+        seen = [replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
         found += finalists(seen, objective=scenario, baseline=baseline(pool, source, device))
     return found
 

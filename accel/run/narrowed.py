@@ -7,9 +7,8 @@ inputs, which sessions and servers check before they cast.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel.core.values import ModelSource, OnnxModel, TensorSpec
 from accel.graph.narrow.report import NarrowReport
@@ -34,10 +33,10 @@ def applied(source: ModelSource, narrowed: Narrowed) -> ModelSource:
     assumed = {r.name: (r.lo, r.hi) for r in narrowed.report.inputs}
 
     def seen(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        return tuple(dataclasses.replace(s, dtype=dtypes[s.name], range=s.range or assumed.get(s.name)) for s in specs)
+        return tuple(replace(s, dtype=dtypes[s.name], range=s.range or assumed.get(s.name)) for s in specs)
 
     changed = {s.name: s.dtype for s in (*source.inputs, *source.outputs) if dtypes[s.name] != s.dtype}
-    return dataclasses.replace(
+    return replace(
         source,
         inputs=seen(source.inputs),
         outputs=seen(source.outputs),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from accel.builders import targets
 from accel.core.document import Served
@@ -89,16 +88,16 @@ def served_candidates(result: Result) -> list[Candidate]:
     """Reduce a result to what the choice looks at, one for each of its repositories, as a server answered."""
     found = []
     for name in result.repositories:
-        own = dataclasses.replace(
+        own = replace(
             candidate(result),
             id=name,
             measurements=tuple(m for m in result.points if m.repository == f"repositories/{name}"),
             repository=f"repositories/{name}",
         )
         if own.status == "ok" and name in result.unserved:
-            own = dataclasses.replace(own, status="failed", reason=result.unserved[name])
+            own = replace(own, status="failed", reason=result.unserved[name])
         found.append(own)
-    return found or [dataclasses.replace(candidate(result), measurements=())]
+    return found or [replace(candidate(result), measurements=())]
 
 
 def rerun_command(variant: Variant, job: Job) -> str:

@@ -6,6 +6,7 @@ under a temporary name and renamed, and the run before moves to ``history/``.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
-from accel.core import signing
+from accel.core import processes, signing
 from accel.core.document import (
     FILENAME,
     Baseline,
@@ -29,13 +30,53 @@ from accel.core.document import (
     VariantRecord,
     Verdict,
 )
-from accel.core.files import remove, replace_folder, write_text
+from accel.core.errors import OutputError
+from accel.core.files import remove, replace_folder, write_text, writing
 from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, extended, to_json
+from accel.exporters.sources import content_key
 from accel.run import store
-from accel.run.job import PYTHON_VARIANT
+from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.results import Result, Run, rerun_command, status_of
 from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
+
+OWN = {FILENAME, "report.html", "report.md", "history"} | {
+    *("onnx", "variants", "repositories", "best", "measurements", "logs"),
+}
+"""What a run directory holds."""
+
+
+def check_folder(job: Job) -> None:
+    """Refuse a run directory that holds another model's run, or files that are no run: it would mix the two.
+
+    A model is the same by its reference (also with new weights) or by its content (also elsewhere).
+
+    Raises:
+        OutputError: it holds something else, or cannot be read.
+    """
+    folder, request = job.run_dir, job.request
+    with writing(folder):
+        found = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    models = []
+    for file in (folder / FILENAME, *folder.glob(".store/source-*/value.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            held = json.loads(file.read_text())
+            model = held["model"] if file.name == FILENAME else held["value"]["source"]
+            models.append((model["kind"], model.get("reference", model.get("source")), model.get("key")))
+    others = [name for name in found if not name.startswith(".") and name not in OWN]
+    if others and not models and ".store" not in found:
+        raise OutputError(
+            f"{folder} holds other files ({', '.join(others[:3])}{', …' * (len(others) > 3)}) and no run of accel",
+            fix="give the run a folder of its own with -o DIR",
+        )
+    same = {model[:2] for model in models}
+    if models and (request.kind, request.reference) not in same:
+        key = content_key(request)
+        if key is None or key not in {model[2] for model in models}:
+            raise OutputError(
+                f"{folder} holds the run of another model: {models[0][1]}",
+                fix=f"write elsewhere with -o DIR or --model-name NAME, or remove {folder} if that run may go",
+            )
 
 
 def show(run: Run) -> None:
@@ -123,7 +164,7 @@ def _document(run: Run) -> RunDocument:
             inputs=source.inputs,
             outputs=source.outputs,
             profile=source.profile,
-            accuracy=source.accuracy,
+            accuracy=run.described.accuracy,
             notice=_notice(run),
             samples=Samples(
                 origin=samples.origin,
@@ -145,6 +186,7 @@ def _document(run: Run) -> RunDocument:
             "threads": job.threads,
             "rounds": job.rounds,
             "round_s": job.round_s,
+            "budget_s": job.budget_s,
             "triton_release": job.triton_release,
             "ints": job.ints,
             "bench": job.bench,
@@ -154,13 +196,14 @@ def _document(run: Run) -> RunDocument:
         served=run.served,
         decisions=run.decisions,
         timings_s={name: round(value, 3) for name, value in run.timings_s.items()},
+        timeline=tuple(s._replace(begin_s=round(s.begin_s, 3), end_s=round(s.end_s, 3)) for s in processes.timeline()),
     )
 
 
 def _notice(run: Run) -> str | None:
     """Return the line that nobody may miss."""
     source = run.described.source
-    lines = [source.notice] if source.notice else []
+    lines = [run.described.notice] if run.described.notice else []
     if source.unproved_int64 and run.job.allow_unproved_int64:
         lines.append("int64 values that are not proved to fit int32 may wrap in OpenVINO (--allow-unproved-int64)")
     loud = {text: None for r in run.results for m in r.points if m.gpu is not None for text in m.gpu.warnings}

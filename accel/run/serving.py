@@ -7,10 +7,9 @@ answers through the repository's Python-backend variant, and the measurement say
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from accel.bench import stability
 from accel.bench.endpoint import Endpoint
 from accel.bench.load import Generator, Load, Window, fit_feeds
+from accel.bench.race import LEAST_ROUNDS
 from accel.bench.served import Labels, Span, mark, summarise
 from accel.core.errors import CheckFailed, StageError
 from accel.core.feeds import Feed
@@ -26,8 +26,8 @@ from accel.run.job import Job
 
 CONCURRENCY = (1, 4, 16)
 """Requests under way at once: one for the latency, more for the throughput that batching and instances give."""
-ROUNDS, ROUND_S, SETTLE_S = 7, 0.5, 0.2
-"""How often each load comes round, how long its window lasts, and how long it runs before."""
+ROUNDS, ROUND_S, SETTLE_S = 21, 0.5, 0.2
+"""How often each load comes round at most, how long its window lasts, and how long it runs before."""
 WARM_S = 0.5
 
 
@@ -69,6 +69,7 @@ class ServerRunner:
         self._labels = Labels(backend, job.threads, precision, f"repositories/{name}")
         self._job, self._feeds = job, feeds
         self._seen = {n: _Seen() for n in CONCURRENCY}
+        self._last: list[int] = []
         self._load_ms = 0.0
         self._open = contextlib.ExitStack()
         self.log = job.run_dir / "logs" / f"{name}.server.log"
@@ -92,7 +93,7 @@ class ServerRunner:
         promised = manifest.read(server.root)
         model = promised.models[0]
         if model in server.python_models:
-            self._labels = dataclasses.replace(self._labels, backend="python")
+            self._labels = replace(self._labels, backend="python")
         errors = [f for f in answers.check(server.endpoint, server.root) if f.severity == "error"]
         if errors:
             raise CheckFailed(f"served, it answers otherwise than in process: {errors[0].field}: {errors[0].why}")
@@ -105,15 +106,38 @@ class ServerRunner:
         for n in CONCURRENCY:
             self._window(n, WARM_S)
 
-    def turn(self) -> None:
-        """Put each load on the server for one window."""
-        for n, seen in self._seen.items():
+    @property
+    def threads(self) -> int:
+        """CPU threads that it can use at once."""
+        return self._job.threads
+
+    def turn(self, points: Collection[str]) -> None:
+        """Put each of these loads on the server for one window."""
+        self._last = [n for n in CONCURRENCY if str(n) in points]
+        for n in self._last:
+            seen = self._seen[n]
             window, span = self._window(n, ROUND_S)
             seen.windows.append(window)
             seen.spans.append(span)
             seen.failures += self._generator.failures
             seen.error = seen.error or self._generator.error
             seen.first_ms = seen.first_ms or self._generator.first_ms
+
+    def discard(self) -> None:
+        """Forget the windows of the last turn."""
+        for n in self._last:
+            self._seen[n].windows.pop()
+            self._seen[n].spans.pop()
+
+    def times(self) -> dict[str, list[float]]:
+        """Return the time of an answer in each window, of each load; empty for a load that once got none."""
+        return {str(n): self._rounds_ms(n) for n in CONCURRENCY if all(len(w.answered) for w in self._seen[n].windows)}
+
+    def _rounds_ms(self, concurrency: int) -> list[float]:
+        windows = self._seen[concurrency].windows
+        if concurrency == 1:
+            return [float(np.median(w.latency_ms)) for w in windows]
+        return [w.seconds * 1e3 / len(w.answered) for w in windows]
 
     def close(self) -> None:
         """Stop the server and what sends to it."""
@@ -155,7 +179,7 @@ class ServerRunner:
         limit = self._job.constraints.max_p99_ms
         if limit is None or not len(window.answered) or float(np.median(window.latency_ms)) > limit:
             return 0
-        return stability.p99_calls(ROUNDS)
+        return stability.p99_calls(LEAST_ROUNDS)
 
     def _summary(self, concurrency: int, session: str, raw: str) -> Measurement:
         seen, load = self._seen[concurrency], Load(concurrency=concurrency)
@@ -164,8 +188,7 @@ class ServerRunner:
                 f"{load}: no request of a whole round was answered; the first error: {seen.error}",
                 fix="look at the server's log",
             )
-        alone = concurrency == 1
-        rounds = [float(np.median(w.latency_ms)) if alone else w.seconds * 1e3 / len(w.answered) for w in seen.windows]
+        rounds = self._rounds_ms(concurrency)
         point = summarise(
             load,
             seen.windows,
@@ -177,9 +200,9 @@ class ServerRunner:
             raw=raw,
             session=session,
         )
-        return dataclasses.replace(
+        return replace(
             point,
-            scenario="latency" if alone else "throughput",
+            scenario="latency" if concurrency == 1 else "throughput",
             rounds_ms=tuple(rounds),
             stable=stability.stable(rounds),
             load_ms=self._load_ms,

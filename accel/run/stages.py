@@ -28,7 +28,6 @@ from accel.exporters.processing_files import find
 from accel.run import kits, store, tasks
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import Narrowed
-from accel.run.store import Store
 from accel.run.tasks import Described, Emitted
 from accel.triton import releases
 from accel.triton.launch import image
@@ -86,7 +85,7 @@ class Stages:
         kept: where results are kept.
     """
 
-    def __init__(self, job: Job, hardware: Hardware, kept: Store) -> None:
+    def __init__(self, job: Job, hardware: Hardware, kept: store.Store) -> None:
         self._job = job
         self._hardware = hardware
         self._store = kept
@@ -371,6 +370,7 @@ class Stages:
                 more = len(made.source.unproved_int64) - 3
                 reason = f"computes int64 as int32, and these values are not proved to fit: {values}"
                 reason += f"; and {more} more" if more > 0 else ""
+                reason += " (bound the inputs with --range and --max-shape, or accept it with --allow-unproved-int64)"
                 verdict = parity.refused(verdict, reason)
             if parity.coarser(ran.precision, held):
                 reason = f"computes in {ran.precision}, and {held} was asked for"
@@ -468,6 +468,7 @@ class Stages:
             task=source.gate,
             overrides=dict(self._job.gates),
             detections=source.detections,
+            items=described.value.samples.gate_items,
         )
         truth = reference.folder / reference.value.file
         return worker.call(tasks.compare, described.value, described.folder, truth, found, gate)

@@ -126,13 +126,13 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def code_hash(*parts: str) -> str:
-    """Hash the source code of files and folders (``builders/to_openvino.py``, ``graph``; absolute or within accel)."""
+    """Hash the source code and templates of files and folders (``builders/to_null.py``, ``graph``; or absolute)."""
     digest = hashlib.sha256()
     for part in sorted(parts):
         path = PACKAGE / part
         if not path.exists():
             raise FileNotFoundError(f"{path} is part of no installation of accel")
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+        for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".py", ".j2")):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

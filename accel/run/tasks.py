@@ -7,18 +7,18 @@ loads only its own runtime; a source that one task loaded stays loaded for the n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from accel.accuracy.parity import FEW_ITEMS
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, read_feeds, write_feeds
+from accel.core.feeds import Feed, fixed_parts, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -34,10 +34,8 @@ from accel.core.values import (
     file_refs,
 )
 from accel.exporters.request import SourceRequest
+from accel.exporters.source_model import SourceModel
 from accel.run.narrowed import Narrowed
-
-if TYPE_CHECKING:
-    from accel.exporters.source_model import SourceModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,23 @@ class Described:
 
     source: ModelSource
     samples: SampleSet
+
+    @property
+    def accuracy(self) -> Literal["proved", "unproved"]:
+        """Whether agreement with the reference says anything: real weights met enough real, distinct samples."""
+        return self.source.accuracy if self.samples.gate_items >= FEW_ITEMS else "unproved"
+
+    @property
+    def notice(self) -> str | None:
+        """One line the user must see, or None."""
+        lines = [self.source.notice] if self.source.notice else []
+        if self.source.samples != "random" and (items := self.samples.gate_items) < FEW_ITEMS:
+            lines.append(
+                f"only {items} distinct sample{'s' * (items != 1)} to compare on: outputs are held to a tolerance, and "
+                f"accuracy is unproved; give at least {FEW_ITEMS * 3 // 2} distinct ones with --samples (every third "
+                "calibrates)"
+            )
+        return "; ".join(lines) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +134,7 @@ def narrow(
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
     unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
-    values = tuple(f"{u.name} ({u.op}) in [{u.lo}, {u.hi}]: {u.reason}" for u in unproved)
+    values = tuple(u.reason for u in unproved)
     return Narrowed(read_onnx(out), report, values)
 
 
@@ -181,8 +196,11 @@ def answers(
             fixed = {name: shape.opt for name, shape in variant.profile.items()}
             hidden = _hidden_axes(source)
             results = {}
+            grouped = source.batched and all(o.dims[:1] == ("batch",) for o in source.outputs)
             for name, feed in feeds.items():
-                if all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
+                if all(feed[i.name].shape == fixed[i.name] for i in source.inputs):
+                    results[name] = session.run(feed)
+                elif grouped and all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
                     results[name] = _run_fixed(session.run, feed, source, fixed)
         else:
             results = {name: session.run(feed) for name, feed in feeds.items()}
@@ -270,7 +288,7 @@ def emit(made: Emission) -> Emitted:
         return Emitted(None, emitted.reason)
     if made.pipeline is not None:
         added = ensemble.add(made.root, made.pipeline)
-        emitted = dataclasses.replace(emitted, models=(*emitted.models, *added))
+        emitted = replace(emitted, models=(*emitted.models, *added))
     return Emitted(emitted)
 
 
@@ -316,19 +334,10 @@ def _run_fixed(
     Padding is what a client of a static build does; the mask of the feed, padded alike, hides it. Outputs are cut
     back to the feed's own sizes, axis by axis name.
     """
-    batch = next(iter(fixed.values()))[0]
     sizes: dict[str, int] = {}
     for spec in source.inputs:
         sizes |= {d: n for d, n in zip(spec.dims, feed[spec.name].shape, strict=True) if isinstance(d, str)}
-    items = next(iter(feed.values())).shape[0]
-    parts: list[dict[str, np.ndarray]] = []
-    for start in range(0, items, batch):
-        padded = {}
-        for spec in source.inputs:
-            chunk = feed[spec.name][start : start + batch]
-            widths = [(0, limit - size) for size, limit in zip(chunk.shape, fixed[spec.name], strict=True)]
-            padded[spec.name] = np.pad(chunk, widths)
-        parts.append(run(padded))
+    parts = [run(part) for part in fixed_parts(feed, fixed)]
     return {spec.name: _cut(spec, np.concatenate([p[spec.name] for p in parts]), sizes) for spec in source.outputs}
 
 

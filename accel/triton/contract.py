@@ -83,10 +83,10 @@ def agree(
         datatype(spec.dtype)
         if not spec.dims:
             raise InputError(f"{spec.name!r} is a scalar, and Triton has only tensors with dims", fix="give it an axis")
-    leading = {s.dims[0] for s in (*inputs, *outputs)}
+    leading = {s.dims[0] for s in (*inputs, *outputs)}  # another axis in front holds what one request says, not items
     # A tensor of the batch axis alone would be left with no dims, which the server refuses; unbatched it keeps one.
     # Source: core, src/model_config_utils.cc, ValidateIOShape.
     deep = all(len(s.dims) > 1 for s in (*inputs, *outputs))
-    shared = deep and len(leading) == 1 and isinstance(next(iter(leading)), str)
+    shared = deep and leading == {"batch"}
     batch = min(profile[s.name].max[0] for s in inputs) if shared and merges(served) else 0
     return Contract(inputs, outputs, batch)

@@ -29,8 +29,7 @@ from accel.core.errors import InputError
 from accel.core.files import stays_inside, writing
 from accel.core.processing import CustomStep, File, Pipeline, Tokenize
 from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
-from accel.triton import launch
-from accel.triton import manifest as manifests
+from accel.triton import launch, manifest as manifests
 from accel.triton.config import DynamicBatching, Step, TritonConfig, render, to_protobuf, to_text
 from accel.triton.manifest import Manifest
 from accel.triton.releases import release

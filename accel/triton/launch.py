@@ -6,14 +6,18 @@ a config; they follow from the configs, or from variables that the script explai
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel.builders import targets
 from accel.core.values import Artifact
 from accel.triton.releases import Release
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 NEEDS = "# Its Python backend needs"
 # The embedded interpreter finds its packages through the python3 that comes first on PATH.
@@ -51,9 +55,8 @@ def script(
         hardware: name of the config that was emitted for this machine.
     """
     policies = _policies(models)
-    numa = "".join(f"${{{_variable('NUMA_NODE', p, policies)}:-}}" for p in policies)
+    cores, nodes = ([_variable(what, p, policies) for p in policies] for what in ("CPU_CORES", "NUMA_NODE"))
     cached = any(m.response_cache.enable for m in models)
-    fixed = [*_flags(models), *flags]
     # At the threads of the measurement: torch takes them from OpenMP, and the package's parameters are not read.
     openmp = threads if any(targets.backend(m.backend).openmp for m in models) else None
     settings = [
@@ -64,74 +67,38 @@ def script(
             "MODEL_CONFIG_NAME=",
             f"configs/<name>.pbtxt in place of config.pbtxt{f'; here: {hardware}' * bool(hardware)}",
         ),
-        *((f"{_variable('CPU_CORES', p, policies)}=", f"cores of host policy {p}: 0-3") for p in policies),
-        *((f"{_variable('NUMA_NODE', p, policies)}=", f"NUMA node of host policy {p}: 0") for p in policies),
+        *((f"{name}=", f"cores of host policy {p}: 0-3") for name, p in zip(cores, policies, strict=True)),
+        *((f"{name}=", f"NUMA node of host policy {p}: 0") for name, p in zip(nodes, policies, strict=True)),
         *([(f"CACHE_BYTES={CACHE_BYTES}", "size of the response cache")] if cached else []),
         *([(f"OMP_NUM_THREADS={openmp}", "CPU threads of the model")] if openmp else []),
     ]
-    passed = " ".join(word.partition("=")[0] for text, _ in settings for word in text.split())
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# Serves {artifact.variant.id} with Triton {release.name}; `accel verify` checks this folder.",
-        "#   ./launch.sh             tritonserver on PATH, or TRITONSERVER=/path/to/it",
-        f"#   ./launch.sh --docker    {image(release)}, or IMAGE=another",
-        "# Further arguments go to the server. In Kubernetes: kubernetes.yaml. Variables and their defaults:",
-        *(f"#   {text:23} {about}".rstrip() for text, about in settings),
-    ]
-    if requires is not None:
-        lines += _needs(release, [f"{n}=={v.partition('+')[0]}" for n, v in sorted(requires.items()) if n != "numpy"])
-        if release.python is not None and tuple(map(int, release.python.split(".")[:2])) < (3, 11):
-            lines.append("# accel needs Python 3.11: use a server whose Python backend embeds it.")
-    lines += [
-        "set -euo pipefail",
-        'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
-        # Bytecode that Python leaves beside a source is run in its place: none is written, so none need be trusted.
-        "export PYTHONDONTWRITEBYTECODE=1",
-        'if [[ "${1:-}" == --docker ]]; then',
-        "  shift",
-        '  docker=(run --rm --init --network host --shm-size 1g -v "$here:/models:ro")',
-        *(["  docker+=(--gpus all)"] if artifact.variant.target.device == "cuda" else []),
-        # Binding memory to a node is a privilege. Source: Docker documentation, "Seccomp security profiles".
-        *([f'  if [[ -n "{numa}" ]]; then docker+=(--cap-add SYS_NICE); fi'] if numa else []),
-        f'  for name in {passed}; do docker+=(-e "$name"); done',
-        f'  exec "${{DOCKER:-docker}}" "${{docker[@]}}" "${{IMAGE:-{image(release)}}}" bash /models/launch.sh "$@"',
-        "fi",
-        'address="${ADDRESS:-127.0.0.1}"',
-        'flags=(--model-control-mode="${MODEL_CONTROL_MODE:-none}")',
-        'if [[ "${MODEL_CONTROL_MODE:-none}" == explicit ]]; then flags+=("--load-model=*"); fi',
-        # The server takes config.pbtxt without a word where there is no config of that name.
-        'if [[ -n "${MODEL_CONFIG_NAME:-}" ]]; then',
-        '  named=("$here"/*/configs/"$MODEL_CONFIG_NAME".pbtxt)',
-        '  if [[ ! -e "${named[0]}" ]]; then',
-        '    echo "there is no configs/$MODEL_CONFIG_NAME.pbtxt below $here" >&2',
-        "    exit 2",
-        "  fi",
-        '  flags+=("--model-config-name=$MODEL_CONFIG_NAME")',
-        "fi",
-    ]
-    for policy in policies:
-        for setting in ("cpu-cores", "numa-node"):
-            name = _variable(setting.upper().replace("-", "_"), policy, policies)
-            flag = f'"--host-policy={policy},{setting}=${name}"'
-            lines.append(f'if [[ -n "${{{name}:-}}" ]]; then flags+=({flag}); fi')
-    if openmp:
-        lines.append(f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{openmp}}}"')
-    if requires is not None:
-        lines.append(PYTHON_ENV)
-    if _caches(models):
-        lines.append('cd -- "$here"  # the TensorRT engine cache is named relative to this folder')
-    command = [
-        'exec "${TRITONSERVER:-tritonserver}"',
-        '--model-repository="$here"',
-        "--disable-auto-complete-config",
-        '--http-address="$address" --http-port="${HTTP_PORT:-8000}"',
-        '--grpc-address="$address" --grpc-port="${GRPC_PORT:-8001}"',
-        '--metrics-address="$address" --metrics-port="${METRICS_PORT:-8002}"',
-        *([f'--cache-config=local,size="${{CACHE_BYTES:-{CACHE_BYTES}}}"'] if cached else []),
-        *fixed,
-        '"${flags[@]}" "$@"',
-    ]
-    return "\n".join(lines) + "\n" + " \\\n  ".join(command) + "\n"
+    return _template("launch.sh.j2").render(
+        release=release,
+        variant=artifact.variant,
+        image=image(release),
+        settings=settings,
+        passed=" ".join(word.partition("=")[0] for text, _ in settings for word in text.split()),
+        needs=_needs_of(release, requires) if requires is not None else (),
+        nodes=nodes,
+        policies=list(zip(policies, cores, nodes, strict=True)),
+        openmp=openmp,
+        python=PYTHON_ENV if requires is not None else "",
+        engines=_caches(models),
+        cached=cached,
+        cache_bytes=CACHE_BYTES,
+        flags=[*_flags(models), *flags],
+    )
+
+
+@functools.cache
+def _template(name: str) -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("accel.triton", ".")
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template(name)
 
 
 def image(release: Release) -> str:
@@ -190,6 +157,13 @@ def require(text: str, release: Release, packages: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _needs_of(release: Release, requires: Mapping[str, str]) -> list[str]:
+    """Return the comments on the Python backend's interpreter: what it must have, and which Python accel needs."""
+    lines = _needs(release, [f"{n}=={v.partition('+')[0]}" for n, v in sorted(requires.items()) if n != "numpy"])
+    old = release.python is not None and tuple(map(int, release.python.split(".")[:2])) < (3, 11)
+    return [*lines, "# accel needs Python 3.11: use a server whose Python backend embeds it."] if old else lines
+
+
 def _needs(release: Release, packages: Sequence[str]) -> list[str]:
     """Return the comment that names the packages of the Python backend's interpreter."""
     numpy = "numpy<2" if release.numpy_below_2 else "numpy"
@@ -199,67 +173,6 @@ def _needs(release: Release, packages: Sequence[str]) -> list[str]:
         "# PYTHON_ENV names a virtual environment that has them, ACCEL_SITE_PACKAGES further folders to search.",
         "# In docker and Kubernetes the image must have them.",
     ]
-
-
-KUBERNETES = """\
-# Serves {variant} with Triton {release}: kubectl apply -f kubernetes.yaml
-# The volume claim {name}-repository must hold the content of this folder. launch.sh says what it starts, which
-# variables it takes (env below), and what the image must hold beyond Triton.
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: {name}
-  labels: {{app: {name}}}
-spec:
-  replicas: 1
-  selector:
-    matchLabels: {{app: {name}}}
-  template:
-    metadata:
-      labels: {{app: {name}}}
-    spec:
-      containers:
-        - name: tritonserver
-          image: {image}
-          command: [bash, /models/launch.sh]
-          env:
-            - {{name: ADDRESS, value: 0.0.0.0}}
-            - {{name: MODEL_CONFIG_NAME, value: ""}}
-          ports:
-            - {{name: http, containerPort: 8000}}
-            - {{name: grpc, containerPort: 8001}}
-            - {{name: metrics, containerPort: 8002}}
-          startupProbe:  # loading and warm-up may take minutes
-            httpGet: {{path: /v2/health/ready, port: http}}
-            periodSeconds: 5
-            failureThreshold: 120
-          livenessProbe:
-            httpGet: {{path: /v2/health/live, port: http}}
-          readinessProbe:
-            httpGet: {{path: /v2/health/ready, port: http}}
-          resources:
-            limits: {{{limits}}}
-          volumeMounts:
-            - {{name: repository, mountPath: /models, readOnly: true}}
-            - {{name: shared-memory, mountPath: /dev/shm}}
-      volumes:
-        - name: repository
-          persistentVolumeClaim: {{claimName: {name}-repository, readOnly: true}}
-        - name: shared-memory
-          emptyDir: {{medium: Memory, sizeLimit: 1Gi}}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: {name}
-  labels: {{app: {name}}}
-spec:
-  selector: {{app: {name}}}
-  ports:
-    - {{name: http, port: 8000, targetPort: http}}
-    - {{name: grpc, port: 8001, targetPort: grpc}}
-    - {{name: metrics, port: 8002, targetPort: metrics}}
-"""
 
 
 def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int | None) -> str:
@@ -275,7 +188,7 @@ def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int
     limits = [f'cpu: "{threads}"'] if threads else []
     limits += ["nvidia.com/gpu: 1"] if artifact.variant.target.device == "cuda" else []
     name = re.sub("[^a-z0-9]+", "-", model.lower())[:50].strip("-") or "model"
-    return KUBERNETES.format(
+    return _template("kubernetes.yaml.j2").render(
         variant=artifact.variant.id,
         release=release.name,
         # A Service's name must begin with a letter.

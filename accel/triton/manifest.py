@@ -98,5 +98,9 @@ def read(root: Path) -> Manifest:
     Raises:
         InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.
     """
-    missing = "give the root of a repository that accel emitted"
-    return read_value(root / FILENAME, Manifest, missing=missing, fix="emit the repository again")
+    return read_value(
+        root / FILENAME,
+        Manifest,
+        missing="give the root of a repository that accel emitted",
+        fix="emit the repository again",
+    )

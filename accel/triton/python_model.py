@@ -10,14 +10,11 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from accel.builders import Builder
 from accel.core.errors import InputError
 from accel.core.imports import modules_of
 from accel.core.values import SCHEMA, Artifact, TensorSpec, to_json
-
-if TYPE_CHECKING:
-    from accel.builders import Builder
 
 ALWAYS = ("accel.core.values", "accel.core.errors", "accel.core.hardware", "accel.builders")
 DATA_SUFFIXES = (".txt", ".json")

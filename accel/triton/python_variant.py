@@ -1,9 +1,9 @@
 """The Python-backend variant of a repository: the same artifact and client contract, answered by the Python backend.
 
-For a server that lacks the native backend, and for batching where the native backend cannot batch. The twin keeps what
+For a server that lacks the native backend, and for batching where the native backend cannot batch. It keeps what
 the native config says about serving (versions, instances, batching and its priorities, response cache, warm-up, labels,
 metric tags) and drops what only the native backend reads (accelerators, graph optimisation, its parameters). An
-ensemble is made anew around the twin, which may batch where the native model cannot; further models go along unchanged.
+ensemble is made anew around it, since it may batch where the native model cannot; further models go along unchanged.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from accel.core.errors import InputError, OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
 from accel.core.values import Repository, Skipped
-from accel.triton import ensemble, overrides
-from accel.triton import manifest as manifests
+from accel.triton import ensemble, manifest as manifests, overrides
 from accel.triton.config import check, check_model_name, parse, to_text
 from accel.triton.folders import describe, link_tree
 from accel.triton.launch import script
 from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
-from accel.triton.releases import Release
-from accel.triton.releases import release as find_release
+from accel.triton.releases import Release, release as find_release
 from accel.triton.repository import ARTIFACT_FOLDER, emit
 
 
 def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
     """Emit the repository at ``root`` once more, for the Python backend of ``release``.
 
-    A backend that cannot batch (openvino, torch_aoti) has ``max_batch_size`` 0; its twin batches up to the profile's
-    largest batch. A repository that is for the Python backend already keeps its config as it is.
+    A backend that cannot batch (openvino, torch_aoti) has ``max_batch_size`` 0; this variant batches up to the
+    profile's largest batch. A repository that is for the Python backend already keeps its config as it is.
 
     Args:
         root: a repository that accel emitted; it stays as it is.
@@ -135,30 +133,30 @@ def _keep(native: Any, origin: Path, folder: Path) -> None:
     """Rewrite the emitted config of ``folder`` so that it keeps what ``native``, whose folder is ``origin``, says."""
     file = folder / CONFIG
     emitted = parse(file.read_text(encoding="utf-8"))
-    twin = type(native)()
-    twin.CopyFrom(native)
+    kept = type(native)()
+    kept.CopyFrom(native)
     if native.backend != "python":
         for name in ("platform", "optimization", "cc_model_filenames", "parameters", "input", "output"):
-            twin.ClearField(name)
-        twin.name, twin.backend = emitted.name, emitted.backend
-        twin.default_model_filename = emitted.default_model_filename
-        twin.input.extend(emitted.input)
-        twin.output.extend(emitted.output)
+            kept.ClearField(name)
+        kept.name, kept.backend = emitted.name, emitted.backend
+        kept.default_model_filename = emitted.default_model_filename
+        kept.input.extend(emitted.input)
+        kept.output.extend(emitted.output)
         labels = {tensor.name: tensor.label_filename for tensor in native.output}
-        for tensor in twin.output:
+        for tensor in kept.output:
             tensor.label_filename = labels.get(tensor.name, "")
-        for group in twin.instance_group:
+        for group in kept.instance_group:
             group.kind = emitted.instance_group[0].kind
             if group.kind == group.KIND_CPU:
                 group.ClearField("gpus")
                 group.ClearField("profile")
     batches = native.max_batch_size == 0 < emitted.max_batch_size
     if batches:
-        twin.max_batch_size = emitted.max_batch_size
-        twin.dynamic_batching.CopyFrom(emitted.dynamic_batching)
+        kept.max_batch_size = emitted.max_batch_size
+        kept.dynamic_batching.CopyFrom(emitted.dynamic_batching)
     if batches or [t.name for t in native.input] != [t.name for t in emitted.input]:
-        twin.ClearField("model_warmup")
-        twin.model_warmup.extend(emitted.model_warmup)
+        kept.ClearField("model_warmup")
+        kept.model_warmup.extend(emitted.model_warmup)
     else:
         shutil.rmtree(folder / "warmup", ignore_errors=True)
         if (origin / "warmup").is_dir():
@@ -166,12 +164,12 @@ def _keep(native: Any, origin: Path, folder: Path) -> None:
     for extra in origin.iterdir():
         if extra.is_file() and extra.name != CONFIG:  # labels
             shutil.copyfile(extra, folder / extra.name)
-    check(twin)
-    file.write_text(to_text(twin), encoding="utf-8")
+    check(kept)
+    file.write_text(to_text(kept), encoding="utf-8")
 
 
 def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: Sequence[str]) -> None:
-    """Write ``launch.sh`` and the manifest of the finished twin.
+    """Write ``launch.sh`` and the manifest of the finished variant.
 
     The artifact and the carried models were hashed before, and are not hashed again.
     """
@@ -182,8 +180,7 @@ def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: 
     (out / manifests.FILENAME).unlink()
     unchanged = tuple(f"{model}/" for model in carried)
     known = {f.path: f for f in native.files if f.path.startswith(unchanged)}
-    artifact = f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/"
-    known |= {f.path: f for f in emitted.files if f.path.startswith(artifact)}
+    known |= {f.path: f for f in emitted.files if f.path.startswith(f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/")}
     manifests.write(
         dataclasses.replace(
             emitted,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accel.builders import targets
+from accel.builders import Builder, targets
 from accel.core.errors import InputError, UsageError
 from accel.core.files import replacing
 from accel.core.values import (
@@ -26,8 +26,7 @@ from accel.core.values import (
     TensorSpec,
     TritonModel,
 )
-from accel.triton import manifest as manifests
-from accel.triton import overrides as changes
+from accel.triton import manifest as manifests, overrides as changes
 from accel.triton.config import (
     DynamicBatching,
     Step,
@@ -42,13 +41,9 @@ from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
 from accel.triton.launch import kubernetes, script
 from accel.triton.python_model import write_model
-from accel.triton.releases import Release, differences, unservable
-from accel.triton.releases import release as find_release
+from accel.triton.releases import differences, release as find_release, unservable
 from accel.triton.samples import load_points, warmup, write_reference
 from accel.triton.verify import verify
-
-if TYPE_CHECKING:
-    from accel.builders import Builder
 
 __all__ = ["emit", "verify"]
 
@@ -115,69 +110,124 @@ def emit(
     check_model_name(model_name)
     if model_version < 1:
         raise UsageError(f"model version {model_version} is not a version folder of Triton", fix="give 1 or more")
-    served: TritonModel | Skipped
-    if python:
-        served = TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
-    else:
-        served = builder.triton(artifact, release)
+    served = (
+        TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+        if python
+        else builder.triton(artifact, release)
+    )
     if isinstance(served, Skipped):
         return served
     if (reason := unservable(served, row)) is not None:
         return reason
-    plan = _Plan(
-        artifact=artifact,
-        folder=artifact_folder,
-        served=served,
-        contract=_batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id),
-        parity=parity,
-        unproved=unproved,
-        mask=mask,
-        detections=detections,
-        builder=builder,
-        row=row,
-        name=model_name,
-        version=model_version,
-        overrides=overrides,
-        threads=threads,
-        hardware=hardware,
-    )
+    contract = _batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id)
     with replacing(root) as fresh:
-        fresh.mkdir(parents=True)
-        models = _fill(fresh, plan, samples=samples, reference=reference)
-    return Repository(
-        root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
-        models=models,
-        release=release,
-        backend=served.backend,
-        unverified=_differences(artifact, served, row=row),
-        batches=merges(served),
-    )
-
-
-def _differences(artifact: Artifact, served: TritonModel, *, row: Release) -> tuple[str, ...]:
-    used = tuple(name for _, name, _ in served.accelerators)
-    return differences(artifact.built.versions, row, backend=served.backend, accelerators=used)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is emitted: the artifact and where it lies, how it is served, and under which name."""
-
-    artifact: Artifact
-    folder: Path
-    served: TritonModel
-    contract: Contract
-    parity: Parity | None
-    unproved: tuple[str, ...]
-    mask: str | None
-    detections: Detections | None
-    builder: Builder
-    row: Release
-    name: str
-    version: int
-    overrides: str
-    threads: int | None
-    hardware: str | None
+        is_python = served.backend == "python"
+        renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
+        inner = f"{model_name}_{targets.family(artifact.variant.target.name)}" if renamed else model_name
+        models = (model_name, inner) if renamed else (model_name,)
+        points = load_points(samples, reference, inputs=contract.inputs, outputs=contract.outputs)
+        warm = warmup(points, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
+        front = TritonConfig(
+            name=model_name,
+            inputs=contract.without_batch(contract.inputs),
+            outputs=contract.without_batch(contract.outputs),
+            max_batch_size=contract.batch,
+            versions=(model_version,),
+        )
+        inside = replace(
+            front,
+            name=inner,
+            inputs=_rename(front.inputs, served.input_names if renamed else {}),
+            outputs=_rename(front.outputs, served.output_names if renamed else {}),
+            backend=served.backend,
+            platform=served.platform,
+            filename="model.py" if is_python else served.filename,
+            kind="KIND_GPU" if artifact.variant.target.device == "cuda" else "KIND_CPU",
+            batching=DynamicBatching() if contract.batch > 1 else None,
+            warmup=warm.renamed(served.input_names if renamed else {}),
+            accelerators=_placed(served.accelerators, f"{inner}/{model_version}"),
+            parameters=served.parameters,
+            graph_level=served.graph_level,
+        )
+        edits, given_files = changes.take_files(overrides)
+        # The Python backend's model finds its threads itself, on any machine.
+        worker = _overridden(inside, served, edits, threads=None if is_python else threads)
+        requires = dict(artifact.built.versions) if is_python else None
+        emitted = Repository(
+            root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
+            models=models,
+            release=release,
+            backend=served.backend,
+            unverified=differences(
+                *(artifact.built.versions, row),
+                backend=served.backend,
+                accelerators=tuple(name for _, name, _ in served.accelerators),
+            ),
+            batches=merges(served),
+        )
+        version_folder = fresh / inner / str(model_version)
+        files_folder = version_folder / ARTIFACT_FOLDER if is_python else version_folder
+        known = link(artifact.files, artifact_folder, target=files_folder, root=fresh)
+        if is_python:
+            write_model(
+                version_folder,
+                artifact,
+                builder=builder,
+                inputs=contract.inputs,
+                outputs=contract.outputs,
+                batched=contract.batch > 0,
+                numpy_below_2=row.numpy_below_2,
+            )
+        elif not (version_folder / served.filename).exists():
+            raise InputError(f"{artifact.variant.id} has no file {served.filename!r}, which Triton is to load")
+        written = [worker]
+        if renamed:
+            written.insert(0, _write_front(fresh, front, inside=inside, served=served, overrides=edits))
+        (fresh / inner / "config.pbtxt").write_text(to_text(worker), encoding="utf-8")
+        _write_data(fresh / inner, worker, warm.files, given_files, files=artifact.files)
+        if renamed:  # labels are looked for beside the config that names them
+            _write_data(fresh / model_name, written[0], {}, given_files, files=())
+        if hardware is not None:
+            named = fresh / inner / CONFIGS_FOLDER / f"{hardware}.pbtxt"
+            named.parent.mkdir()
+            named.write_text(to_text(_overridden(inside, served, edits, threads=threads)), encoding="utf-8")
+        launch = script(
+            *(row, artifact, written),
+            requires=requires,
+            flags=served.server_flags,
+            threads=threads,
+            hardware=hardware,
+        )
+        (fresh / "launch.sh").write_text(launch, encoding="utf-8")
+        (fresh / "launch.sh").chmod(0o755)
+        deployment = kubernetes(row, artifact, model=model_name, threads=threads)
+        (fresh / "kubernetes.yaml").write_text(deployment, encoding="utf-8")
+        write_reference(fresh / manifests.REFERENCE, points)
+        manifests.write(
+            manifests.Manifest(
+                variant=artifact.variant.id,
+                models=models,
+                version=model_version,
+                release=row.name,
+                backend=served.backend,
+                files=describe(fresh, known),
+                inputs=contract.inputs,
+                outputs=contract.outputs,
+                max_batch_size=contract.batch,
+                unverified=emitted.unverified,
+                requires=requires or {},
+                artifact=artifact,
+                parity=parity,
+                unproved_int64=unproved,
+                reference_points=tuple(points),
+                overrides=edits,
+                hardware=hardware,
+                mask=mask,
+                detections=detections,
+            ),
+            fresh,
+        )
+    return emitted
 
 
 def _batched(contract: Contract, overrides: str, variant: str) -> Contract:
@@ -198,110 +248,6 @@ def _batched(contract: Contract, overrides: str, variant: str) -> Contract:
     return replace(contract, batch=asked)
 
 
-def _fill(root: Path, plan: _Plan, *, samples: Path, reference: Path) -> tuple[str, ...]:
-    """Write everything below the empty folder ``root``; return the model folders, the one clients call first."""
-    artifact, served, contract, row = plan.artifact, plan.served, plan.contract, plan.row
-    name, version = plan.name, plan.version
-    is_python = served.backend == "python"
-    renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
-    inner = f"{name}_{targets.family(artifact.variant.target.name)}" if renamed else name
-    models = (name, inner) if renamed else (name,)
-
-    version_folder = root / inner / str(version)
-    files_folder = version_folder / ARTIFACT_FOLDER if is_python else version_folder
-    known = link(artifact.files, plan.folder, target=files_folder, root=root)
-    if is_python:
-        write_model(
-            version_folder,
-            artifact,
-            builder=plan.builder,
-            inputs=contract.inputs,
-            outputs=contract.outputs,
-            batched=contract.batch > 0,
-            numpy_below_2=row.numpy_below_2,
-        )
-    elif not (version_folder / served.filename).exists():
-        raise InputError(f"{artifact.variant.id} has no file {served.filename!r}, which Triton is to load")
-
-    points = load_points(samples, reference, inputs=contract.inputs, outputs=contract.outputs)
-    warm = warmup(points, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
-    front = TritonConfig(
-        name=name,
-        inputs=contract.without_batch(contract.inputs),
-        outputs=contract.without_batch(contract.outputs),
-        max_batch_size=contract.batch,
-        versions=(version,),
-    )
-    inside = TritonConfig(
-        name=inner,
-        inputs=_rename(front.inputs, served.input_names if renamed else {}),
-        outputs=_rename(front.outputs, served.output_names if renamed else {}),
-        max_batch_size=contract.batch,
-        versions=(version,),
-        backend=served.backend,
-        platform=served.platform,
-        filename="model.py" if is_python else served.filename,
-        kind="KIND_GPU" if artifact.variant.target.device == "cuda" else "KIND_CPU",
-        batching=DynamicBatching() if contract.batch > 1 else None,
-        warmup=warm.renamed(served.input_names if renamed else {}),
-        accelerators=_placed(served.accelerators, f"{inner}/{version}"),
-        parameters=served.parameters,
-        graph_level=served.graph_level,
-    )
-    overrides, given_files = changes.take_files(plan.overrides)
-    worker = _overridden(inside, plan, overrides, pinned=not is_python)
-    written = [worker]
-    if renamed:
-        written.insert(0, _write_front(root, front, inside=inside, served=served, overrides=overrides))
-    (root / inner / "config.pbtxt").write_text(to_text(worker), encoding="utf-8")
-    _write_data(root / inner, worker, warm.files, given_files, files=artifact.files)
-    if renamed:  # labels are looked for beside the config that names them
-        _write_data(root / name, written[0], {}, given_files, files=())
-    if plan.hardware is not None:
-        named = root / inner / CONFIGS_FOLDER / f"{plan.hardware}.pbtxt"
-        named.parent.mkdir()
-        named.write_text(to_text(_overridden(inside, plan, overrides, pinned=True)), encoding="utf-8")
-    requires = dict(artifact.built.versions) if is_python else None
-    (root / "launch.sh").write_text(
-        script(
-            *(row, artifact, written),
-            requires=requires,
-            flags=served.server_flags,
-            threads=plan.threads,
-            hardware=plan.hardware,
-        ),
-        encoding="utf-8",
-    )
-    (root / "launch.sh").chmod(0o755)
-    (root / "kubernetes.yaml").write_text(kubernetes(row, artifact, model=name, threads=plan.threads), encoding="utf-8")
-    write_reference(root / manifests.REFERENCE, points)
-    manifests.write(
-        manifests.Manifest(
-            variant=artifact.variant.id,
-            models=models,
-            version=version,
-            release=row.name,
-            backend=served.backend,
-            files=describe(root, known),
-            inputs=contract.inputs,
-            outputs=contract.outputs,
-            max_batch_size=contract.batch,
-            unverified=_differences(artifact, served, row=row),
-            requires=requires or {},
-            artifact=artifact,
-            parity=plan.parity,
-            unproved_int64=plan.unproved,
-            reference_points=tuple(points),
-            overrides=overrides,
-            hardware=plan.hardware,
-            mask=plan.mask,
-            detections=plan.detections,
-        ),
-        root,
-    )
-    return models
-
-
 def _placed(
     accelerators: tuple[tuple[str, str, Mapping[str, str]], ...], folder: str
 ) -> tuple[tuple[str, str, Mapping[str, str]], ...]:
@@ -312,17 +258,17 @@ def _placed(
     )
 
 
-def _overridden(inside: TritonConfig, plan: _Plan, overrides: str, *, pinned: bool) -> Any:
+def _overridden(inside: TritonConfig, served: TritonModel, overrides: str, *, threads: int | None) -> Any:
     """Return the ``ModelConfig`` of the model that does the work, with what the user changes in it.
 
     Args:
-        pinned: state the threads of the measurement. The Python backend's model finds them itself, on any machine.
+        threads: of the measurement, which the config then states; None leaves them out.
     """
-    if pinned and plan.threads is not None:
-        ran = dict(targets.backend(plan.served.backend).parameters(plan.threads, changes.instances(overrides)))
+    if threads is not None:
+        ran = dict(targets.backend(served.backend).parameters(threads, changes.instances(overrides)))
         inside = replace(inside, parameters=ran | dict(inside.parameters))
     model = to_protobuf(inside)
-    changes.apply(overrides, model, inputs=plan.served.input_names, outputs=plan.served.output_names)
+    changes.apply(overrides, model, inputs=served.input_names, outputs=served.output_names)
     check(model)
     return model
 
@@ -375,15 +321,7 @@ def _write_front(root: Path, front: TritonConfig, *, inside: TritonConfig, serve
         {served.input_names.get(s.name, s.name): s.name for s in front.inputs},
         {served.output_names.get(s.name, s.name): s.name for s in front.outputs},
     )
-    ensemble = TritonConfig(
-        name=front.name,
-        inputs=front.inputs,
-        outputs=front.outputs,
-        max_batch_size=front.max_batch_size,
-        versions=front.versions,
-        platform="ensemble",
-        steps=(step,),
-    )
+    ensemble = replace(front, platform="ensemble", steps=(step,))
     # Every model of a repository needs its version folder, and an ensemble has nothing to put there.
     version_folder = root / front.name / str(front.versions[0])
     version_folder.mkdir(parents=True)

@@ -85,10 +85,12 @@ def load_points(
 
 def write_reference(path: Path, points: Mapping[str, Point]) -> None:
     """Store the points under ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``."""
-    arrays: dict[str, np.ndarray] = {}
-    for name, point in points.items():
-        arrays.update({f"inputs/{name}/{k}": v for k, v in point.inputs.items()})
-        arrays.update({f"outputs/{name}/{k}": v for k, v in point.outputs.items()})
+    arrays = {
+        f"{kind}/{name}/{key}": value
+        for name, point in points.items()
+        for kind, feed in (("inputs", point.inputs), ("outputs", point.outputs))
+        for key, value in feed.items()
+    }
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 

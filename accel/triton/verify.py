@@ -10,6 +10,7 @@ from typing import Any
 
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError
+from accel.core.feeds import read_npz
 from accel.core.files import stays_inside
 from accel.core.values import TensorSpec, file_ref, sha256_file
 from accel.triton.config import byte_size, dims, parse, type_name
@@ -171,25 +172,21 @@ def _warmup(root: Path, manifest: Manifest, model: str, config: Any) -> Iterator
 
 def _reference(root: Path, manifest: Manifest) -> Iterator[Finding]:
     """Check that the stored reference has every point's inputs and outputs, in the contract's dtypes and ranks."""
-    import zipfile
-
-    import numpy as np
-
     path = root / REFERENCE
     if path.is_symlink() or not path.is_file():
         return
     try:
-        with np.load(path, allow_pickle=False) as file:
-            for point in manifest.reference_points:
-                for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
-                    for spec in specs:
-                        key = f"{kind}/{point}/{spec.name}"
-                        if key not in file.files:
-                            yield Finding("error", REFERENCE, key, "is missing", AGAIN)
-                        elif file[key].ndim != len(spec.dims) or (kind == "inputs" and file[key].dtype != spec.dtype):
-                            found = f"{file[key].dtype} {file[key].shape}"
-                            yield Finding(
-                                "error", REFERENCE, key, f"is {found}, expected {spec.dtype} {spec.dims}", AGAIN
-                            )
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        yield Finding("error", REFERENCE, "", f"cannot be read: {error}", AGAIN)
+        stored = read_npz(path)
+    except InputError as error:
+        yield Finding("error", REFERENCE, "", error.message, AGAIN)
+        return
+    for point in manifest.reference_points:
+        for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+            for spec in specs:
+                key = f"{kind}/{point}/{spec.name}"
+                value = stored.get(key)
+                if value is None:
+                    yield Finding("error", REFERENCE, key, "is missing", AGAIN)
+                elif value.ndim != len(spec.dims) or (kind == "inputs" and value.dtype != spec.dtype):
+                    found = f"{value.dtype} {value.shape}"
+                    yield Finding("error", REFERENCE, key, f"is {found}, expected {spec.dtype} {spec.dims}", AGAIN)

@@ -119,13 +119,58 @@ def test_dtypes_and_ranks(dtype, dims):
     assert not judge(truth, found, spec, "int8").passed
 
 
-def test_a_constant_reference_proves_nothing_unless_exact():
-    flat = {f: {"hidden": np.ones_like(v["hidden"])} for f, v in feeds(HIDDEN).items()}
-    near = {f: {"hidden": v["hidden"] + 1e-6} for f, v in flat.items()}
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e4])
+def test_a_constant_reference_is_held_to_a_tolerance(value):
+    """Rounding noise about a constant is no signal: an exact FP32 variant passed no gate before."""
+    own = np.random.default_rng(1)
+    ripple = lambda v, size: own.uniform(-1e-7, 1e-7, v["hidden"].shape) * size  # noqa: E731
+    flat = {f: {"hidden": (value + ripple(v, value)).astype(np.float32)} for f, v in feeds(HIDDEN).items()}
+    near = {f: {"hidden": (value + ripple(v, value or 0.01)).astype(np.float32)} for f, v in flat.items()}
     assert judge(flat, flat, HIDDEN).passed
-    verdict = judge(flat, near, HIDDEN, "int8")
+    verdict = judge(flat, near, HIDDEN)
+    assert verdict.passed, verdict.reasons
+    assert judge(flat, near, HIDDEN).outputs[0].sqnr_db > 100
+    off = {f: {"hidden": v["hidden"] + np.float32(0.01 * (value + 0.01))} for f, v in flat.items()}
+    assert not judge(flat, off, HIDDEN).passed
+    wrong = {f: {"hidden": -v["hidden"] - 1} for f, v in flat.items()}
+    assert not judge(flat, wrong, HIDDEN, "int8").passed
+
+
+def test_few_samples_are_held_to_a_tolerance():
+    """One sample repeated: the mean is the sample, and what centring leaves is rounding noise."""
+    row = np.random.default_rng(0).standard_normal((1, 7, 8)).astype(np.float32)
+    noise = np.random.default_rng(1).uniform(-1e-7, 1e-7, (4, 7, 8)).astype(np.float32)
+    truth = {f: {"hidden": np.repeat(row, 4, 0)} for f in ("0", "1", "min", "opt")}
+    near = {f: {"hidden": v["hidden"] + noise} for f, v in truth.items()}
+    gate = gate_for("fp32", outputs=[HIDDEN], task=("rank", 0.98), overrides={}, items=1)
+    assert gate == {"tolerance_db": 80.0}
+    verdict = compare(truth, near, outputs=[HIDDEN], masks={}, gate=gate)
+    assert verdict.passed, verdict.reasons
+    assert verdict.outputs[0].sqnr_db > 100
+    off = {f: {"hidden": v["hidden"].copy()} for f, v in truth.items()}
+    off["1"]["hidden"][2, 3, 4] += 0.001
+    verdict = compare(truth, off, outputs=[HIDDEN], masks={}, gate=gate)
     assert not verdict.passed
-    assert "constant" in verdict.reasons[0]
+    assert "tolerance_db 67" in verdict.reasons[0]
+    assert "output 'hidden' is off by up to 0.001" in verdict.reasons[0]
+    loose = gate_for("fp32", outputs=[HIDDEN], task=None, overrides={"sqnr_db": 60.0}, items=31)
+    assert compare(truth, off, outputs=[HIDDEN], masks={}, gate=loose).passed
+    assert "sqnr_db" in gate_for("fp32", outputs=[HIDDEN], task=None, overrides={}, items=32)
+
+
+def test_nan_of_the_reference_must_be_met_by_nan():
+    truth = feeds(HIDDEN)
+    truth["2"]["hidden"][0, 0, :2] = np.nan, np.inf
+    assert judge(truth, truth, HIDDEN).passed
+    for other in (0.0, np.inf, -np.inf):
+        found = {f: {"hidden": v["hidden"].copy()} for f, v in truth.items()}
+        found["2"]["hidden"][0, 0, 0] = other
+        verdict = judge(truth, found, HIDDEN, "int8")
+        assert not verdict.passed
+        assert "'hidden' has 1 values that are NaN or infinite where the reference's are not" in verdict.reasons[0]
+    moved = {f: {"hidden": v["hidden"].copy()} for f, v in truth.items()}
+    moved["2"]["hidden"][0, 0, 1] = -np.inf
+    assert not judge(truth, moved, HIDDEN, "int8").passed
 
 
 def test_padding_is_not_compared():

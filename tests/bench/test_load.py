@@ -11,8 +11,7 @@ from pathlib import Path
 import null_repository
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import concurrencies, rates

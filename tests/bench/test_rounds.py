@@ -8,6 +8,7 @@ import pytest
 
 from accel.bench import rounds
 from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.race import Contest, Race
 from accel.bench.rounds import measure
 from accel.core import processes
 from accel.core.values import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
@@ -48,7 +49,7 @@ def session(tmp_path):
             )
         return measure(
             runners,
-            plan.rounds,
+            Race([Contest(tuple((r.name, p) for r in runners for p in points), frozenset(files), plan.rounds)]),
             stage="measure",
             opening="loading",
             turn="round",

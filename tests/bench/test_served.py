@@ -18,8 +18,7 @@ import null_repository
 import numpy as np
 import pytest
 
-from accel.bench import feeds as forms
-from accel.bench import perf_analyzer, served, usage
+from accel.bench import feeds as forms, perf_analyzer, served, usage
 from accel.bench.calls import COUNTERS, Served
 from accel.bench.expected import Expected
 from accel.bench.load import Load, Window

@@ -1,13 +1,15 @@
 """INT8 by choice: what is quantised, what stays float, and that the answer says so."""
 
+from functools import partial
+
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from small_onnx import convnet, mlp
 
 from accel.core.errors import StageError
 from accel.graph import convolutions, qdq
-from accel.graph.evaluate import open_cpu
 from accel.graph.fuse import attention_layers, fuse
 from accel.graph.quantize import for_cpu
 from accel.run.inspection import int8_products
@@ -18,8 +20,15 @@ def feeds(count=12, shape=(8, 32)):
     return [{"x": rng.standard_normal(shape).astype(np.float32)} for _ in range(count)]
 
 
+def open_cpu(path):
+    """Open a session with ONNX Runtime's own optimisations, as a server runs the file."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
 def sqnr_db(one, other, feed):
-    truth, found = (open_cpu(p, 1).run(None, feed)[0] for p in (one, other))
+    truth, found = (open_cpu(p).run(None, feed)[0] for p in (one, other))
     signal = np.square(truth - truth.mean(axis=0)).sum()
     return 10 * np.log10(signal / max(np.square(truth - found).sum(), 1e-20))
 
@@ -90,7 +99,7 @@ def test_an_impossible_target_leaves_the_graph_float(tmp_path):
     plan = quantise(plain, out, target_db=190.0, trials=1)
     assert plan.chosen.quantised == 0
     np.testing.assert_allclose(
-        open_cpu(out, 1).run(None, feeds()[0])[0], open_cpu(plain, 1).run(None, feeds()[0])[0], rtol=0, atol=1e-5
+        open_cpu(out).run(None, feeds()[0])[0], open_cpu(plain).run(None, feeds()[0])[0], rtol=0, atol=1e-5
     )
 
 
@@ -125,6 +134,65 @@ def test_convolutions_are_quantised_as_a_whole(tmp_path):
     assert found.chosen.quantised >= 2
     assert found.chosen.score > 15
     assert sqnr_db(plain, out, feeds(20, (4, 3, 8, 8))[-1]) > 15
+
+
+def test_old_files_without_names_are_quantised(tmp_path):
+    """The scale of each channel is opset 13's, and the quantisers know nodes by name."""
+    for plain, quantised in ((convnet(tmp_path / "conv.onnx"), 2), (mlp(tmp_path / "mlp.onnx", gemm=True), 4)):
+        model = onnx.load(str(plain))
+        model.opset_import[0].version = 11
+        model.ir_version = 6
+        for node in model.graph.node:
+            node.ClearField("name")
+        onnx.save_model(model, str(plain))
+        out = tmp_path / f"{plain.stem}-int8.onnx"
+        if quantised == 4:
+            assert quantise(plain, out).chosen.quantised == 4
+        else:
+            made = feeds(8, (4, 3, 8, 8))
+            judge = partial(sqnr_db, plain, feed=made[-1])
+            found = convolutions.quantize(plain, out, made[:-1], judge, 15.0, reduce_range=False)
+            assert found.chosen.quantised >= quantised
+        assert onnx.load(str(out)).opset_import[0].version >= 13
+
+
+def test_a_shared_bias_takes_nobodys_name(tmp_path):
+    """ONNX Runtime's quantiser copies it under its name with a number: here that of the second convolution's output."""
+    plain, out = convnet(tmp_path / "plain.onnx"), tmp_path / "int8.onnx"
+    model = onnx.load(str(plain))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(8, np.float32), "c"))
+    for node in model.graph.node:
+        if node.op_type == "Conv":
+            node.input.append("c")
+        node.op_type = node.op_type.replace("Relu", "Neg")  # a Relu shares the pair of its convolution
+    onnx.save_model(model, str(plain))
+    made = feeds(8, (4, 3, 8, 8))
+    judge = partial(sqnr_db, plain, feed=made[-1])
+    found = convolutions.quantize(plain, out, made[:-1], judge, 15.0, reduce_range=False)
+    assert found.chosen.quantised >= 2
+
+
+def test_a_pooled_activation_is_not_taken_for_the_mask(tmp_path):
+    """It has the mask's shape where the hidden size is the length of the sequence."""
+    info, make, rng = onnx.helper.make_tensor_value_info, onnx.helper.make_node, np.random.default_rng(0)
+    weights = {n: rng.standard_normal((6, 6)).astype(np.float32) for n in ("w", "v")}
+    nodes = [
+        make("MatMul", ["x", "w"], ["h"], "first"),
+        make("ReduceMax", ["h", "one"], ["pooled"], "pool", keepdims=0),
+        make("MatMul", ["pooled", "v"], ["raw"], "second"),
+        make("ReduceSum", ["mask", "one"], ["length"], "sum", keepdims=1),
+        make("Mul", ["raw", "length"], ["y"], "scale"),
+    ]
+    inputs = [info("x", 1, ["batch", "seq", 6]), info("mask", 1, ["batch", "seq"])]
+    constants = [onnx.numpy_helper.from_array(v, n) for n, v in {**weights, "one": np.array([1])}.items()]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, [info("y", 1, ["batch", 6])], constants)
+    opset = [onnx.helper.make_opsetid("", 18)]
+    onnx.save_model(onnx.helper.make_model(graph, opset_imports=opset, ir_version=10), str(tmp_path / "p.onnx"))
+    mask = np.tril(np.ones((6, 6), np.float32))
+    made = [{"x": rng.standard_normal((6, 6, 6)).astype(np.float32), "mask": mask} for _ in range(4)]
+    given = {"to": "cpu-int8", "mask": "mask", "threads": 1, "trials": 8}
+    found = for_cpu(tmp_path / "p.onnx", tmp_path / "q.onnx", made, lambda _: 99.0, 20.0, **given)
+    assert found.chosen.quantised == 2
 
 
 def test_fusing_a_graph_without_patterns_changes_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 
+import onnx
 import pytest
 from small_onnx import mlp
 
@@ -17,6 +18,18 @@ def test_onnx(tmp_path):
     assert found["ops"] == {"Gemm": 1, "MatMul": 3, "Tanh": 3}
     assert found["inputs"] == [{"name": "x", "dtype": "float32", "dims": ["batch", 32], "range": None}]
     assert found["precision"] == {"weights": {"float": 4 * 32 * 32 + 32}, "int8_products": 0, "products": 4}
+
+
+def test_a_data_type_that_nobody_knows(tmp_path):
+    path = mlp(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.initializer[0].data_type = 99
+    path.write_bytes(model.SerializeToString())
+    assert inspect(path)["precision"]["weights"]["unknown (99)"] == 32 * 32
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="'x' has the element type 99"):
+        inspect(path)
 
 
 def test_openvino(tmp_path):

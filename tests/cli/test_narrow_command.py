@@ -9,6 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from accel.builders.narrow import narrow_file
+from accel.core.errors import InputError
+
 
 def accel(*words):
     return subprocess.run(
@@ -81,3 +84,15 @@ def test_a_broken_file(tmp_path):
     done = accel("narrow", broken, "-o", tmp_path / "out.onnx")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.DOUBLE])
+def test_a_constant_of_more_axes_than_numpy_takes_is_an_error(tmp_path, kind):
+    constant = onnx.TensorProto(name="w", data_type=kind, dims=[1] * 1000, raw_data=bytes(8))
+    nodes = [helper.make_node("Cast", ["w"], ["c"], to=TensorProto.INT64), helper.make_node("Add", ["x", "c"], ["y"])]
+    x = helper.make_tensor_value_info("x", TensorProto.INT64, ["batch"])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, [1] * 999 + ["batch"])
+    graph = helper.make_graph(nodes, "g", [x], [y], [constant])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "m.onnx")
+    with pytest.raises(InputError, match="the data of 'w' cannot be read"):
+        narrow_file(tmp_path / "m.onnx", tmp_path / "out.onnx", level="io", ranges={}, shapes={})

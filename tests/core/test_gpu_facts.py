@@ -209,6 +209,7 @@ import numpy as np
 from accel.core.values import Artifact, Built, Target, TensorSpec, Variant, file_refs, to_json
 from accel.bench.card import watch_card
 from accel.bench.in_process import Plan, TimedShape, ProcessRunner
+from accel.bench.race import Contest, Race
 from accel.bench.rounds import measure
 folder = Path(sys.argv[1])
 np.savez(folder / "feeds.npz", **{"b2/x": np.zeros((2, 4), np.int64)})
@@ -240,7 +241,7 @@ for device in ("cuda", "cpu"):
     )
 found = measure(
     runners,
-    plan.rounds,
+    Race([Contest((("cuda", "b2"), ("cpu", "b2")), frozenset(("cuda", "cpu")), plan.rounds)]),
     stage="measure",
     opening="loading",
     turn="round",

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from accel.core import processes
-from accel.core.errors import SampleError, StageError, WorkerDied
+from accel.core.errors import OutputError, SampleError, StageError, WorkerDied
 from accel.core.processes import PACKAGE, Worker
 
 TASKS = """
@@ -36,6 +36,11 @@ def half() -> None:
 def refuse() -> None: raise SampleError('bad sample', fix='mend it')
 def bug() -> None: raise RuntimeError('a library says no')
 def oom() -> None: raise MemoryError
+def fill() -> None:
+    with open('/dev/full', 'wb', buffering=0) as file: file.write(b'x')
+def library_fill() -> None:
+    try: fill()
+    except OSError as error: raise RuntimeError('cannot save the model') from error
 def pid() -> int: return os.getpid()
 def threads() -> str: return os.environ['OMP_NUM_THREADS']
 """
@@ -166,6 +171,35 @@ def test_errors_keep_their_class_and_remedy(tasks_file):
         run("oom", tasks_file)
 
 
+@pytest.mark.parametrize("task", ["fill", "library_fill"])
+def test_a_full_disk_is_named_with_its_folder(tasks_file, task):
+    with pytest.raises(
+        OutputError, match=f"no space left in (/.*) for {task}: .*(No space left|cannot save)"
+    ) as caught:
+        run(task, tasks_file)
+    assert "free space" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "says"), [("bug", StageError, "a library says no"), ("fill", OutputError, "no space left")]
+)
+def test_what_fails_is_said_though_the_log_cannot_be_written(tasks_file, task, error, says):
+    """The traceback met the full disk, too, and the process ended with exit code 1 and an empty log."""
+    tasks_file.symlink_to("/dev/full")
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
+        with pytest.raises(error, match=says):
+            child.call(known[task])
+        assert child.call(known["threads"]) == "1"
+
+
+def test_a_process_that_died_on_a_full_disk_says_which(tasks_file, monkeypatch):
+    """No disk is filled here: the limit is raised to what every disk is below."""
+    monkeypatch.setattr(processes, "FULL_BYTES", 1 << 80)
+    with pytest.raises(WorkerDied, match=r"no space is left in /.*: the process of die was ended by SIGBUS") as caught:
+        run("die", tasks_file, how=int(signal.SIGBUS))
+    assert "free space" in caught.value.fix
+
+
 def test_a_session_outlives_a_failed_task(tasks_file):
     with Worker(tasks_file, threads=1, timeout_s=30) as child:
         first = child.call(known["pid"])
@@ -224,7 +258,7 @@ def test_stop_all_ends_what_runs_and_lets_nothing_start(tasks_file):
         time.sleep(0.05)
     processes.stop_all()
     thread.join(20)
-    assert failures
+    assert [str(failure) for failure in failures] == ["stopped by the user"], "and not killed for memory"
     with pytest.raises(WorkerDied, match="stopped"):
         run("pid", tasks_file)
     processes.start()

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from accel.core.values import ModelSource, ShapeRange, Target, TensorSpec, Variant, from_json, sha256_json, to_json
 

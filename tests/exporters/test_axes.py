@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from accel.core.values import ShapeRange
 from accel.exporters.axes import Extent, name_axes, odd_sizes, output_dims, trace_sizes

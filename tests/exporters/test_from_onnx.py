@@ -98,7 +98,7 @@ def test_truncated_files_are_refused(make_onnx: MakeOnnx, tmp_path: Path) -> Non
         describe(recognise(str(external)))
 
 
-@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "weights/../../secret", ""])
+@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "weights/../../secret", "", "a\0b"])
 def test_data_outside_the_folder_is_refused(make_onnx: MakeOnnx, tmp_path: Path, location: str) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
@@ -135,7 +135,7 @@ def test_a_cycle_is_refused(make_onnx: MakeOnnx) -> None:
         describe(recognise(str(path)))
 
 
-def test_a_graph_that_fails_at_a_declared_shape_is_told(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+def test_a_graph_that_fails_at_a_declared_shape_is_told(make_onnx: MakeOnnx) -> None:
     path = make_onnx()
     model = onnx.load(str(path))
     shape = onnx.numpy_helper.from_array(np.array([2, 4]), "shape")
@@ -143,6 +143,66 @@ def test_a_graph_that_fails_at_a_declared_shape_is_told(make_onnx: MakeOnnx, tmp
     model.graph.node.insert(0, onnx.helper.make_node("Reshape", ["x", "shape"], ["fixed"]))
     model.graph.node[1].input[0] = "fixed"
     onnx.save(model, str(path))
-    source = describe(recognise(str(path), opt_shapes={"x": (2, 4)}))
-    with pytest.raises(StageError, match="failed on x float32"):
-        export_onnx(source, tmp_path / "out")
+    with pytest.raises(StageError, match="failed on x float32"):  # found out before anything is exported
+        describe(recognise(str(path), opt_shapes={"x": (2, 4)}))
+
+
+def test_a_data_file_whose_name_no_system_takes_is_missing(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+    model = onnx.load(str(make_onnx(external=True)), load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = "w" * 5000
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=r"its data file w+… is missing"):
+        quick_key(recognise(str(tmp_path / "m.onnx")))
+
+
+@pytest.mark.parametrize(
+    ("domain", "imported", "fix"),
+    [
+        ("my.ops", True, "standard operators"),
+        ("my.ops", False, "standard operators"),
+        ("ai.onnx.contrib", True, "onnxruntime-extensions"),
+    ],
+)
+def test_an_operator_of_a_custom_domain_is_named(make_onnx: MakeOnnx, domain: str, imported: bool, fix: str) -> None:
+    path = make_onnx()
+    model = onnx.load(str(path))
+    node = model.graph.node[0]
+    node.name, node.op_type, node.domain = "twist", "Twist", domain
+    if imported:
+        model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    onnx.save(model, str(path))
+    with pytest.raises(InputError, match=rf"node 'twist' is {domain}:Twist.*domain '{domain}'.*custom-op") as caught:
+        describe(recognise(str(path)))
+    assert fix in (caught.value.fix or "")
+
+
+def test_a_function_of_the_file_itself_is_no_custom_operator(make_onnx: MakeOnnx) -> None:
+    path = make_onnx()
+    model = onnx.load(str(path))
+    node = model.graph.node[0]
+    inner = onnx.helper.make_node(node.op_type, ["a", "b"], ["c"])
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model.functions.append(onnx.helper.make_function("mine", "Inner", ["a", "b"], ["c"], [inner], opsets))
+    node.op_type, node.domain = "Inner", "mine"
+    model.opset_import.append(onnx.helper.make_opsetid("mine", 1))
+    onnx.save(model, str(path))
+    assert describe(recognise(str(path))).inputs[0].name == "x"
+
+
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_strings_are_refused_by_name(tmp_path: Path, what: str) -> None:
+    h, t = onnx.helper, onnx.TensorProto
+    types = {"input": t.FLOAT, "output": t.FLOAT} | {what: t.STRING}
+    x, y = (h.make_tensor_value_info(n, types[k], ["batch"]) for n, k in (("x", "input"), ("y", "output")))
+    table = (
+        {"keys_floats": [0.0], "values_strings": ["a"]}
+        if what == "output"
+        else {"keys_strings": ["a"], "values_floats": [0.0]}
+    )
+    nodes = [h.make_node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", **table)]
+    opsets = [h.make_opsetid("", 18), h.make_opsetid("ai.onnx.ml", 2)]
+    onnx.save(h.make_model(h.make_graph(nodes, "g", [x], [y]), opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=rf"{what} '{'x' if what == 'input' else 'y'}' holds strings"):
+        describe(recognise(str(tmp_path / "m.onnx")))

@@ -145,7 +145,7 @@ def test_a_picture_model_s_folder(tmp_path, config, expected):
                 "modules": [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "p"}],
                 "p__config": {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
             },
-            "pooling asks for .*'mean_tokens', 'max_tokens'",
+            "pooling asks for .*'max', 'mean'",
         ),
         (
             {

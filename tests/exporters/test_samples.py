@@ -8,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from accel.core.errors import InputError, SampleError, UsageError
 from accel.core.feeds import read_feeds, write_feeds
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters.request import SourceRequest
 from accel.exporters.samples import fit_shape, make_samples, shape_points
-from accel.exporters.sources import recognise
+from accel.exporters.sources import quick_key, recognise
 
 SHAPES = ShapeRange((1, 1), (1, 8), (4, 32))
 SOURCE = ModelSource(
@@ -36,6 +35,12 @@ SOURCE = ModelSource(
     mask="mask",
 )
 REQUEST = SourceRequest(text="/m.onnx", kind="onnx", reference="/m.onnx")
+EXPECTED = (
+    "the inputs are ids: int64 (batch 1 to 4, seq 1 to 32) in [0, 99]; mask: int64 (batch 1 to 4, seq 1 to 32) in "
+    "[0, 1]. As .npz: numpy.savez('samples.npz', **{'0/ids': …, …}), keys <number>/<input>, or one array per "
+    "input, its items along the first axis. As .jsonl: a line for each item, without its first axis: "
+    '{"ids": […], "mask": […]}.'
+)
 ZOO = recognise("minilm", max_shapes={"input_ids": (8, 24)}, opt_shapes={"input_ids": (1, 16)})
 
 
@@ -182,14 +187,17 @@ def test_a_generator_is_called(tmp_path: Path) -> None:
 def test_samples_that_do_not_fit_are_refused(tmp_path: Path, change: dict, says: str) -> None:
     bad = {n: v for n, v in {**item(1, 3), **change}.items() if v is not None}
     write_feeds(tmp_path / "s.npz", {"0": item(0, 3), "1": bad})
-    with pytest.raises(SampleError, match=says):
+    with pytest.raises(SampleError, match=says) as caught:
         make_samples(*with_samples(tmp_path / "s.npz"), tmp_path / "out")
+    assert EXPECTED in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
         ("{", "s.jsonl:1 is no JSON"),
+        ("[" * 100_000, "s.jsonl:1 is no JSON"),
+        ('{"ids": [NaN], "mask": [1]}', "sample 0: input 'ids' has dtype float64, expected int64"),
         ("[1]", "s.jsonl:1: expected"),
         ('{"text": 3}', "s.jsonl:1: expected"),
         ('{"ids": ["a"], "mask": [1]}', "s.jsonl:1: input 'ids' holds"),
@@ -201,8 +209,43 @@ def test_samples_that_do_not_fit_are_refused(tmp_path: Path, change: dict, says:
 )
 def test_bad_lines_are_refused(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "s.jsonl").write_text(line)
-    with pytest.raises(SampleError, match=says):
+    with pytest.raises(SampleError, match=says) as caught:
         make_samples(*with_samples(tmp_path / "s.jsonl"), tmp_path / "out")
+    assert EXPECTED in (caught.value.fix or "")
+
+
+def test_lines_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_bytes(b'{"text": "caf\xe9"}\n')
+    with pytest.raises(SampleError, match=r"s\.jsonl is no UTF-8 text: byte 13 is 0xe9"):
+        make_samples(*with_samples(tmp_path / "s.jsonl"), tmp_path / "out")
+    (tmp_path / "s.jsonl").write_text('\ufeff{"ids": [1], "mask": [1]}\n{"ids": [2], "mask": [1], "note": "\u2028"}')
+    with pytest.raises(SampleError, match=r"s\.jsonl:2: input 'note' holds"):
+        make_samples(*with_samples(tmp_path / "s.jsonl"), tmp_path / "out")
+
+
+def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    write_feeds(folder / "a.npz", {str(i): item(i, 5) for i in range(6)})
+    (folder / "b.jsonl").write_text("\n".join(json.dumps({"ids": [i], "mask": [1]}) for i in range(3)))
+    (folder / "notes.txt").write_text("not a sample")
+    request = recognise("minilm", samples=str(folder))
+    samples = make_samples(*with_samples(request.samples or ""), tmp_path / "out")
+    assert samples.calibration_items + samples.gate_items == 9
+    before = quick_key(dataclasses.replace(request, weights="random"))
+    (folder / "b.jsonl").write_text('{"ids": [9], "mask": [1]}')
+    assert quick_key(dataclasses.replace(request, weights="random")) != before
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty holds no \.npz and no \.jsonl file"):
+        recognise("minilm", samples=str(tmp_path / "empty"))
+
+
+def test_a_name_with_a_slash_is_a_name_where_the_model_has_it(tmp_path: Path) -> None:
+    inputs = tuple(dataclasses.replace(s, name=f"model/{s.name}") for s in SOURCE.inputs)
+    source = dataclasses.replace(SOURCE, inputs=inputs, profile={s.name: SHAPES for s in inputs}, mask="model/mask")
+    np.savez(tmp_path / "s.npz", **{"model/ids": np.arange(24).reshape(6, 4), "model/mask": np.ones((6, 4), np.int64)})
+    source = dataclasses.replace(source, samples=str(tmp_path / "s.npz"))
+    assert make_samples(source, REQUEST, tmp_path / "out").gate_items == 4
 
 
 def test_random_values_calibrate_only_when_asked_for(tmp_path: Path) -> None:

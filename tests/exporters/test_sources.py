@@ -191,3 +191,21 @@ def test_recognising_and_keying_import_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("~nosuch/x", "'~nosuch/x' cannot be opened as a file: Could not determine home directory"),
+        ("~nosuch/m.onnx", "cannot be opened as a file: Could not determine"),
+        ("~nosuch/m.py:build", "cannot be opened as a file: Could not determine"),
+        ("x" * 5000, r"… \(5000 characters\)' cannot be opened as a file: File name too long"),
+        (f"{'y' * 300}.py:build", "cannot be opened as a file: File name too long"),
+        ("m\0.onnx", "cannot be opened as a file: embedded null byte"),
+    ],
+)
+def test_a_text_that_can_be_no_path_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        recognise(text)
+    with pytest.raises(InputError, match=says):
+        recognise("minilm", samples=text)

@@ -165,6 +165,24 @@ class TestMarkers:
         assert {int(v[0]) for v in held.values()} == {2**31 - 1, -(2**31), 0, -1, 2}
         assert_equal_models(source, tmp_path / "b.onnx", [{"x": np.arange(7, dtype=np.float32)}])
 
+    @pytest.mark.parametrize("last", [INT64_MAX, -INT64_MAX, 2**40])
+    def test_markers_are_proved_wherever_only_slice_reads_them(self, tmp_path: Path, last: int) -> None:
+        nodes = [
+            node("Unsqueeze", ["last", "zero"], ["one"]),
+            node("Concat", ["one", "one"], ["ends"], axis=0),
+            node("Slice", ["x", "starts", "ends"], ["y"]),
+        ]
+        body = helper.make_graph([node("Slice", ["x", "starts", "ends"], ["z"])], "body", [], [info("z", FLOAT)])
+        nodes.append(node("If", ["yes"], ["w"], then_branch=body, else_branch=body))
+        constants = {"last": last, "zero": [0], "starts": [0, 0]}
+        inputs = [info("x", FLOAT, (3, 4)), info("yes", BOOL, ())]
+        outputs = [info("y", FLOAT, ("a", "b")), info("w", FLOAT, ("c", "d"))]
+        source = save(tmp_path / "a.onnx", nodes, inputs, outputs, constants)
+        assert prove_int32_interior(source) == ()
+        read = [*nodes, node("Add", ["ends", "ends"], ["twice"])]
+        source = save(tmp_path / "b.onnx", read, inputs, [*outputs, info("twice", I64, (2,))], constants)
+        assert {"last", "one", "ends"} <= {u.name for u in prove_int32_interior(source)}
+
     def test_int64_max_as_an_ordinary_value_is_refused(self, tmp_path: Path) -> None:
         source = save(
             tmp_path / "a.onnx",

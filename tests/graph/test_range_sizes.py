@@ -15,6 +15,12 @@ from accel.core.values import ShapeRange
 from accel.graph.narrow.analysis import analyse
 
 
+def branch(name: str) -> onnx.GraphProto:
+    """A body that gives an outer value."""
+    out = helper.make_tensor_value_info(f"{name}_taken", TensorProto.FLOAT, None)
+    return helper.make_graph([helper.make_node("Identity", [name], [out.name])], name, [], [out])
+
+
 def model() -> onnx.ModelProto:
     """Every operator whose sizes accel bounds by itself, behind a Reshape that hides the batch."""
     rng = np.random.default_rng(0)
@@ -27,6 +33,8 @@ def model() -> onnx.ModelProto:
         "where": np.array([[0, 1]]),
         "values": np.array([7], np.float32),
         "axis": np.array([2]),
+        "around": np.array([0, 1, 0, 0, 2, -1]),
+        "true": np.array(True),
     }
     make = helper.make_node
     nodes = [
@@ -46,6 +54,12 @@ def model() -> onnx.ModelProto:
         make("Transpose", ["columns"], ["steps"], perm=[2, 0, 1]),
         make("LSTM", ["steps", "w", "r"], ["read"], hidden_size=2, direction="bidirectional"),
         make("ScatterND", ["flat", "where", "values"], ["marked"]),
+        make("Conv", ["lost", "kernel"], ["same"], strides=[2, 2], auto_pad="SAME_UPPER"),
+        make("MaxPool", ["lost"], ["valid"], kernel_shape=[2, 2], auto_pad="VALID"),
+        make("HardSigmoid", ["same"], ["gate"]),
+        make("GlobalAveragePool", ["gate"], ["whole"]),
+        make("Pad", ["steps", "around"], ["padded"]),
+        make("If", ["true"], ["branch"], then_branch=branch("same"), else_branch=branch("flat")),
     ]
     outputs = [o for n in nodes for o in n.output]
     kinds = dict.fromkeys(("rows", "places", "first", "second"), TensorProto.INT64)
@@ -76,8 +90,9 @@ def test_sizes_contain_what_runs_observe_and_are_finite(tmp_path: Path) -> None:
             assert len(dims) == value.ndim, name
             for size, (low, most) in zip(value.shape, dims, strict=True):
                 assert low <= size <= most, (name, value.shape, dims)
-    for name in ("strided", "pooled", "mean", "joined", "best", "places", "first", "second", "read", "marked"):
+    bounded = "strided pooled mean joined best places first second read marked same valid gate whole padded branch"
+    for name in bounded.split():
         dims = facts[name].dims
         assert dims is not None
-        assert name == "read" or dims[0] == (1, 4)
+        assert name in ("read", "padded") or dims[0] == (1, 4)
         assert all(high < 1000 for _, high in dims), (name, dims)

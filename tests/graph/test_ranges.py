@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from integer_graphs import IntegerGraph, feeds, graphs
 from narrowing_checks import assert_equal_models, facts_by_name, run, session
 

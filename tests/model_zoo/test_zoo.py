@@ -16,7 +16,7 @@ from accel.core.errors import InputError, UnavailableError
 from accel.core.values import TensorSpec
 from accel.exporters import describe, load
 from accel.exporters.axes import extents, shapes_at
-from accel.exporters.from_torch import example_arrays
+from accel.exporters.probe import example_arrays
 from accel.exporters.sources import recognise
 from model_zoo import _text
 from model_zoo._pictures import dead_leaves, pictures

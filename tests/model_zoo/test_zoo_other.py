@@ -11,7 +11,7 @@ import pytest
 import model_zoo
 from accel.exporters import describe, load
 from accel.exporters.axes import extents, shapes_at
-from accel.exporters.from_torch import example_arrays
+from accel.exporters.probe import example_arrays
 from accel.exporters.source_model import SourceModel
 from accel.exporters.sources import recognise
 from model_zoo._audio import RATE, speech

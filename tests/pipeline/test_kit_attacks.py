@@ -110,6 +110,7 @@ ATTACKS = {
     "dtype": (put("source", "inputs", 0, "dtype", "object0"), "which no tensor is"),
     "no outputs": (put("source", "outputs", []), "has no output"),
     "profile": (put("variant", "profile", {}), "no shapes of"),
+    "multiple": (put("source", "profile", "ids", "multiple", [0, 7]), "no multiples of"),
     "huge profile": (put("source", "profile", "ids", "max", [10**12, 9]), "expected sizes"),
     "gate": (put("settings", "gates", {"fp16": -300.0}), "gate fp16 is -300"),
     "infinite gate": (put("settings", "gates", {"sqnr_db": 1e308}), "gate sqnr_db is"),

@@ -143,7 +143,9 @@ def test_what_is_not_proved_to_fit_int32_cannot_pass_where_int64_wraps(factory, 
     document = convert(factory, tmp_path / "run", "torch,ort,openvino-fp32", **given)
     status = {v["id"]: v["status"] for v in document["variants"]}
     assert status == {"torch@cpu": "ok", "ort@cpu": "ok", "openvino-fp32@cpu": "gate_failed"}
-    assert "not proved to fit" in variant(document, "openvino-fp32@cpu")["reason"]
+    reason = variant(document, "openvino-fp32@cpu")["reason"]
+    assert "not proved to fit" in reason
+    assert "--allow-unproved-int64" in reason
     assert document["model"]["integers"]["unproved_int64"]
 
 

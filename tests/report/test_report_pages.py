@@ -18,8 +18,8 @@ from report_runs import run_view
 from accel.core.errors import AccelError, InputError, OutputError
 from accel.report import write_reports
 from accel.report.figures import accuracy_figure, served_figure, throughput_figure
-from accel.report.markdown import code, escape, run_markdown
-from accel.report.page import run_page
+from accel.report.layout import run_markdown, run_page
+from accel.report.markdown import code, escape
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 RUNS = {name: getattr(report_runs, name) for name in ("bert", "minilm", "served", "hostile", "bare")}

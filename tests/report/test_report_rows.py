@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import report_runs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from report_runs import run_view
 
 from accel.report import formats
@@ -123,8 +122,7 @@ def _without_one_leaf(data: Any, chooser: random.Random) -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32))
 def test_spoiled_runs_still_make_a_report(seed: int) -> None:
-    from accel.report.markdown import run_markdown
-    from accel.report.page import run_page
+    from accel.report.layout import run_markdown, run_page
 
     chooser = random.Random(seed)
     run = report_runs.minilm()

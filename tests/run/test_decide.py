@@ -1,15 +1,15 @@
 """The choice: right before fast, ties by precision, a reason for everyone."""
 
+import dataclasses
 import math
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from accel.core.values import Measurement, Parity, Target, Variant
+from accel.core.values import MachineNoise, Measurement, Parity, Target, Variant
 from accel.run import results
 from accel.run.decide import Candidate, Constraints, decide, finalists
 from accel.run.results import Result
@@ -94,11 +94,50 @@ def test_a_variant_without_a_repository_cannot_win():
 
 
 def test_a_tie_goes_to_the_higher_precision_then_the_smaller():
-    found = choose(candidate("a", 10.0, precision="int8"), candidate("b", 10.1, precision="bf16"), baseline=None)
+    rows = {"rounds": 30}
+    found = choose(
+        candidate("a", 10.0, precision="int8", **rows), candidate("b", 10.1, precision="bf16", **rows), baseline=None
+    )
     assert (found.chosen, found.ties) == ("b", ("a",))
+    assert (found.verdict, found.undecided) == ("decided", ())
     assert "bf16" in dict(found.rejected)["a"]
-    found = choose(candidate("a", 10.0, size=200), candidate("b", 10.1, size=100), baseline=None)
+    found = choose(candidate("a", 10.0, size=200, **rows), candidate("b", 10.1, size=100, **rows), baseline=None)
     assert found.chosen == "b"
+
+
+def test_noise_is_no_tie_and_picks_no_slower_variant():
+    """The interval reaches from 0.4 to 1.1: the faster one ships, whatever the precision, and nobody says decided."""
+    found = choose(
+        candidate("bf16", 34.0, precision="bf16", noise=0.3), candidate("int8", 22.0, precision="int8"), baseline=None
+    )
+    assert (found.chosen, found.ties) == ("int8", ())
+    assert (found.verdict, found.undecided) == ("undecided", ("bf16",))
+    assert "undecided between it and bf16" in found.reason
+    assert "--budget-s" in dict(found.rejected)["bf16"]
+
+
+def test_a_variant_that_left_early_is_compared_by_the_rounds_it_had():
+    found = choose(candidate("torch", 100.0, rounds=6), candidate("ov", 20.0, rounds=25))
+    assert found.chosen == "ov"
+    assert found.speedup == pytest.approx(5, rel=0.02)
+
+
+def test_a_busy_machine_is_said_beside_the_speed_up():
+    busy = MachineNoise(0.9, 1.0, 0.0, 3.0, disturbed_rounds=5, repeated=6)
+    slow = dataclasses.replace(point(100), noise=busy)
+    found = choose(Candidate("torch", "ok", None, "fp32", 1, (slow,)), candidate("ov", 20))
+    assert "100% of a core in 5 rounds" in found.warning
+    assert choose(candidate("torch", 100), candidate("ov", 20)).warning is None
+    assert (
+        choose(Candidate("other", "ok", None, "fp32", 1, (slow,)), candidate("ov", 20), baseline=None).warning is None
+    )
+
+
+def test_throughput_is_demanded_of_the_point_that_is_chosen():
+    points = tuple(point(ms, scenario=s, batch=b) for s, b, ms in (("latency", 1, 10), ("throughput", 8, 2)))
+    both = Candidate("a", "ok", None, "fp32", 1, points)
+    assert choose(both, objective="throughput", min_throughput_per_s=200, baseline=None).chosen == "a"
+    assert choose(both, objective="latency", min_throughput_per_s=200, baseline=None).chosen is None
 
 
 def test_no_tie_beyond_three_percent():

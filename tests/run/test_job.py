@@ -15,7 +15,7 @@ def test_defaults():
     made = assemble()
     assert [str(t) for t in made.wanted] == ["ort@cpu", "openvino@cpu"]
     assert made.objectives == ("latency", "throughput")
-    assert made.rounds == 8
+    assert (made.rounds, made.budget_s) == (60, 120)
 
 
 @pytest.mark.parametrize(

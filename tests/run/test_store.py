@@ -198,6 +198,13 @@ def test_code_hash_follows_the_code(tmp_path):
     assert store.code_hash(str(file), "accuracy/parity.py") != before
 
 
+def test_code_hash_follows_the_templates_of_a_folder(tmp_path):
+    (tmp_path / "launch.sh.j2").write_text("exec")
+    before = store.code_hash(str(tmp_path))
+    (tmp_path / "launch.sh.j2").write_text("exec again")
+    assert store.code_hash(str(tmp_path)) != before
+
+
 def test_errors_of_another_kind_are_not_dressed_up(tmp_path):
     with pytest.raises(OSError, match="odd") as caught, files.writing(tmp_path):
         raise OSError(errno.EIO, "odd")

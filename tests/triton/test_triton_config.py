@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
 from accel.core.dtypes import DATATYPES

@@ -16,8 +16,7 @@ from embedding import SERVED
 from accel.core.errors import InputError
 from accel.core.processing import CustomStep, File, Labels, Picture, Pipeline, Pool, Tokenize, carried
 from accel.core.values import TensorSpec, TritonModel
-from accel.triton import ensemble
-from accel.triton import manifest as manifests
+from accel.triton import ensemble, manifest as manifests
 from accel.triton.config import parse
 from accel.triton.verify import verify
 

@@ -125,6 +125,16 @@ def test_the_toolchain_is_compared_with_the_release_asked_for(bench):
     assert "1.19.2" in finding.why
 
 
+def test_multiples_that_a_backend_does_not_state_are_told(bench):
+    made = bench.artifact("onnxruntime")
+    profile = {n: replace(s, multiple=(1, 3)) for n, s in made.variant.profile.items()}
+    made = replace(made, variant=replace(made.variant, profile=profile))
+    bench.emit(made)
+    found = lint(bench.root(made), "26.05")
+    assert {f.field for f in found} == {f"artifact.variant.profile.{name}" for name in profile}
+    assert all(f.severity == "warning" and "takes multiples of [1, 3] only" in f.why for f in found)
+
+
 def test_a_manifest_that_cannot_be_read_is_a_warning(bench):
     made = bench.artifact("python")
     bench.emit(made)

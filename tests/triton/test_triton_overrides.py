@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
 from accel.builders import targets
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
 from accel.run.job import assemble
-from accel.triton import manifest as manifests
-from accel.triton import overrides
+from accel.triton import manifest as manifests, overrides
 from accel.triton.config import (
     DynamicBatching,
     TritonConfig,

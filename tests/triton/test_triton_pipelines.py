@@ -22,8 +22,7 @@ from test_triton_ensemble import OWN, tokenizer_file
 from accel.core import environments
 from accel.core.processing import CustomStep, Pipeline, Pool, Tokenize, carried
 from accel.core.values import TensorSpec
-from accel.triton import ensemble
-from accel.triton import manifest as manifests
+from accel.triton import ensemble, manifest as manifests
 from accel.triton.config import Step, TritonConfig, render
 from accel.triton.manifest import Manifest
 from accel.triton.repository import emit

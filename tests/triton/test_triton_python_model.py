@@ -95,6 +95,14 @@ def test_a_shape_beyond_the_profile_is_refused(bench, tmp_path):
     assert result["errors"] == ["input 'input_ids' has shape (1, 13), served are (1, 1) to (8, 12)", None]
 
 
+def test_a_size_that_is_no_multiple_is_refused(bench, tmp_path):
+    artifact = bench.artifact("python")
+    profile = {n: replace(s, multiple=(1, 3)) for n, s in artifact.variant.profile.items()}
+    bench.emit(replace(artifact, variant=replace(artifact.variant, profile=profile)))
+    result, _ = drive(bench.root(artifact), tmp_path, [embedding.feed((1, 7)), embedding.feed((1, 6))])
+    assert result["errors"] == ["input 'input_ids' has shape (1, 7), expected multiples of (1, 3)", None]
+
+
 RECORDING = """
 import embedding
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, SampleError
+from accel.core.feeds import read_npz
 from accel.triton.verify import accept_configs, verify
 
 
@@ -112,6 +117,53 @@ def test_a_reference_without_a_point_is_found(root):
     assert ("reference.npz", "inputs/huge/input_ids") in errors(root)
     replace_file(root / "reference.npz", b"PK")
     assert ("reference.npz", "") in errors(root)
+
+
+def odd_archives():
+    """Yield archives that NumPy opens and chokes on: headers that lie, members that are no arrays, other formats."""
+    whole = io.BytesIO()
+    np.save(whole, np.ones(3))
+    yield whole.getvalue()  # one array, no archive
+    huge = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%s,)}"
+    header = b"\x93NUMPY\x01\x00"
+    texts = (b"{", b"[1]", b"{'descr': 1}", b"\xff" * 20, huge % b"1e9")
+    members = [header + len(t).to_bytes(2, "little") + t for t in (*texts, b"(" * 300, b"'" * 3 + b"\n")]
+    for size in (10**15, 10**30):
+        text = huge % str(size).encode()
+        members.append(header + len(text).to_bytes(2, "little") + text)
+    for member in (b"", b"plain text", b"\x93NUMPY", b"\x93NUMPY\x09\x09", *members):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("inputs/min/input_ids.npy", member)
+        yield buffer.getvalue()
+        for method in (9, 97, 0xFFFF):  # a compression that Python lacks
+            raw = bytearray(buffer.getvalue())
+            for at in (8, raw.index(b"PK\x01\x02") + 10):
+                raw[at : at + 2] = method.to_bytes(2, "little")
+            yield bytes(raw)
+        raw = bytearray(buffer.getvalue())
+        raw[6] |= 1  # encrypted
+        raw[raw.index(b"PK\x01\x02") + 8] |= 1
+        yield bytes(raw)
+
+
+def test_an_odd_reference_is_a_finding(root):
+    stored = (root / "reference.npz").read_bytes()
+    cut = [stored[:n] for n in range(0, len(stored), max(1, len(stored) // 40))]
+    own = np.random.default_rng(0)
+    flipped = []
+    for _ in range(200):
+        raw = bytearray(stored)
+        for place in own.integers(0, len(raw), 4):
+            raw[place] = own.integers(256)
+        flipped.append(bytes(raw))
+    for content in odd_archives():
+        replace_file(root / "reference.npz", content)
+        assert ("reference.npz", "") in errors(root) or ("reference.npz", "inputs/odd/input_ids") in errors(root)
+    for content in (*cut, *flipped):
+        replace_file(root / "reference.npz", content)
+        with contextlib.suppress(SampleError):
+            read_npz(root / "reference.npz")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from accel.builders.tensorrt.options import TensorRtOptions
 from accel.core import environments
 from accel.core.errors import StageError
 from accel.core.values import ShapeRange
-
-Tell = Callable[[str], None]
 
 
 def build_plan(
@@ -33,7 +31,7 @@ def build_plan(
     options: TensorRtOptions,
     tf32: bool,
     timings: Path | None,
-    report_progress: Tell,
+    report_progress: Callable[[str], None],
 ) -> None:
     """Build ``onnx`` into ``plan``, for the shapes of ``profile``.
 
@@ -144,7 +142,7 @@ def _unparsed(parser: Any, log: Log, onnx: Path) -> StageError:
     )
 
 
-def _monitor(trt: Any, report_progress: Tell) -> Any:
+def _monitor(trt: Any, report_progress: Callable[[str], None]) -> Any:
     """Make the progress monitor of one build; its ``stopped`` says whether the user ended it."""
 
     class Monitor(trt.IProgressMonitor):
@@ -160,31 +158,26 @@ def _monitor(trt: Any, report_progress: Tell) -> Any:
             self._outer: str | None = None
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self._guard(lambda: self._start(phase_name, parent_phase, num_steps))
+            with self._guard():
+                if not parent_phase:
+                    self._outer = phase_name
+                self._steps[phase_name] = num_steps
+                report_progress(phase_name.lower())
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            self._guard(lambda: self._step(phase_name, step))
+            with self._guard():
+                if phase_name == self._outer:
+                    report_progress(f"{phase_name.lower()} {step + 1}/{self._steps[phase_name]}")
             return not self.stopped
 
         def phase_finish(self, phase_name: str) -> None:
-            self._guard(lambda: self._finish(phase_name))
+            with self._guard():
+                self._steps.pop(phase_name, None)
 
-        def _start(self, name: str, parent: str | None, steps: int) -> None:
-            if not parent:
-                self._outer = name
-            self._steps[name] = steps
-            report_progress(name.lower())
-
-        def _step(self, name: str, step: int) -> None:
-            if name == self._outer:
-                report_progress(f"{name.lower()} {step + 1}/{self._steps[name]}")
-
-        def _finish(self, name: str) -> None:
-            self._steps.pop(name, None)
-
-        def _guard(self, act: Callable[[], None]) -> None:
+        @contextlib.contextmanager
+        def _guard(self) -> Iterator[None]:
             try:
-                act()
+                yield
             except KeyboardInterrupt:
                 self.stopped = True
 

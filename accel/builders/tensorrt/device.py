@@ -1,57 +1,20 @@
 """The CUDA calls of a TensorRT session, through PyTorch: one stream, pinned and device memory, graphs.
 
-The session knows only the five methods of ``Device``, so that it can be driven without a GPU.
+The session knows only the public names of ``Device``, so that it can be driven without a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from accel.core.errors import StageError
 
 
-class Block(Protocol):
-    """A piece of memory: its address, and its size in bytes."""
-
-    address: int
-    nbytes: int
-
-
-class Device(Protocol):
-    """What a session needs of a device. All work goes to one stream, in order."""
-
-    stream: int
-    """Handle of the stream, as TensorRT takes it."""
-
-    def host(self, nbytes: int) -> tuple[Block, np.ndarray]:
-        """Take host memory that the device can copy from and to, and the same bytes as a ``uint8`` array."""
-
-    def block(self, nbytes: int) -> Block:
-        """Take device memory.
-
-        Raises:
-            StageError: there is not enough.
-        """
-
-    def copy(self, target: Block, source: Block, nbytes: int) -> None:
-        """Queue a copy of the first ``nbytes`` bytes, in either direction."""
-
-    def wait(self) -> None:
-        """Return once everything queued is done.
-
-        Raises:
-            StageError: something queued failed.
-        """
-
-    def capture(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Record what ``act`` queues, without doing it; what is returned queues it again as one graph."""
-
-
-class _Tensor:
-    """Memory held by a tensor of bytes."""
+class Block:
+    """A piece of memory, held by a tensor of bytes: its address, and its size in bytes."""
 
     __slots__ = ("address", "nbytes", "tensor")
 
@@ -61,8 +24,11 @@ class _Tensor:
         self.nbytes = int(tensor.numel())
 
 
-class TorchDevice:
-    """The first CUDA device, by PyTorch's own bindings of the CUDA runtime.
+class Device:
+    """The first CUDA device, by PyTorch's own bindings of the CUDA runtime. All work goes to one stream, in order.
+
+    Attributes:
+        stream: handle of the stream, as TensorRT takes it.
 
     Raises:
         StageError: PyTorch finds no device.
@@ -81,9 +47,9 @@ class TorchDevice:
         self.stream = int(self._stream.cuda_stream)
 
     def host(self, nbytes: int) -> tuple[Block, np.ndarray]:
-        """Take pinned host memory."""
+        """Take pinned host memory, and the same bytes as a ``uint8`` array."""
         tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
-        return _Tensor(tensor), tensor.numpy()
+        return Block(tensor), tensor.numpy()
 
     def block(self, nbytes: int) -> Block:
         """Take device memory.
@@ -92,15 +58,15 @@ class TorchDevice:
             StageError: there is not enough.
         """
         try:
-            return _Tensor(self._torch.empty(nbytes, dtype=self._torch.uint8, device="cuda"))
+            return Block(self._torch.empty(nbytes, dtype=self._torch.uint8, device="cuda"))
         except self._torch.OutOfMemoryError as error:
             raise StageError(
                 f"the GPU's memory ran out while {nbytes} bytes were taken for tensors: {error}",
                 fix="lower --max-shape, or free the GPU",
             ) from error
 
-    def copy(self, target: Any, source: Any, nbytes: int) -> None:
-        """Queue a copy; asynchronous, since the host's side is pinned."""
+    def copy(self, target: Block, source: Block, nbytes: int) -> None:
+        """Queue a copy of the first ``nbytes`` bytes; asynchronous, since the host's side is pinned."""
         with self._torch.cuda.stream(self._stream):
             target.tensor[:nbytes].copy_(source.tensor[:nbytes], non_blocking=True)
 
@@ -116,7 +82,7 @@ class TorchDevice:
             raise StageError(f"the GPU failed on the request: {error}") from error
 
     def capture(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Record a CUDA graph on the session's stream."""
+        """Record what ``act`` queues as a CUDA graph, without doing it; what is returned queues it again."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph, stream=self._stream):
             act()

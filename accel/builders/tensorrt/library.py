@@ -7,6 +7,7 @@ call that can fail runs between ``Log.clear`` and ``Log.failure``.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,35 @@ PACKAGES = (
 INSTALL = (
     "pip install 'accel[tensorrt]' from an index that has TensorRT's libraries, or use the image of Dockerfile.gpu"
 )
+
+
+CAUSES: tuple[tuple[str, type[AccelError], str, str], ...] = (
+    (
+        r"insufficient.*driver|driver.*insufficient|error: 35|error code 35",
+        UnavailableError,
+        "the NVIDIA driver is too old for this TensorRT's CUDA",
+        "update the driver, or install the TensorRT of an older CUDA (the -cu12 packages)",
+    ),
+    (
+        r"no cuda-capable device|error: 100|cuda initialization failure",
+        UnavailableError,
+        "CUDA does not start",
+        "`nvidia-smi` must list a GPU; see accel doctor",
+    ),
+    (
+        r"out of memory|outofmemory|memory allocation|insufficient memory",
+        StageError,
+        "the GPU's memory ran out",
+        "lower --max-shape or the option workspace_mib, set weight_streaming, or free the GPU",
+    ),
+    (
+        r"not compatible|incompatible|serialization assertion|version tag",
+        StageError,
+        "the plan was built elsewhere",
+        "a plan fits one TensorRT version and one kind of GPU: build it again here",
+    ),
+)
+"""What TensorRT says, what kind of failure that is, its cause, and its fix; the first that fits counts."""
 
 
 def import_tensorrt() -> ModuleType:
@@ -113,23 +143,8 @@ def explain(what: str, said: list[str]) -> AccelError:
     cudaErrorMemoryAllocation (2), cudaErrorInsufficientDriver (35), cudaErrorNoDevice (100).
     """
     text = "; ".join(dict.fromkeys(said)) or "TensorRT gave no reason"
-    low = text.lower()
     message = f"{what}: {text[:900]}"
-    if ("insufficient" in low and "driver" in low) or "error: 35" in low or "error code 35" in low:
-        return UnavailableError(
-            f"the NVIDIA driver is too old for this TensorRT's CUDA; {message}",
-            fix="update the driver, or install the TensorRT of an older CUDA (the -cu12 packages)",
-        )
-    if any(word in low for word in ("no cuda-capable device", "error: 100", "cuda initialization failure")):
-        return UnavailableError(f"CUDA does not start; {message}", fix="`nvidia-smi` must list a GPU; see accel doctor")
-    if any(word in low for word in ("out of memory", "outofmemory", "memory allocation", "insufficient memory")):
-        return StageError(
-            f"the GPU's memory ran out; {message}",
-            fix="lower --max-shape or the option workspace_mib, set weight_streaming, or free the GPU",
-        )
-    if any(word in low for word in ("not compatible", "incompatible", "serialization assertion", "version tag")):
-        return StageError(
-            f"the plan was built elsewhere; {message}",
-            fix="a plan fits one TensorRT version and one kind of GPU: build it again here",
-        )
+    for pattern, kind, cause, fix in CAUSES:
+        if re.search(pattern, text, re.IGNORECASE | re.DOTALL):
+            return kind(f"{cause}; {message}", fix=fix)
     return StageError(message)

@@ -82,8 +82,8 @@ def narrow_file(
     work: list[ir.passes.PassBase] = []
     if not runtime.wide_types:
         work.append(RoundDoubles(level=level, ranges=ranges, shapes=shapes))
-    for kind in (ir.DataType.INT64,) if runtime.wide_types else (ir.DataType.UINT64, ir.DataType.INT64):
-        work.append(NarrowIntegers(source=kind, level=level, ranges=ranges, shapes=shapes, runtime=runtime))
+    kinds = (ir.DataType.INT64,) if runtime.wide_types else (ir.DataType.UINT64, ir.DataType.INT64)
+    work += [NarrowIntegers(source=k, level=level, ranges=ranges, shapes=shapes, runtime=runtime) for k in kinds]
     with _no_collector():
         done = passes.rewrite(source, out, *work, check=lambda written: _check_result(written, source))
     return NarrowReport(

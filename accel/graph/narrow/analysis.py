@@ -33,7 +33,7 @@ from accel.graph.narrow.inference import (
 from accel.graph.narrow.moves import RULES
 from accel.graph.narrow.report import AxisRange, InputRange
 from accel.graph.narrow.rules import Call
-from accel.graph.narrow.sizes import sizes
+from accel.graph.narrow.sizes import cut, sizes
 
 _KEEP_ELEMENTS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 _MAX_FIXPOINT_DEPTH = 2
@@ -48,6 +48,7 @@ class InnerValue:
     path: str
     op: str
     fact: Fact
+    value: ir.Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +171,23 @@ class _Walk:
                 # A rule may not change the type that inference found.
                 self.facts[value] = after if before.dtype in (0, after.dtype) else before
                 if record and depth:
-                    self.inner.append(InnerValue(f"{path}{value.name}", node.op_type, self.facts[value]))
+                    self.inner.append(InnerValue(f"{path}{value.name}", node.op_type, self.facts[value], value))
 
     def node(self, node: ir.Node, outputs: list[Fact], *, depth: int, path: str, record: bool) -> list[Fact]:
         """Return one fact for each output of a node."""
         standard = not node.domain and node.op_identifier() not in self.functions
         inputs = [self.facts.get(value, _NOTHING) if value is not None else None for value in node.inputs]
         if carried := list(bodies(node)):
-            below = f"{path}{node.name or node.op_type}/"
-            return self.bodies(node, inputs, outputs, standard, carried, depth=depth + 1, path=below, record=record)
+            return self.bodies(
+                node,
+                inputs,
+                outputs,
+                standard,
+                carried,
+                depth=depth + 1,
+                path=f"{path}{node.name or node.op_type}/",
+                record=record,
+            )
         if not standard:
             return outputs
         if node.op_type == "Constant":
@@ -225,7 +234,7 @@ class _Walk:
                 same = fact is not None and fact.dtype == dtype
                 self.facts[value] = known(dtype, fact.bounds, dims) if same and fact else unknown(dtype, dims)
                 if keep and record:
-                    self.inner.append(InnerValue(f"{path}{value.name}", "input", self.facts[value]))
+                    self.inner.append(InnerValue(f"{path}{value.name}", "input", self.facts[value], value))
             self.run(body, depth=depth, path=path, record=keep and record)
             return [self.facts.get(value, _NOTHING) for value in body.outputs]
 
@@ -233,8 +242,17 @@ class _Walk:
             branches = [through(body, [], True) for body in bodies]
             if {len(b) for b in branches} != {len(outputs)} or len(branches) != 2:
                 return outputs
+            for always, name in (((1, 1), "then_branch"), ((0, 0), "else_branch")):
+                if inputs[0] is not None and inputs[0].fits(always):  # the other one never runs
+                    taken = node.attributes[name].as_graph()
+                    branches = [branch for branch, body in zip(branches, bodies, strict=True) if body is taken] * 2
             joined = [join(a, b) for a, b in zip(*branches, strict=True)]
-            return [_meet(o, j) for o, j in zip(outputs, joined, strict=True)]
+            return [
+                known(o.dtype, j.bounds, j.dims if o.dims is None else cut(j.dims, o.dims), j.items)
+                if o.dtype == j.dtype
+                else o
+                for o, j in zip(outputs, joined, strict=True)
+            ]
         if standard and node.op_type == "Loop":
             count = inputs[0].bounds if inputs and inputs[0] is not None else None
             turn = Fact(ir.DataType.INT64, (0, max(int(count[1]) - 1, 0) if count else INT64[1]), ())

@@ -157,16 +157,28 @@ def constant_array(tensor: ir.TensorProtocol) -> np.ndarray | None:
     """Return the values of an integer or bool constant; None for other types and for large external data.
 
     Raises:
-        InputError: external data that lies outside the model's folder, or is shorter than the tensor.
+        InputError: as ``_read``.
     """
     if tensor.dtype not in LIMITS or tensor.dtype in (ir.DataType.INT4, ir.DataType.UINT4):
         return None
     if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes > READ_BYTES:
         return None
+    return _read(tensor)
+
+
+def _read(tensor: ir.TensorProtocol) -> np.ndarray:
+    """Return a constant's values.
+
+    Raises:
+        InputError: external data lies outside the model's folder or is shorter than the tensor, or the constant has
+            more axes than NumPy takes.
+    """
     try:
         return tensor.numpy()
     except (OSError, ValueError) as error:
-        raise InputError(f"external data of {tensor.name!r} cannot be read: {error}") from error
+        raise InputError(
+            f"the data of {tensor.name!r} cannot be read: {error}", fix="export the model again"
+        ) from error
 
 
 def constant_fact(tensor: ir.TensorProtocol) -> Fact:
@@ -177,7 +189,7 @@ def constant_fact(tensor: ir.TensorProtocol) -> Fact:
         small = not isinstance(tensor, ir.ExternalTensor) and tensor.size <= _FOLLOWED_FLOATS
         if not small or tensor.dtype not in FLOATS:
             return unknown(tensor.dtype, dims)
-        array = tensor.numpy()
+        array = _read(tensor)
         if not np.isfinite(array).all():
             return unknown(tensor.dtype, dims)
     if array.size == 0:

@@ -37,11 +37,6 @@ def _rearrange(call: Call) -> list[Fact]:
     return _moved(call, [0])
 
 
-@rule("Split")
-def _split(call: Call) -> list[Fact]:
-    return [known(o.dtype, call.bounds(0), o.dims) for o in call.outputs]
-
-
 @rule("Concat")
 def _concat(call: Call) -> list[Fact]:
     out, parts = call.outputs[0], call.present()
@@ -117,21 +112,6 @@ def _pad(call: Call) -> list[Fact]:
     return _moved(call, [0, 2]) if call.input(2) is not None else _moved(call, [0], ZERO)
 
 
-@rule("Trilu", "CenterCropPad")
-def _zero_filled(call: Call) -> list[Fact]:
-    return _moved(call, [0], ZERO)
-
-
-@rule("OneHot")
-def _onehot(call: Call) -> list[Fact]:
-    return _moved(call, [2])
-
-
-@rule("ScatterElements", "ScatterND", "Scatter")
-def _scatter(call: Call) -> list[Fact]:
-    return _moved(call, [0, 2]) if call.attributes.get("reduction", "none") in ("none", "max", "min") else []
-
-
 @rule("ConstantOfShape")
 def _filled(call: Call) -> list[Fact]:
     out, value = call.outputs[0], call.attributes.get("value")
@@ -145,6 +125,13 @@ def _filled(call: Call) -> list[Fact]:
     return [known(out.dtype, same, out.dims, [same] * length if length is not None else None)]
 
 
-@rule("EyeLike")
-def _eye(call: Call) -> list[Fact]:
-    return [known(call.outputs[0].dtype, (0, 1), call.outputs[0].dims)]
+RULES |= {
+    "Split": lambda call: [known(o.dtype, call.bounds(0), o.dims) for o in call.outputs],
+    "OneHot": lambda call: _moved(call, [2]),
+    "EyeLike": lambda call: [known(call.outputs[0].dtype, (0, 1), call.outputs[0].dims)],
+    **dict.fromkeys(("Trilu", "CenterCropPad"), lambda call: _moved(call, [0], ZERO)),
+    **dict.fromkeys(
+        ("ScatterElements", "ScatterND", "Scatter"),
+        lambda call: _moved(call, [0, 2]) if call.attributes.get("reduction", "none") in ("none", "max", "min") else [],
+    ),
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -127,34 +127,47 @@ def _unsigned(found: ValueReport, fact: Fact) -> ValueReport:
 def unproved(model: ir.Model, analysis: Analysis) -> Iterator[Unproved]:
     """Yield each integer value that is not proved to fit int32."""
     inputs = set(real_inputs(model))
+    facts = {**analysis.facts, **{inner.value: inner.fact for inner in analysis.inner}}
     rows = []
     for value, fact in analysis.facts.items():
         maker = value.producer()
-        if not _is_marker(value, fact):
-            op = "input" if value in inputs else maker.op_type if maker is not None else "constant"
-            rows.append((value.name, op, fact))
-    rows += [(v.path, v.op, v.fact) for v in analysis.inner]
-    for name, op, fact in rows:
+        op = "input" if value in inputs else maker.op_type if maker is not None else "constant"
+        rows.append((value, str(value.name), op, fact))
+    rows += [(inner.value, inner.path, inner.op, inner.fact) for inner in analysis.inner]
+    for value, name, op, fact in rows:
+        if _is_marker(value, facts):
+            continue
         if not name or fact.dtype not in LIMITS or fact.fits(INT32) or fact.bounds is None:
             continue
         lo, hi = int(fact.bounds[0]), int(fact.bounds[1])
-        if op == "input":
-            reason = f"input {name!r} has no declared range, and no Gather that it indexes directly bounds it"
-        else:
-            reason = f"{name!r} ({op}) may lie anywhere in [{lo}, {hi}], which does not fit int32"
+        reason = (
+            f"input {name!r} has no declared range, and no Gather that it indexes directly bounds it"
+            if op == "input"
+            else f"{name!r} ({op}) may lie anywhere in [{lo}, {hi}], which does not fit int32"
+        )
         yield Unproved(name, op, lo, hi, reason)
     for path, op, lo, hi in analysis.watched:
         if lo < FLOAT_EXACT[0] or hi > FLOAT_EXACT[1]:
-            reason = f"OpenVINO computes {op} in float, which is exact only up to 2**24: [{lo}, {hi}]"
+            reason = f"{path!r}: OpenVINO computes {op} in float, which is exact only up to 2**24: [{lo}, {hi}]"
             yield Unproved(path, op, lo, hi, reason)
 
 
-def _is_marker(value: ir.Value, fact: Fact) -> bool:
-    """Say whether a value is a constant whose elements outside int32 are INT64 limits that only Slice reads."""
-    return (
-        fact.dtype == ir.DataType.INT64
-        and fact.constant is not None
-        and all(v in INT64 or INT32[0] <= v <= INT32[1] for v in fact.constant)
-        and not value.is_graph_output()
-        and all(u.node.op_type == "Slice" and u.idx in (1, 2) and u.node.graph is value.graph for u in value.uses())
+_MOVES = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Concat"})
+
+
+def _is_marker(value: ir.Value, facts: Mapping[ir.Value, Fact]) -> bool:
+    """Say whether only starts and ends of Slice come of a value, and what is beyond int32 of it is constant.
+
+    An end beyond every axis means "to the end", and means it still where OpenVINO cuts the constant to int32. Between
+    the two the value may be moved, never computed with.
+    """
+    fact = facts.get(value)
+    if fact is None or fact.dtype != ir.DataType.INT64 or fact.items is None or value.is_graph_output():
+        return False
+    if any(lo != hi and not (INT32[0] <= lo and hi <= INT32[1]) for lo, hi in fact.items):
+        return False
+    return all(
+        (use.node.op_type == "Slice" and use.idx in (1, 2))
+        or (use.node.op_type in _MOVES and _is_marker(use.node.outputs[0], facts))
+        for use in value.uses()
     )

@@ -134,7 +134,7 @@ def _sign(a: Bounds) -> Bounds:
     return (a[0] > 0) - (a[0] < 0), (a[1] > 0) - (a[1] < 0)
 
 
-_BINARY: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
+_POINTWISE: dict[str, Callable[..., Bounds | None]] = {
     "Add": add,
     "Sub": subtract,
     "Mul": multiply,
@@ -142,8 +142,7 @@ _BINARY: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
     "BitwiseAnd": bitwise_and,
     "BitwiseOr": bits,
     "BitwiseXor": bits,
-}
-_UNARY: dict[str, Callable[[Bounds], Bounds | None]] = {
+    "Sum": lambda *parts: (sum(p[0] for p in parts), sum(p[1] for p in parts)),
     "Neg": lambda a: (-a[1], -a[0]),
     "Abs": lambda a: (0 if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1])), max(abs(a[0]), abs(a[1]))),
     "Sign": _sign,
@@ -151,25 +150,19 @@ _UNARY: dict[str, Callable[[Bounds], Bounds | None]] = {
     "Floor": lambda a: (math.floor(a[0]), math.floor(a[1])),
     "Ceil": lambda a: (math.ceil(a[0]), math.ceil(a[1])),
     "Round": lambda a: (math.floor(a[0]), math.ceil(a[1])),
-    "BitwiseNot": lambda a: (-a[1] - 1, -a[0] - 1),
 }
+"""What an operator does to the bounds of elements that it takes one from each input."""
 
 
-@rule(*_BINARY)
-def _binary(call: Call) -> list[Fact]:
-    return _pointwise(call, _BINARY[call.op])
+@rule(*_POINTWISE)
+def _elementwise(call: Call) -> list[Fact]:
+    return _pointwise(call, _POINTWISE[call.op])
 
 
-@rule(*_UNARY)
-def _unary(call: Call) -> list[Fact]:
-    if call.op == "BitwiseNot" and LIMITS.get(call.outputs[0].dtype, (0, 0))[0] == 0:
-        return []
-    return _pointwise(call, _UNARY[call.op])
-
-
-@rule("Sum")
-def _sum(call: Call) -> list[Fact]:
-    return _pointwise(call, lambda *parts: (sum(p[0] for p in parts), sum(p[1] for p in parts)))
+@rule("BitwiseNot")
+def _inverted(call: Call) -> list[Fact]:
+    signed = LIMITS.get(call.outputs[0].dtype, (0, 0))[0] < 0
+    return _pointwise(call, lambda a: (-a[1] - 1, -a[0] - 1)) if signed else []
 
 
 @rule("Max", "Min")
@@ -209,17 +202,6 @@ def _clip(call: Call) -> list[Fact]:
     if high is not None:
         x = min(x[0], high[0]), min(x[1], high[1])
     return _bounded(call, x)
-
-
-@rule("Mod")
-def _mod(call: Call) -> list[Fact]:
-    rule = remainder if call.attributes.get("fmod", 0) else modulo
-    return _pointwise(call, rule) if call.outputs[0].dtype in LIMITS else []
-
-
-@rule("Pow")
-def _pow(call: Call) -> list[Fact]:
-    return _pointwise(call, power) if call.outputs[0].dtype in LIMITS else []
 
 
 @rule("BitShift")
@@ -265,24 +247,27 @@ def _shape(call: Call) -> list[Fact]:
     return [known(out.dtype, hull(dims) or (0, 0), ((len(dims), len(dims)),), list(dims))]
 
 
-@rule("Size")
-def _size(call: Call) -> list[Fact]:
-    size = _elements(call)
-    return [known(call.outputs[0].dtype, size, (), [size])]
-
-
 def _axis(dims: Dims | None, axis: int) -> Interval | None:
     return dims[axis] if dims and -len(dims) <= axis < len(dims) else None
 
 
-@rule("ArgMax", "ArgMin")
-def _arg(call: Call) -> list[Fact]:
-    return _bounded(call, _index(_axis(call.dims(0), call.attributes.get("axis", 0))))
+def _whole(call: Call, rule: Callable[..., Bounds | None]) -> list[Fact]:
+    """Apply a rule that holds for integers alone."""
+    return _pointwise(call, rule) if call.outputs[0].dtype in LIMITS else []
 
 
-@rule("TopK")
-def _topk(call: Call) -> list[Fact]:
-    return _bounded(call, call.bounds(0), _index(_axis(call.dims(0), call.attributes.get("axis", -1))))
+# Rules of one expression; the longer ones follow.
+RULES |= {
+    "Mod": lambda call: _whole(call, remainder if call.attributes.get("fmod", 0) else modulo),
+    "Pow": lambda call: _whole(call, power),
+    "Size": lambda call: [known(call.outputs[0].dtype, _elements(call), (), [_elements(call)])],
+    **dict.fromkeys(
+        ("ArgMax", "ArgMin"),
+        lambda call: _bounded(call, _index(_axis(call.dims(0), call.attributes.get("axis", 0)))),
+    ),
+    "TopK": lambda call: _bounded(call, call.bounds(0), _index(_axis(call.dims(0), call.attributes.get("axis", -1)))),
+    "MaxPool": lambda call: _bounded(call, call.bounds(0), (-1, _index(_elements(call))[1])),
+}
 
 
 @rule("NonZero")
@@ -302,11 +287,6 @@ def _nms(call: Call) -> list[Fact]:
 def _unique(call: Call) -> list[Fact]:
     size = _elements(call)
     return _bounded(call, call.bounds(0), _index(size), _index(size), (0, size[1]))
-
-
-@rule("MaxPool")
-def _maxpool(call: Call) -> list[Fact]:
-    return _bounded(call, call.bounds(0), (-1, _index(_elements(call))[1]))
 
 
 @rule("Multinomial")

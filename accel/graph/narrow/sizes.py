@@ -16,14 +16,19 @@ from accel.graph.narrow.rules import Call, reduced_axes
 ShapeRule = Callable[..., Dims | None]
 
 ELEMENTWISE = frozenset([
-    "Abs", "Add", "And", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil",
-    "Clip", "CumSum", "Div", "Dropout", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual",
-    "Identity", "IsInf", "IsNaN", "LayerNormalization", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul",
-    "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Softmax", "Sqrt", "Sub", "Sum",
-    "Tanh", "Trilu", "Where", "Xor",
+    "Abs", "Add", "And", "BatchNormalization", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
+    "Cast", "CastLike", "Ceil", "Clip", "Cos", "CumSum", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Floor",
+    "Gelu", "Greater", "GreaterOrEqual", "GroupNormalization", "HardSigmoid", "HardSwish", "Identity",
+    "InstanceNormalization", "IsInf", "IsNaN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log",
+    "LogSoftmax", "LRN", "Max", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "Relu",
+    "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh",
+    "ThresholdedRelu", "Trilu", "Where", "Xor",
 ])  # fmt: skip
 """Operators whose first output has the broadcast shape of their tensor inputs, or the shape of the first."""
-_FIRST_ONLY = frozenset(["Clip", "CumSum", "Dropout", "LayerNormalization", "Trilu", "CastLike"])
+_FIRST_ONLY = frozenset([
+    "BatchNormalization", "CastLike", "Clip", "CumSum", "Dropout", "GroupNormalization", "InstanceNormalization",
+    "LayerNormalization", "PRelu", "Trilu",
+])  # fmt: skip
 
 
 _RULES: dict[str, tuple[ShapeRule, Sequence[int]]] = {}
@@ -50,9 +55,12 @@ def sizes(call: Call, inferred: Dims | None) -> Dims | None:
         rule, needs = _RULES[call.op]
         given = [call.dims(slot) for slot in needs]
         own = rule(call, *given) if all(dims is not None for dims in given) else None
-    if own is None or inferred is None:
-        return own if inferred is None else inferred
-    if len(own) != len(inferred):
+    return own if inferred is None else cut(own, inferred)
+
+
+def cut(own: Dims | None, inferred: Dims) -> Dims:
+    """Return what both bounds of a shape say; of two ranks that differ, the inferred one."""
+    if own is None or len(own) != len(inferred):
         return inferred
     return tuple(_cut(a, b) for a, b in zip(own, inferred, strict=True))
 
@@ -118,14 +126,17 @@ def _expand(call: Call, source: Dims) -> Dims | None:
     return broadcast([source, target]) if target is not None else None
 
 
-@_rule("ConstantOfShape", needs=())
-def _of_shape(call: Call) -> Dims | None:
-    return _listed(call.input(0))
-
-
 def _listed(shape: Fact | None) -> Dims | None:
     """Bound the sizes that a tensor lists."""
     return tuple(as_size(item) for item in shape.items) if shape is not None and shape.items is not None else None
+
+
+_RULES |= {
+    "ConstantOfShape": (lambda call: _listed(call.input(0)), ()),
+    "NonZero": (lambda call, x: ((max(len(x), 1), max(len(x), 1)), (0, product(x)[1])), (0,)),
+    "GatherElements": (lambda call, index: index, (1,)),
+    "ScatterND": (lambda call, x: x, (0,)),
+}
 
 
 @_rule("Range", needs=())
@@ -220,11 +231,6 @@ def _reduce(call: Call, x: Dims) -> Dims | None:
     return tuple(dim for i, dim in enumerate(x) if i not in axes)
 
 
-@_rule("NonZero")
-def _nonzero(call: Call, x: Dims) -> Dims | None:
-    return (max(len(x), 1), max(len(x), 1)), (0, product(x)[1])
-
-
 @_rule("Gemm", needs=(0, 1))
 def _gemm(call: Call, a: Dims, b: Dims) -> Dims | None:
     if len(a) != 2 or len(b) != 2:
@@ -255,12 +261,6 @@ def _tile(call: Call, x: Dims) -> Dims | None:
     return tuple((d[0] * t[0], d[1] * t[1]) for d, t in zip(x, times, strict=True))
 
 
-@_rule("GatherElements", needs=(1,))
-@_rule("ScatterND")
-def _same(call: Call, x: Dims) -> Dims | None:
-    return x
-
-
 @_rule("Conv", needs=(0, 1))
 def _conv(call: Call, x: Dims, kernel: Dims) -> Dims | None:
     """Bound a convolution by its kernel's shape: channels are the kernel's, places follow from its size."""
@@ -278,20 +278,37 @@ def _pool(call: Call, x: Dims) -> Dims | None:
 def _windowed(call: Call, x: Dims, channels: Interval, kernel: Sequence[int]) -> Dims | None:
     """Formula: (size + pads - dilation · (kernel - 1) - 1) // stride + 1, one more where sizes round up.
 
-    Source: the ONNX operators Conv and MaxPool. None where padding is chosen by rule.
+    Padded by the rule SAME, it is ceil(size / stride). Source: the ONNX operators Conv and MaxPool.
     """
-    given = call.attributes
-    if len(x) != len(kernel) + 2 or given.get("auto_pad", "NOTSET") != "NOTSET":
+    given, spatial = call.attributes, len(kernel)
+    if len(x) != spatial + 2:
         return None
-    spatial = len(kernel)
-    pads = given.get("pads") or [0] * 2 * spatial
     strides, dilations = (given.get(n) or [1] * spatial for n in ("strides", "dilations"))
+    if given.get("auto_pad", "NOTSET").startswith("SAME"):
+        return (x[0], channels, *((-(-lo // s), -(-hi // s)) for (lo, hi), s in zip(x[2:], strides, strict=True)))
+    pads = given.get("pads") or [0] * 2 * spatial
     places = []
     for axis, ((lo, hi), size) in enumerate(zip(x[2:], kernel, strict=True)):
         over = pads[axis] + pads[axis + spatial] - dilations[axis] * (size - 1) - 1
         up = 1 if given.get("ceil_mode") else 0
         places.append((max((lo + over) // strides[axis] + 1, 0), max((hi + over) // strides[axis] + 1 + up, 0)))
     return (x[0], channels, *places)
+
+
+@_rule("GlobalAveragePool", "GlobalMaxPool")
+def _global_pool(call: Call, x: Dims) -> Dims | None:
+    return (*x[:2], *[(1, 1)] * (len(x) - 2))
+
+
+@_rule("Pad")
+def _pad(call: Call, x: Dims) -> Dims | None:
+    given, chosen = call.input(1), call.input(3)
+    pads = given.constant if given is not None else call.attributes.get("pads")
+    axes = range(len(x)) if chosen is None else chosen.constant
+    if pads is None or axes is None or len(pads) != 2 * len(axes):
+        return None
+    more = {axis % len(x): pads[i] + pads[i + len(axes)] for i, axis in enumerate(axes)}
+    return tuple((max(lo + more.get(i, 0), 0), max(hi + more.get(i, 0), 0)) for i, (lo, hi) in enumerate(x))
 
 
 @_rule("TopK")

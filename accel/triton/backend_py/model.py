@@ -107,6 +107,8 @@ class TritonPythonModel:
             shapes = self.profile[name]
             if any(not low <= n <= high for n, low, high in zip(value.shape, shapes.min, shapes.max, strict=True)):
                 raise SampleError(f"input {name!r} has shape {value.shape}, served are {shapes.min} to {shapes.max}")
+            if any(n % step for n, step in zip(value.shape, shapes.multiples, strict=True)):
+                raise SampleError(f"input {name!r} has shape {value.shape}, expected multiples of {shapes.multiples}")
         return feed
 
     def answers(self, feeds):  # type: ignore[no-untyped-def]

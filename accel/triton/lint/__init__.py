@@ -16,7 +16,7 @@ from accel.core.errors import InputError
 from accel.triton import releases
 from accel.triton.lint import backends, config, ensembles, files, plans, tensors
 from accel.triton.lint.model import Model, folders, load
-from accel.triton.manifest import FILENAME, Finding, read
+from accel.triton.manifest import FILENAME, Finding, Manifest, read
 from accel.triton.releases import Release
 
 __all__ = ["lint"]
@@ -60,6 +60,17 @@ def lint(root: Path, release: str) -> tuple[Finding, ...]:
     return tuple(dict.fromkeys(sorted(found, key=lambda f: (f.severity, f.file, f.field, f.why))))
 
 
+def _multiples(manifest: Manifest) -> Iterator[Finding]:
+    """Tell of sizes that the config cannot exclude and only accel's own Python-backend model refuses with a reason."""
+    if manifest.backend == "python":
+        return
+    for name, shapes in manifest.artifact.variant.profile.items():
+        if shapes.multiple:
+            why = f"takes multiples of {list(shapes.multiple)} only, and the {manifest.backend} backend does not say so"
+            fix = "have clients pad their inputs, or serve the repository of the Python backend"
+            yield Finding("warning", FILENAME, f"artifact.variant.profile.{name}", why, fix)
+
+
 def _toolchain(root: Path, row: Release, models: list[Model]) -> Iterator[Finding]:
     """Compare what accel built with against what the release carries; other repositories have no manifest."""
     if not (root / FILENAME).exists():
@@ -82,5 +93,6 @@ def _toolchain(root: Path, row: Release, models: list[Model]) -> Iterator[Findin
         versions = manifest.artifact.built.versions
         found = releases.differences(versions, row, backend=manifest.backend, accelerators=accelerators)
     yield from plans.findings(manifest, row, hardware.detect().gpus)
+    yield from _multiples(manifest)
     for text in found:
         yield Finding("warning", FILENAME, "unverified", text, "build with the release's versions, or test on it")

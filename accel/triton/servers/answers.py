@@ -106,7 +106,7 @@ def verify_served(root: Path, *, via: str | None = None) -> Served:
 
 
 def examine(endpoint: Endpoint, root: Path) -> Examined:
-    """Check the model that a server answers for against the repository at ``root``, or the twin made of it.
+    """Check the model that a server answers for against the repository at ``root``, or its variant.
 
     Raises:
         InputError: ``root`` has no readable manifest or reference.
@@ -187,7 +187,9 @@ def _error(field: str, why: str, *, file: str = REFERENCE) -> Finding:
 def _warmups(calls: Any, manifest: Manifest, root: Path) -> Iterator[Finding]:
     """Find models whose statistics show fewer executions than they have warm-up samples.
 
-    What is served is asked of the server: a twin needs no model that only renames tensors, and may batch otherwise.
+    What is served is asked of the server: a Python-backend variant needs no model that only renames tensors, and may
+    batch otherwise.
+
     Source: a warm-up call counts like any other execution (core, src/backend_model_instance.cc, ``WarmUp``).
     """
     from tritonclient.utils import InferenceServerException

@@ -18,8 +18,7 @@ from accel.core.errors import UnavailableError, UsageError
 from accel.triton import manifest as manifests
 from accel.triton.launch import image
 from accel.triton.reading import read_configs
-from accel.triton.releases import RELEASES, Release
-from accel.triton.releases import release as find_release
+from accel.triton.releases import RELEASES, Release, release as find_release
 from accel.triton.servers.processes import LOCALHOST
 
 EMBEDDED_RELEASE = "24.10"

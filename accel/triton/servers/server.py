@@ -25,8 +25,7 @@ from pathlib import Path
 
 from accel.bench.endpoint import Endpoint
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
-from accel.triton import manifest as manifests
-from accel.triton import python_variant
+from accel.triton import manifest as manifests, python_variant
 from accel.triton.lint import plans
 from accel.triton.reading import read_configs
 from accel.triton.servers import hosts
@@ -55,7 +54,7 @@ class Server:
     Attributes:
         log: file with everything the server printed.
         root: the repository that is served: the one asked for, or what was made of it.
-        twins: models answered by the Python-backend variant of their native backend.
+        python_models: models answered by the Python-backend variant of their native backend.
         notices: what a user should know, one sentence each.
 
     Nothing of a server behind a URL lies here: its ``log`` and ``root`` are ``/dev/null``.
@@ -67,14 +66,14 @@ class Server:
         *,
         log: Path = Path(os.devnull),
         root: Path = Path(os.devnull),
-        twins: frozenset[str] = frozenset(),
+        python_models: frozenset[str] = frozenset(),
         notices: tuple[str, ...] = (),
         running: Running | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.log = log
         self.root = root
-        self.python_models = twins
+        self.python_models = python_models
         self.notices = notices
         self._running = running
 
@@ -131,7 +130,7 @@ def start(
         timeout_s: how long it may take to become ready.
         release: Triton release: of the image for ``docker`` (default: the one the repository is for), and of a
             ``local`` server that does not say.
-        python_backend: serve the twin even where the server has the native backend.
+        python_backend: serve the Python-backend variant even where the server has the native backend.
         cache_bytes: size of the response cache; 0 for none beyond what the repository itself asks for.
         flags: further flags for the server.
         allow_changed: run the ``launch.sh`` of a folder whose files are not those of its manifest, or that has none.
@@ -140,7 +139,7 @@ def start(
     Raises:
         UsageError: an unknown ``via``, or a port that cannot be had.
         InputError: the repository cannot be read, leads outside itself, was changed since it was emitted, or lacks what
-            a twin is made of.
+            its Python-backend variant is made of.
         UnavailableError: the server, its environment, docker or the artifact's runtime is not here.
         StageError: the server did not become ready; the message has the lines of its log that say why. Or a TensorRT
             plan that this machine's GPU or the server's TensorRT does not run.
@@ -159,7 +158,7 @@ def start(
     try:
         host = way(root, release, scratch)
         plans.check(root, None if plans.BACKEND in _lacking(root, host) else host.release)
-        served, twins = _served(root, host, scratch, python_backend=python_backend)
+        served, python_models = _served(root, host, scratch, python_backend=python_backend)
         deadline = time.monotonic() + timeout_s
         for attempt in range(1, ATTEMPTS + 1):
             ports = choose_ports(fixed)
@@ -184,7 +183,7 @@ def start(
         via=host.via,
     )
     notices = _notices(served, endpoint, cache_bytes=cache_bytes)
-    return Server(endpoint, log=log, root=served, twins=twins, notices=notices, running=running)
+    return Server(endpoint, log=log, root=served, python_models=python_models, notices=notices, running=running)
 
 
 def lacking(root: Path, *, via: str | None = None, release: str | None = None) -> tuple[str, ...]:
@@ -207,7 +206,7 @@ def connect(url: str, root: Path | None = None) -> Server:
     Args:
         url: ``grpc://HOST:PORT`` or ``HOST:PORT`` of its gRPC service, or ``http://HOST:PORT`` of its HTTP service. The
             other services are looked for at the neighbouring ports, as Triton has them by default.
-        root: the repository that it serves; tells a twin from what it stands for.
+        root: the repository that it serves; tells a Python-backend variant from what it stands for.
 
     Raises:
         UsageError: it is no such URL.
@@ -229,12 +228,12 @@ def connect(url: str, root: Path | None = None) -> Server:
         release=hosts.release_of(found.version),
         via="url",
     )
-    twins = (
+    python_models = (
         python_models_at(endpoint.grpc, root)
         if root is not None and (root / manifests.FILENAME).exists()
         else frozenset()
     )
-    return Server(endpoint, twins=twins)
+    return Server(endpoint, python_models=python_models)
 
 
 def fresh_log() -> Path:
@@ -328,7 +327,7 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
     """Return the repository to serve, and the models in it that stand in for a native backend.
 
     Raises:
-        InputError: the server lacks a backend, and the repository has no manifest of which a twin could be made.
+        InputError: the server lacks a backend, and the repository has no manifest of which a variant could be made.
     """
     missing = _lacking(root, host)
     if not (root / manifests.FILENAME).exists():

@@ -31,9 +31,11 @@ import tensorrt_bindings as real  # noqa: E402
 from specified import Api, StandIn  # noqa: E402
 
 from accel.builders import to_tensorrt  # noqa: E402
-from accel.builders.tensorrt import build as building_plans  # noqa: E402
-from accel.builders.tensorrt import device as cuda  # noqa: E402
-from accel.builders.tensorrt import library  # noqa: E402
+from accel.builders.tensorrt import (  # noqa: E402
+    build as building_plans,
+    device as cuda,
+    library,
+)
 from accel.core.errors import AccelError  # noqa: E402
 from accel.core.values import (  # noqa: E402
     Artifact,

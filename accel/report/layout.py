@@ -1,7 +1,9 @@
-"""Lay out HTML: one file that carries its style, its script and the plot library, and loads nothing.
+"""Lay out reports from their templates: HTML and Markdown.
 
-Autoescaping is on everywhere: names and reasons come from users and from libraries. A content security policy in the
-page forbids every request, whatever text it carries.
+A page is one file that carries its style, its script and the plot library, and loads nothing. Autoescaping is on in
+all of it: names and reasons come from users and from libraries. A content security policy in the page forbids every
+request, whatever text it carries. Markdown has tables and text, no images; its templates escape with ``md`` and
+``code``.
 """
 
 from __future__ import annotations
@@ -10,18 +12,21 @@ import base64
 import functools
 import gzip
 import itertools
-import json
 import re
 from collections.abc import Iterable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from accel.report import formats
-from accel.report.figures import Figure, accuracy_figure, served_figure, throughput_figure
+from markupsafe import Markup
+
+from accel.report import formats, markdown
+from accel.report.figures import accuracy_figure, served_figure, throughput_figure, timeline_figure
 from accel.report.view import WORDS, RunView, VariantView
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from accel.report.compare import Comparison
 
 
 PALETTE = (
@@ -33,9 +38,8 @@ PALETTE = (
 
 def run_page(run: RunView) -> str:
     """Return the report of one run as an HTML document."""
-    from markupsafe import Markup
-
     accuracy, throughput, served = accuracy_figure(run), throughput_figure(run), served_figure(run)
+    timeline = timeline_figure(run)
     fastest = max((v.speedup for v in run.variants if v.speedup and v.status == "ok"), default=1.0)
     return render(
         "run.html.j2",
@@ -44,17 +48,33 @@ def run_page(run: RunView) -> str:
         accuracy=accuracy,
         throughput=throughput,
         served=served,
+        timeline=timeline,
         fastest=fastest,
         numbers={v.id: number for number, v in enumerate(run.variants, 1)},
-        plotly=Markup(_plotly() if accuracy or throughput or served else ""),
+        plotly=Markup(_plotly() if accuracy or throughput or served or timeline else ""),
         script=Markup(_asset("plots.js")),
     )
 
 
-def render(template: str, variants: Iterable[VariantView], **values: Any) -> str:
-    """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
-    from markupsafe import Markup
+def run_markdown(run: RunView) -> str:
+    """Return the report of one run as GitHub Markdown."""
+    batches = sorted({p.batch for v in run.variants for p in v.by_batch})
+    return render("run.md.j2", run=run, batches=batches).rstrip("\n") + "\n"
 
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return a comparison as one self-contained HTML document."""
+    variants = [variant for target in comparison.targets for run in target.runs for variant in run.variants]
+    return render("comparison.html.j2", variants, comparison=comparison)
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Return a comparison as GitHub Markdown."""
+    return render("comparison.md.j2", comparison=comparison) + "\n"
+
+
+def render(template: str, variants: Iterable[VariantView] = (), **values: Any) -> str:
+    """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
     style = Markup(_asset("style.css") + colours(variants))
     return _environment().get_template(template).render(style=style, **values)
 
@@ -80,11 +100,12 @@ def _environment() -> Environment:
 
     environment = Environment(
         loader=PackageLoader("accel.report", "."),
-        autoescape=True,
+        autoescape=lambda name: name is None or ".html" in name,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= {
         "figures": formats.figures,
         "times": formats.times,
@@ -97,23 +118,17 @@ def _environment() -> Environment:
         "thousands": formats.thousands,
         "moment": formats.moment,
         "spans": formats.spans,
+        "md": markdown.escape,
+        "code": markdown.code,
+        "fence": markdown.fence,
         "status": lambda status: WORDS.get(status, status),
         "slug": lambda text: re.sub(r"[^a-z_]", "", text),
-        "figure_json": _figure_json,
     }
     return environment
 
 
 def _asset(name: str) -> str:
     return (resources.files("accel.report") / name).read_text(encoding="utf-8")
-
-
-def _figure_json(figure: Figure) -> Any:
-    """Write a figure as JSON that cannot end the script element it stands in."""
-    from markupsafe import Markup
-
-    text = json.dumps(figure, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 @functools.cache

@@ -1,0 +1,151 @@
+"""What else the machine did while something was timed: other processes, stolen time, pressure, load, clock.
+
+A neighbour on one core does not hit all variants alike: one whose threads wait for each other loses many times what the
+neighbour takes. So a turn that was disturbed is timed again, and what cannot be had undisturbed says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+
+from accel.core.values import MachineNoise
+
+TOLERATED_CORES = 0.15
+"""CPU time of others, in cores beyond those that are left over, that does not yet count as a disturbance."""
+TOLERATED_STEAL = 0.05
+NAMED_AFTER_S = 0.3
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+class Turn(NamedTuple):
+    """What the machine did during one turn; the columns of ``noise`` in a file of raw samples.
+
+    Attributes:
+        others_cores: CPU time of processes that are not accel's, over the turn's length.
+        stolen_cores: CPU time that the hypervisor gave to other machines, over the turn's length.
+        own_cores: CPU time of accel's processes, over the turn's length.
+        pressure: share of the turn in which something waited for a CPU; NaN where the kernel does not say.
+        load1: load average of the last minute.
+        mhz: clock of the cores, their mean; NaN where it cannot be read.
+    """
+
+    others_cores: float
+    stolen_cores: float
+    own_cores: float
+    pressure: float
+    load1: float
+    mhz: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The counters at one moment, in seconds since each began."""
+
+    at: float
+    busy: float
+    stolen: float
+    own: float
+    pressed: float
+
+    @classmethod
+    def now(cls) -> Look:
+        """Read the counters. Sources: Linux ``/proc/stat``, ``/proc/<pid>/stat``, ``/proc/pressure/cpu``."""
+        every = psutil.cpu_times()
+        busy = sum(getattr(every, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+        pressed = math.nan
+        if _PRESSURE.exists() and (found := re.search(r"some .*total=(\d+)", _PRESSURE.read_text())):
+            pressed = int(found[1]) / 1e6
+        return cls(time.monotonic(), busy, getattr(every, "steal", 0.0), _own_cpu_s(), pressed)
+
+    def since(self, before: Look) -> Turn:
+        """Return what happened from another look to this one."""
+        seconds = max(self.at - before.at, 1e-3)
+        own = max(0.0, self.own - before.own)
+        clock = psutil.cpu_freq()
+        return Turn(
+            others_cores=max(0.0, self.busy - before.busy - own) / seconds,
+            stolen_cores=max(0.0, self.stolen - before.stolen) / seconds,
+            own_cores=own / seconds,
+            pressure=(self.pressed - before.pressed) / seconds,
+            load1=os.getloadavg()[0],
+            mhz=clock.current if clock else math.nan,
+        )
+
+
+def disturbed(turn: Turn, threads: int) -> bool:
+    """Say whether others took CPU time that something with so many threads could have used."""
+    left_over = max(0, len(os.sched_getaffinity(0)) - threads)
+    return turn.others_cores > left_over + TOLERATED_CORES or turn.stolen_cores > TOLERATED_STEAL
+
+
+def summary(turns: Sequence[Turn], threads: int, repeated: int) -> MachineNoise:
+    """Reduce the turns that were kept.
+
+    Args:
+        repeated: turns that were timed again because they were disturbed.
+    """
+    rows = np.array(turns)
+    return MachineNoise(
+        others_cores=float(np.median(rows[:, 0])),
+        others_cores_most=float(rows[:, 0].max()),
+        stolen_cores=float(np.median(rows[:, 1])),
+        load1=float(rows[:, 4].max()),
+        disturbed_rounds=sum(disturbed(turn, threads) for turn in turns),
+        repeated=repeated,
+    )
+
+
+def busiest() -> str | None:
+    """Name the process outside accel that uses the most CPU just now, and its share of a core; None where all idle.
+
+    Takes a third of a second.
+    """
+    own = {process.pid for process in _own()}
+    before = _cpu_by_process()
+    time.sleep(NAMED_AFTER_S)
+    used = {p: s - before[p] for p, s in _cpu_by_process().items() if p in before and p.pid not in own}
+    if not used:
+        return None
+    process = max(used, key=lambda p: used[p])
+    share = used[process] / NAMED_AFTER_S
+    try:
+        return f"{process.name()} (process {process.pid}) uses {share:.0%} of a core" if share > 0.05 else None
+    except psutil.Error:
+        return None
+
+
+def _own() -> list[psutil.Process]:
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def _own_cpu_s() -> float:
+    total = 0.0
+    for process in _own():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _cpu_by_process() -> dict[psutil.Process, float]:
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        found[process] = times.user + times.system
+    return found

@@ -1,0 +1,114 @@
+"""Which variants still need another round: best-arm identification over interleaved rounds.
+
+A contest is between all that are compared by one objective on one device. After a round each entry is held against the
+best so far by its interval: what is slower leaves, what lies inside ±3 % is equivalent, and when nothing else is left
+the contest is settled. ``stability.ratio_interval`` is made for being looked at so often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from accel.bench.stability import Ratio, ratio_interval
+
+LEAST_ROUNDS = 6
+"""Rounds that everything takes part in: an interval from fewer is too wide to say anything."""
+BETWEEN_LOOKS = 1.2
+"""Each look comes when there are so many times the rounds of the look before."""
+EQUIVALENT = 0.03
+"""Two are equivalent when the interval of their ratio lies inside ±3 %."""
+
+Entry = tuple[str, str]
+"""A runner's name, and the key of one of its points."""
+
+
+def slower(ratio: Ratio) -> bool:
+    """Say whether the first of a ratio of times takes longer for certain."""
+    return ratio[1] > 1
+
+
+def equivalent(ratio: Ratio) -> bool:
+    """Say whether the difference is known to be too small to matter."""
+    return ratio[1] >= 1 / (1 + EQUIVALENT) and ratio[2] <= 1 + EQUIVALENT
+
+
+@dataclass(slots=True)
+class Contest:
+    """Entries that one objective compares on one device.
+
+    Attributes:
+        entries: all of them.
+        choosable: runners that may win; the others are timed for the least number of rounds.
+        most: rounds after which it ends undecided.
+        least: rounds that everything takes part in; as many as ``most`` for a fixed number of rounds.
+        racing: entries that the next round times.
+        settled: whether the winner is known up to equivalents.
+    """
+
+    entries: tuple[Entry, ...]
+    choosable: frozenset[str]
+    most: int
+    least: int = LEAST_ROUNDS
+    racing: set[Entry] = field(init=False)
+    settled: bool = False
+    _next: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.racing = set(self.entries)
+        self._next = self.least = min(self.least, self.most)
+
+    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]]) -> None:
+        """Look at what the rounds so far say, where it is time to.
+
+        Args:
+            number: rounds that were done.
+            times: time of a batch item in each of its rounds, of each entry whose runner did not fail.
+        """
+        if self.settled or not self.racing or number < self._next:
+            return
+        self._next = min(self.most, max(number + 1, math.ceil(number * BETWEEN_LOOKS)))
+        self.racing &= {entry for entry in times if entry[0] in self.choosable}
+        if not self.racing:
+            self.settled = True
+            return
+        best = min(self.racing, key=lambda entry: float(np.median(times[entry])))
+        against = {e: ratio_interval(times[e], times[best]) for e in self.racing if e != best}
+        self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
+        open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}
+        self.settled = not open_
+        if self.settled or number >= self.most:
+            self.racing = set()
+
+
+@dataclass(slots=True)
+class Race:
+    """The contests of one session, and the time they share.
+
+    Attributes:
+        budget_s: no round begins later than this after the first; None for no limit.
+    """
+
+    contests: Sequence[Contest]
+    budget_s: float | None = None
+
+    def racing(self, runner: str) -> frozenset[str]:
+        """Return the keys of the points that a runner's next turn times; empty where it has left."""
+        return frozenset(key for contest in self.contests for name, key in contest.racing if name == runner)
+
+    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], seconds: float) -> bool:
+        """Look after a round; return whether another one is wanted.
+
+        Args:
+            number / times: as for ``Contest.after_round``.
+            seconds: since the first round began.
+        """
+        for contest in self.contests:
+            contest.after_round(number, times)
+        least = all(number >= contest.least for contest in self.contests)
+        if least and self.budget_s is not None and seconds >= self.budget_s:
+            return False
+        return any(contest.racing for contest in self.contests)

@@ -1,0 +1,326 @@
+"""What the axes of a model do, found by running it at a few small sizes.
+
+The names that a file gives its axes are hints: batch axes are called ``N`` or ``unk__214``, two axes share ``?``, and
+outputs have names that say nothing. What a model does with other sizes is certain: which axes must be of one size,
+which take multiples of a number only, which one counts items that do not see each other, and how outputs follow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from accel.core.errors import StageError, UsageError
+from accel.core.feeds import Feed
+from accel.core.values import ShapeRange, TensorSpec
+from accel.exporters.axes import extents, odd_sizes, profile_of, shapes_at
+from accel.exporters.probe import example_arrays
+
+Run = Callable[[Feed], Mapping[str, np.ndarray]]
+"""Gives the outputs for arrays by input name.
+
+Raises:
+    StageError: the model does not take these sizes.
+"""
+RTOL, ATOL = 1e-3, 1e-4
+"""What the order of sums may change between an item alone and among others; ``ATOL`` is relative to the largest value.
+
+Kernels of another batch size add in another order.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Studied:
+    """A model's contract, as its behaviour shows it.
+
+    Attributes:
+        notices: one sentence for each thing that the user would not expect.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profile: Mapping[str, ShapeRange]
+    notices: tuple[str, ...]
+
+
+def study(
+    run: Run,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    profile: Mapping[str, ShapeRange],
+    *,
+    given: Collection[str],
+    data_dependent: bool,
+) -> Studied:
+    """Run a model at small sizes and return its contract with axes named, bounded and tied as it behaves.
+
+    The axis of items that do not see each other is called ``batch``, and no other that leads an input. An axis that
+    takes its smallest size only becomes fixed, unless it is ``given``. Output axes are sizes, names of input axes, or
+    expressions in them (``height/4``).
+
+    Args:
+        outputs: as the file declares them; their own axis names are kept where no expression is found.
+        given: axes whose sizes the user chose.
+        data_dependent: whether sizes may follow from values: then no size that was merely seen is taken for fixed.
+
+    Raises:
+        StageError: the model does not run at its smallest sizes, or at others that the user asked for.
+        UsageError: an axis takes multiples only, and sizes that the user gave are none.
+    """
+    trial = _Trial(run, inputs, profile)
+    trial.start()
+    for name in list(trial.axes):
+        if name in trial.axes:
+            trial.try_axis(name, fixable=name not in given)
+    trial.runs({n: e.opt for n, e in trial.axes.items()})
+    trial.name_batch(trial.batch())
+    found = trial.outputs(outputs, data_dependent)
+    return Studied(tuple(trial.inputs), found, profile_of(trial.inputs, trial.axes), tuple(trial.notices))
+
+
+class _Trial:
+    """One model under trial: what is known of its axes so far."""
+
+    def __init__(self, run: Run, inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange]) -> None:
+        self.run = run
+        self.inputs = list(inputs)
+        self.axes = extents(inputs, profile)
+        self.notices: list[str] = []
+        self.seen: list[tuple[dict[str, int], dict[str, tuple[int, ...]]]] = []
+
+    def sizes(self, other: Mapping[str, int]) -> dict[str, int]:
+        """Return the smallest size of every axis, with those of ``other`` in their place."""
+        return {n: e.min for n, e in self.axes.items()} | dict(other)
+
+    def start(self) -> None:
+        """Run the model at its smallest sizes."""
+        try:
+            self._record(self.sizes({}))
+        except StageError as error:
+            typical = {n: e.opt for n, e in self.axes.items()}
+            if typical == self.sizes({}) or not self.runs(typical):
+                raise
+            places = ", ".join(f"{n} {s}" for n, s in shapes_at(self.inputs, self.sizes({})).items())
+            raise StageError(
+                f"the model runs at its typical shapes, and not at its smallest ({places}): {error.message}",
+                fix="raise --min-shape",
+            ) from error
+
+    def runs(self, other: Mapping[str, int]) -> bool:
+        """Say whether the model takes these sizes, and remember what it gave."""
+        try:
+            self._record(self.sizes(other))
+        except StageError:
+            return False
+        return True
+
+    def _record(self, sizes: dict[str, int]) -> None:
+        found = self.run(example_arrays(self.inputs, shapes_at(self.inputs, sizes)))
+        shapes = {name: value.shape for name, value in found.items()}
+        if self.seen and any(len(self.seen[0][1][n]) != len(s) for n, s in shapes.items()):
+            raise StageError(f"the model's outputs change their rank with the inputs' sizes: {shapes} at {sizes}")
+        self.seen.append((sizes, shapes))
+
+    def try_axis(self, name: str, *, fixable: bool) -> None:
+        """Find which sizes an axis takes, alone or together with another one, and set its extent accordingly.
+
+        Two sizes that follow each other show that any size does: no number above 1 divides both.
+        """
+        e = self.axes[name]
+        if e.min == e.max:
+            return
+        alike = [other for other, its in self.axes.items() if other != name and its == e]
+        refused: list[int] = []
+        for step in [n for n in range(e.multiple, e.min + 1) if n % e.multiple == 0 and e.min % n == 0]:
+            tried = [
+                n for n in (e.min + step, e.min + 2 * step, e.min + 3 * step)[:: 2 if step > 1 else 1] if n <= e.max
+            ]
+            tried = tried[:2] or [e.max]
+            for partner in (None, *alike):
+                tied = {name, partner} - {None}
+                if all(self.runs({str(axis): size for axis in tied}) for size in tried):
+                    self._settle(name, step, tried, refused, partner)
+                    return
+            refused.append(tried[0])
+        if fixable:
+            self.notices.append(f"{self._place(name)} takes {e.min} only, found by trial: it is fixed")
+            self.inputs = [
+                dataclasses.replace(s, dims=tuple(e.min if d == name else d for d in s.dims)) for s in self.inputs
+            ]
+            del self.axes[name]
+            return
+        raise StageError(
+            f"{self._place(name)} takes {e.min}, and not {', '.join(map(str, refused))}",
+            fix="a size inside the graph is fixed: fix the axis too, by the same --min-shape, --shape and --max-shape, "
+            "or export the model again",
+        )
+
+    def _settle(self, name: str, step: int, ran: list[int], refused: list[int], partner: str | None) -> None:
+        e = self.axes[name]
+        if step > e.multiple:
+            words = f"{self._place(name)} takes multiples of {step} only: it runs at {e.min} and {ran[0]}, not at "
+            words += str(refused[-1])
+            if wrong := [n for n in (e.opt, e.max) if n % step]:
+                low = wrong[0] // step * step
+                raise UsageError(f"{words}, and {wrong[0]} is none", fix=f"take {low} or {low + step}")
+            self.axes[name] = dataclasses.replace(e, multiple=step)
+            self.notices.append(words)
+        if partner is not None:
+            kept, gone = (partner, name) if partner == "batch" else (name, partner)
+            self.notices.append(f"{self._place(gone)} must be as long as axis {kept!r}: they are one axis")
+            self.axes[kept] = self.axes[name]
+            self.rename({gone: kept})
+        else:
+            far = odd_sizes({name: self.axes[name]})[name]
+            if far not in (e.min, *ran) and not self.runs({name: far}):
+                raise StageError(
+                    f"{self._place(name)} takes {', '.join(map(str, (e.min, *ran)))}, and not {far}",
+                    fix="give --min-shape and --max-shape between which the model takes every size",
+                )
+
+    def _place(self, name: str) -> str:
+        spec = next(s for s in self.inputs if name in s.dims)
+        return f"axis {spec.dims.index(name)} ({name!r}) of input {spec.name!r}"
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give axes other names; those that get the same one become one axis."""
+
+        def renamed(dim: int | str) -> int | str:
+            return names.get(dim, dim) if isinstance(dim, str) else dim
+
+        self.inputs = [dataclasses.replace(s, dims=tuple(map(renamed, s.dims))) for s in self.inputs]
+        self.axes = {names.get(n, n): e for n, e in self.axes.items()}
+        seen = []
+        for sizes, shapes in self.seen:
+            together = {new: {sizes[n] for n in sizes if names.get(n, n) == new} for new in self.axes}
+            if all(len(found) == 1 for found in together.values()):
+                seen.append(({new: found.pop() for new, found in together.items()}, shapes))
+        self.seen = seen
+
+    def outputs(self, declared: Sequence[TensorSpec], data_dependent: bool) -> tuple[TensorSpec, ...]:
+        """Return the outputs with the dims that all runs agree with."""
+        specs = []
+        for spec in declared:
+            dims: list[int | str] = []
+            for axis in range(len(self.seen[0][1][spec.name])):
+                own = spec.dims[axis] if axis < len(spec.dims) else None
+                points = [({n: at[n] for n in self.axes}, shapes[spec.name][axis]) for at, shapes in self.seen]
+                found = _follow(points)
+                if found is None or (isinstance(found, int) and isinstance(own, str) and data_dependent):
+                    free = isinstance(own, str) and own not in self.axes
+                    found = str(own) if free else f"{spec.name}_{axis}"
+                dims.append(found)
+            specs.append(dataclasses.replace(spec, dims=tuple(dims)))
+        return tuple(specs)
+
+    def batch(self) -> tuple[str, ...]:
+        """Return the leading axes that together count items which do not see each other."""
+        leading = list(dict.fromkeys(d for s in self.inputs for d in s.dims[:1] if isinstance(d, str)))
+        if len({self.axes[name] for name in leading}) == 1 and self._independent(leading):
+            return tuple(leading)
+        alone = [(name,) for name in leading if len(leading) > 1 and self._independent([name])]
+        return alone[0] if len(alone) == 1 else ()
+
+    def _independent(self, names: Sequence[str]) -> bool:
+        """Say whether items answer alone as they do among two and three."""
+        e = self.axes[names[0]]
+        count = 3 if 3 * e.min <= e.max else 2
+        if count * e.min > e.max:
+            return False
+        sizes = self.sizes(dict.fromkeys(names, count * e.min))
+        feed = example_arrays(self.inputs, shapes_at(self.inputs, sizes))
+        try:
+            together = self.run(feed)
+            for part in (slice(e.min, 2 * e.min), slice(e.min, None)):
+                chosen = {s.name: _along(feed[s.name], [d in names for d in s.dims], part) for s in self.inputs}
+                for name, alone in self.run(chosen).items():
+                    among = together[name]
+                    places = [a != b for a, b in zip(among.shape, alone.shape, strict=True)]
+                    if sum(places) != 1 or not _same(_along(among, places, part), alone):
+                        return False
+        except StageError:
+            return False
+        return True
+
+    def name_batch(self, names: Sequence[str]) -> None:
+        """Call the batch ``batch``, and nothing else that leads an input."""
+        taken = [] if "batch" in names else [n for n in self.axes if n == "batch" and (names or self._leads(n))]
+        for name in taken:
+            spec = next(s for s in self.inputs if name in s.dims)
+            if self._leads(name):
+                self.notices.append(
+                    f"{self._place(name)} is no batch: items change each other's answers, or outputs have no such axis"
+                )
+            self.rename({name: f"{spec.name}_{spec.dims.index(name)}"})
+        self.rename(dict.fromkeys(names, "batch"))
+        if len(names) > 1:  # what was seen with only one of them longer says nothing now
+            e = self.axes["batch"]
+            self.runs({"batch": 2 * e.min})
+            self.runs({"batch": min(3 * e.min, e.max)})
+
+    def _leads(self, name: str) -> bool:
+        return any(s.dims[:1] == (name,) for s in self.inputs)
+
+
+def _along(value: np.ndarray, axes: Sequence[bool], part: slice) -> np.ndarray:
+    """Cut a value along the axes that are marked."""
+    return value[tuple(part if marked else slice(None) for marked in axes)]
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return one.size == 0 or float(np.mean(one == other)) >= 0.99  # a tie of two scores may fall either way
+    finite = np.abs(one[np.isfinite(one)])
+    return np.allclose(one, other, rtol=RTOL, atol=ATOL * float(finite.max(initial=0.0)), equal_nan=True)
+
+
+Points = Sequence[tuple[Mapping[str, int], int]]
+"""Sizes of the input axes, and the size that an output axis had; the first at the smallest sizes."""
+
+
+def _follow(points: Points) -> int | str | None:
+    """Return the size, or the expression in input axes, that fits every point; None where there is none."""
+    base, size = points[0]
+    if all(found == size for _, found in points):
+        return size
+    moved = [
+        name
+        for name in base
+        if any(found != size for at, found in points if at[name] != base[name] and {**at, name: base[name]} == base)
+    ]
+    if len(moved) == 1:
+        return _expression(moved[0], {at[moved[0]]: found for at, found in points}, points)
+    if len(moved) > 1 and all(math.prod(at[n] for n in moved) == found for at, found in points):
+        return "*".join(moved)
+    if len(moved) > 1 and all(sum(at[n] for n in moved) == found for at, found in points):
+        return "+".join(moved)
+    return None
+
+
+def _expression(name: str, sizes: Mapping[int, int], points: Points) -> str | None:
+    """Return a·n + b, n/k or ceil(n/k) of an axis ``name``, where it fits every point."""
+    if any(sizes[at[name]] != found for at, found in points) or len(sizes) < 2:
+        return None
+    (n0, s0), *_, (n1, s1) = sorted(sizes.items())
+    if n1 != n0 and (s1 - s0) % (n1 - n0) == 0:
+        a = (s1 - s0) // (n1 - n0)
+        b = s0 - a * n0
+        if a and all(a * n + b == s for n, s in sizes.items()):
+            return (name if a == 1 else f"{a}*{name}") + (f"{b:+d}" if b else "")
+    fits = _quotients(sizes.items())
+    return next((text.format(n=name) for text in fits), None) if len(sizes) > 2 else None
+
+
+def _quotients(sizes: Iterable[tuple[int, int]]) -> Iterable[str]:
+    rows = list(sizes)
+    for k in range(2, max(n for n, _ in rows) + 1):
+        if all(n // k == s for n, s in rows):
+            yield f"{{n}}/{k}"
+        if all(-(-n // k) == s for n, s in rows):
+            yield f"ceil({{n}}/{k})"

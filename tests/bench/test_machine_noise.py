@@ -1,0 +1,131 @@
+"""What else the machine does is seen in real processes' CPU time, and a disturbed turn is repeated."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from accel.bench import machine_noise, rounds
+from accel.bench.machine_noise import Look, Turn, disturbed, summary
+from accel.bench.race import Contest, Race
+from accel.core.values import Failed
+
+SPIN = "while True: pass"
+
+
+def quiet(**changed):
+    return Turn(0.02, 0.0, 1.0, 0.0, 1.0, 2000.0)._replace(**changed)
+
+
+@pytest.fixture
+def neighbour():
+    """A process that is not accel's: it has another parent, as a user's own would."""
+    script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SPIN!r}], stdout=2).pid)"
+    pid = int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True).stdout)
+    yield pid
+    os.kill(pid, 9)
+
+
+def spent(which, before, seconds=0.2, limit_s=60):
+    """Wait until as much CPU time was spent since a look; returns the turn."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        time.sleep(0.1)
+        now = Look.now()
+        turn = now.since(before)
+        if getattr(turn, which) * (now.at - before.at) >= seconds or time.monotonic() > deadline:
+            return turn
+
+
+def test_a_neighbours_cpu_time_is_others_and_a_childs_is_own(neighbour):
+    before = Look.now()
+    assert spent("others_cores", before).others_cores * (Look.now().at - before.at) >= 0.2
+    own = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        before = Look.now()
+        assert spent("own_cores", before).own_cores * (Look.now().at - before.at) >= 0.2
+    finally:
+        own.kill()
+        own.wait()
+
+
+def test_the_busiest_process_is_named(neighbour):
+    said = machine_noise.busiest()
+    assert said is None or "of a core" in said
+    assert str(os.getpid()) not in (said or "")
+
+
+def test_what_is_left_over_may_be_used_by_others(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert not disturbed(quiet(others_cores=4.0), threads=4)
+    assert disturbed(quiet(others_cores=4.3), threads=4)
+    assert disturbed(quiet(others_cores=0.3), threads=8)
+    assert disturbed(quiet(stolen_cores=0.1), threads=1)
+
+
+def test_the_summary_counts_what_stayed_disturbed():
+    cores = len(os.sched_getaffinity(0))
+    found = summary([quiet(), quiet(others_cores=cores + 1.0), quiet()], cores, repeated=2)
+    assert (found.disturbed_rounds, found.repeated, found.others_cores_most) == (1, 2, cores + 1.0)
+    assert found.others_cores == pytest.approx(0.02)
+
+
+class Counting:
+    """A runner that counts its turns; what it finds is the number of the turn."""
+
+    name, threads, log = "a", 1, None
+
+    def __init__(self):
+        self.kept, self.turns = [], 0
+
+    def open(self): ...
+
+    def close(self): ...
+
+    def turn(self, points):
+        self.turns += 1
+        self.kept.append(float(self.turns))
+
+    def discard(self):
+        self.kept.pop()
+
+    def times(self):
+        return {"b1": self.kept}
+
+
+def interleaved(monkeypatch, noises):
+    """Run three rounds on a machine whose turns are as ``noises`` says, then undisturbed."""
+    seen = iter(noises)
+
+    class Scripted:
+        @classmethod
+        def now(cls):
+            return cls()
+
+        def since(self, before):
+            return next(seen, quiet())
+
+    monkeypatch.setattr(machine_noise, "Look", Scripted)
+    monkeypatch.setattr(rounds, "CALM_S", 0.0)
+    runner = Counting()
+    race = Race([Contest((("a", "b1"),), frozenset("a"), 3, least=3)])
+    failed, noise = rounds.interleave([runner], race, opening="", turn="", progress=lambda *_: None)
+    assert not isinstance(failed.get("a"), Failed)
+    return runner, noise["a"]
+
+
+def test_a_disturbed_turn_is_thrown_away_and_taken_again(monkeypatch):
+    loud = quiet(others_cores=99.0)
+    runner, noise = interleaved(monkeypatch, [quiet(), loud])
+    assert runner.kept == [1.0, 3.0, 4.0]
+    assert (len(noise.turns), noise.repeated) == (3, 1)
+
+
+def test_on_a_busy_machine_turns_are_kept_and_counted(monkeypatch):
+    loud = quiet(others_cores=99.0)
+    runner, noise = interleaved(monkeypatch, [loud] * 50)
+    assert len(runner.kept) == len(noise.turns) == 3
+    assert noise.repeated <= 4
+    assert all(turn is loud for turn in noise.turns)
