@@ -25,7 +25,7 @@ zoo-check: environments tensorflow
 SOURCES ?= --all
 compatibility: environments tensorflow $(VENV)/packages
 	HF_HUB_OFFLINE=1 COMPATIBILITY_PACKAGES=$(VENV)/packages $(BIN)/python -m benchmarks.compatibility run $(SOURCES) \
-		--missing --targets ort,openvino
+		--missing --targets ort,openvino-fp32
 	$(BIN)/python -m benchmarks.compatibility table
 
 $(VENV)/packages:

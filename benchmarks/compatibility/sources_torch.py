@@ -322,7 +322,7 @@ def _sources() -> Iterator[Source]:
         yield Source(f"torch/form-{name}", "torch", what, how, factory("forms", name))
     for name, (what, how) in HOPELESS.items():
         yield Source(f"torch/form-{name}", "torch", what, how, factory("forms", name), wants="message")
-    shape = ("--shape", "x:1x3x32x32")
+    shape = ("--shape", "input:1x3x32x32")
     for suffix in ("pt", "jit"):
         make = _written(f"traced.{suffix}", "write_torchscript")
         yield Source(f"torch/file-{suffix}", "torch", "Small CNN", f"a TorchScript file (.{suffix})", make, shape)
