@@ -139,6 +139,7 @@ class ModelSource:
         family: what kind of network it is; picks NNCF's model type and the samples' form.
         gate: name of the task metric, and the least value that passes, when the zoo declares one.
         static: targets for which the zoo also asks for a build fixed at the opt shape.
+        part: part of a transformers model that this is; None for the whole.
         samples: what the samples are: ``zoo``, ``random`` or the path that the user gave (``--samples``).
         notice: one line the user must see (weights could not be had, inputs are random), or None.
         native: what the model itself takes or gives, by input or output, where clients see another dtype (``int64``
@@ -149,7 +150,7 @@ class ModelSource:
     """
 
     name: str
-    kind: Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
+    kind: Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
     reference: str
     framework: Literal["torch", "onnx", "tensorflow"]
     weights: str
@@ -159,6 +160,7 @@ class ModelSource:
     outputs: tuple[TensorSpec, ...]
     profile: Mapping[str, ShapeRange]
     task: str | None = None
+    part: str | None = None
     mask: str | None = None
     family: Literal["transformer", "vision", "other"] = "other"
     gate: tuple[str, float] | None = None

@@ -61,7 +61,6 @@ def of_torch(source: ModelSource, model: torch.nn.Module) -> SourceModel:
         model,
         [s.name for s in source.inputs],
         outputs=[s.name for s in source.outputs],
-        by_name=source.kind != "exported",
         takes={s.name: source.native[s.name] for s in source.inputs if s.name in source.native},
         gives={s.name: s.dtype for s in source.outputs if s.name in source.native},
     )

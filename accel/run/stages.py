@@ -110,7 +110,7 @@ class Stages:
     def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
         request = self._job.request
-        quick = sources.quick_key(request) or worker.call(tasks.source_key, request)
+        quick = sources.quick_key(request) or worker.call(tasks.source_of, request).key
         code = store.code_hash("exporters", "core/feeds.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 

@@ -79,11 +79,11 @@ class Emitted:
     reason: str | None = None
 
 
-def source_key(request: SourceRequest) -> str:
-    """Find the content key of a source whose weights only its own code can make (a factory)."""
+def source_of(request: SourceRequest) -> ModelSource:
+    """Load a source and say what it is, without samples."""
     from accel import exporters
 
-    return exporters.describe(request).key
+    return exporters.describe(request)
 
 
 def describe(request: SourceRequest, out_dir: Path) -> Described:
