@@ -178,6 +178,8 @@ class TorchBuilder(Builder):
 class TorchSession(Session):
     """A callable that takes tensors in the order of the inputs and returns a tuple in the order of the outputs."""
 
+    fresh = True
+
     def __init__(
         self,
         inputs: Sequence[TensorSpec],

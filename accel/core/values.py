@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union
 
+from accel.core.calls import CallForm
+
 SCHEMA = 1
 """Version of the JSON forms in this module. Readers take the two before it and refuse newer ones."""
 
@@ -147,6 +149,7 @@ class ModelSource:
         unproved_int64: 64-bit values inside the model that are not proved to fit int32, each with the interval found.
         detections: the outputs that are compared as sets of rows, when there are any.
         graph: what was chosen of a TensorFlow source.
+        call: how Python code calls it; None where its inputs and outputs are all that is known.
     """
 
     name: str
@@ -171,6 +174,7 @@ class ModelSource:
     unproved_int64: tuple[str, ...] = ()
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
+    call: CallForm | None = None
 
     @property
     def batched(self) -> bool:
@@ -692,7 +696,7 @@ class Decision:
         chosen: id of the variant, or None where nothing qualified.
         speedup: baseline time over chosen time (throughput ratio for that objective), with its interval.
         via: how the variants were measured: ``inprocess`` or ``triton``.
-        repository: which repository of the variant was served, relative to the run directory; None in process.
+        repository: the one that was served, or that of what ran in process; relative to the run directory.
         rejected: every other variant, and why.
         verdict: ``decided`` where the winner is known up to its ``ties``, ``undecided`` where others may be as fast or
             faster; None where nothing was chosen, and in files of older versions.

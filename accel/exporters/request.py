@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from accel.core.calls import CallForm
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
 
 Kind = Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
@@ -47,6 +48,7 @@ class SourceRequest:
         axis_names: names of axes over those of the source, by ``<input>:<position>``.
         model_name: name of the model on the server, when the user chose it.
         graph: what to take of a TensorFlow source.
+        call: how Python code calls the model that the file was made of.
     """
 
     text: str
@@ -66,6 +68,7 @@ class SourceRequest:
     axis_names: Mapping[str, str] = field(default_factory=dict)
     model_name: str | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
+    call: CallForm | None = None
 
     def samples_or(self, own: str) -> str:
         """Return what the samples are: the user's file, random values where the user asked for them, or ``own``."""
@@ -102,6 +105,7 @@ class SourceRequest:
             samples=samples,
             notice="; ".join(notices) or None,
             graph=self.graph if framework == "tensorflow" else GraphChoice(),
+            call=self.call,
         )
 
     @property

@@ -40,7 +40,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def recognise(
-    text: str,
+    text: str | Path,
     *,
     task: str | None = None,
     part: str | None = None,
@@ -63,6 +63,13 @@ def recognise(
         UsageError: neither a known zoo name (the nearest is suggested) nor anything else, or a bad ``model_name``.
         InputError: a file or folder that is missing, or of a kind that is refused (a pickle).
     """
+    if isinstance(text, Path):
+        text = str(text)
+    if not isinstance(text, str):
+        raise UsageError(
+            f"a source is named by a path, a zoo name or a hub id, and this is {type(text).__name__}",
+            fix="accel.optimize(model, samples=[…]) takes a model in memory",
+        )
     kind, reference = _kind(text.strip())
     if model_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", model_name):
         raise UsageError(f"model name {model_name!r} is no file name: use letters, digits, '_', '.' and '-'")

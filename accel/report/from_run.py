@@ -124,7 +124,8 @@ def _constraint(name: str, value: str) -> str:
 def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionView:
     chosen = by_id.get(decision.chosen or "")
     points = chosen.measurements if chosen else ()
-    latency, best = _shown([p for p in points if (p.via, p.repository) == (_via(decision), decision.repository)])
+    served = None if _via(decision) == "inprocess" else decision.repository
+    latency, best = _shown([p for p in points if (p.via, p.repository) == (_via(decision), served)])
     return DecisionView(
         device=decision.device or "?",
         objective=decision.objective,
@@ -133,7 +134,7 @@ def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionV
         latency=latency,
         best=best,
         via=_via(decision),
-        repository=decision.repository,
+        repository=served,
         reason=_told(decision),
         speedup=decision.speedup,
         speedup_ci=decision.speedup_ci,

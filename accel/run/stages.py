@@ -412,6 +412,7 @@ class Stages:
             reference=reference.key,
             python_variant=python_variant,
             name=made.source.name,
+            call=made.source.call,
             version=self._job.model_version,
             release=self._job.triton_release,
             overrides=overrides,

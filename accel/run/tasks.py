@@ -325,6 +325,7 @@ def emit(made: Emission) -> Emitted:
         unproved=made.source.unproved_int64,
         mask=made.source.mask,
         detections=made.source.detections,
+        call=made.source.call,
         parity=made.parity,
         python=made.python,
         builder=targets.discover()[made.artifact.variant.target.name],
