@@ -50,7 +50,7 @@ from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
 
-OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_key, tasks.compare, tasks.narrow, tasks.emit))
+OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_of, tasks.compare, tasks.narrow, tasks.emit))
 """Tasks in which a worker does accel's own work."""
 
 
@@ -129,7 +129,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         if reference is not None:
             with work.timed("build and prove"):
                 _build_all(wanted, described, onnx, reference, work)
-        return _conclude(work, results, described, onnx, narrowed)
+        return _conclude(work, results, described, reference, onnx, narrowed)
 
 
 def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
@@ -161,21 +161,27 @@ def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress |
         )
         with work.timed("build and prove"):
             _build_all([result], described, onnx, reference, work)
-        return _conclude(work, [result], described, onnx, None)
+        return _conclude(work, [result], described, reference, onnx, None)
 
 
 def _conclude(
-    work: Work, results: list[Result], described: Stage, onnx: Stage | None, narrowed: Stage | None
+    work: Work,
+    results: list[Result],
+    described: Stage,
+    reference: Stage | None,
+    onnx: Stage | None,
+    narrowed: Stage | None,
 ) -> dict[str, Any]:
     """Measure what was built, decide, and write everything down."""
     job, timings = work.job, work.timings_s
     run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings)
-    if job.bench != "triton":
+    if job.bench in ("inprocess", "both"):
         with work.timed("measure"):
             for objective in job.objectives:
                 measure_in_process(
                     results,
                     described,
+                    reference,
                     objective,
                     job=job,
                     stages=work.stages,
@@ -183,11 +189,12 @@ def _conclude(
                     hardware=work.machine,
                     progress=work.progress.variant,
                 )
-    if job.bench != "inprocess":
+    if job.bench in ("triton", "both"):
         with work.timed("serve"):
             run.served = measure_served(
                 results,
                 described,
+                reference,
                 job=job,
                 kept=work.kept,
                 hardware=work.machine,
@@ -240,10 +247,15 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
 
 
 def decide_all(run: Run) -> tuple[Decision, ...]:
-    """Decide for each device on which a variant was tried, by each objective; what a server answered comes last."""
+    """Decide for each device on which a variant was tried, by each objective; what a server answered comes last.
+
+    Where nothing was to be measured there is nothing to decide.
+    """
     tried = (r for r in run.results if not isinstance(r.outcome, Skipped | Deferred))
     devices = dict.fromkeys(r.variant.target.device for r in tried)
     bench = run.job.bench
+    if bench == "none":
+        return ()
     ways: list[Literal["inprocess", "triton"]] = ["inprocess", "triton"] if bench == "both" else [bench]
     return tuple(
         _decide(run, device, objective, way) for way in ways for device in devices for objective in run.job.objectives

@@ -156,6 +156,7 @@ def measure(
         measure_in_process(
             rows,
             done.described,
+            done.reference(),
             objective,
             job=source.job,
             stages=done.work.stages,

@@ -23,6 +23,7 @@ import numpy as np
 from accel.bench import calls
 from accel.bench.timed_session import now_ns
 from accel.bench.wire import described, raw_bytes
+from accel.core import temporary
 from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.processes import Worker
@@ -140,7 +141,7 @@ class Generator:
         self._begin_ns = 0
         self._timeout_s = timeout_s
         self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
-        self._scratch = tempfile.TemporaryDirectory(prefix="accel-load-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="load-", dir=temporary.root())
         self._workers: list[Worker] = []
         try:
             for _ in range(processes):
@@ -173,6 +174,7 @@ class Generator:
         slots: int = 64,
         shared_memory: bool = False,
         check: Mapping[str, np.ndarray] | None = None,
+        share: float | None = None,
         seed: int = 0,
     ) -> None:
         """Serialise the feeds and send the first one.
@@ -181,7 +183,8 @@ class Generator:
             feeds: what is sent, fitted to the contract; drawn in an order that ``seed`` decides.
             slots: largest concurrency of a closed loop; with shared memory also the most an open loop has under way.
             shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
-            check: what every response is held against, as ``sender.check_arrays`` gives it.
+            check: what responses are held against, as ``checker.check_arrays`` gives it: every one, or as many as
+                can be looked at in a ``share`` of the time.
 
         Raises:
             InputError: the server does not know the model, or refuses the first request.
@@ -201,6 +204,7 @@ class Generator:
                 slots=slots,
                 seed=seed,
                 timeout_s=self._timeout_s,
+                share=share,
             )
             for worker in self._workers
         ]

@@ -123,6 +123,9 @@ class Builder(ABC):
     packages: Sequence[str] = ()
     """Distributions that its results depend on, in the main environment: a cached build holds for their versions."""
 
+    build_only: Sequence[str] = ()
+    """Distributions among an artifact's versions that building takes and running does not."""
+
     backends: Sequence[Backend] = ()
     """Triton's native backends that ``triton`` names."""
 

@@ -132,6 +132,7 @@ class OrtBuilder(Builder):
     options: type[Any] = OrtOptions
     narrows = narrow.ONNX_RUNTIME
     packages = ("onnxruntime", "onnx", "onnxscript", "onnx-ir")
+    build_only = ("onnx", "onnxscript")
     backends = (Backend("onnxruntime", parameters=_parameters),)
 
     def available(self, target: Target) -> Skipped | None:
@@ -175,6 +176,8 @@ class OrtBuilder(Builder):
             "ort-trt-int8": _typed,
         }
         facts = makers[target.name](request, options, plain, out_dir)
+        if target.device == "cpu" and target.name != "ort-openvino":
+            facts |= _guarded(request, out_dir / ENTRY)
         provider = provider_for(
             request.variant,
             threads=request.threads,
@@ -289,6 +292,15 @@ def _placed(request: BuildRequest, provider: Provider, out_dir: Path) -> dict[st
 
         facts["products"] = products_by_type(out_dir / ENTRY)
     return facts
+
+
+def _guarded(request: BuildRequest, file: Path) -> dict[str, Any]:
+    """Let rows outside the declared ranges answer for themselves alone."""
+    from accel.graph import guard, passes
+
+    inputs, outputs = request.source.inputs, request.source.outputs
+    (result,) = passes.rewrite(file, file, guard.Guard(inputs, outputs))
+    return {"guarded": list(guard.guarded(inputs, outputs)) if result.modified else []}
 
 
 def _plain(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:

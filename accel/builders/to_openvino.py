@@ -128,6 +128,7 @@ class OpenVinoBuilder(Builder):
     }
     options: type[Any] = OpenVinoOptions
     packages = ("openvino", "nncf", "onnx", "tensorflow", "tensorflow-cpu", "keras")
+    build_only = ("nncf",)
     backends = (BACKEND,)
     narrows = Int32Runtime("openvino", "openvino", _int32_kernels)
     inspects = (".xml",)

@@ -16,6 +16,10 @@ AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Run the launch.sh of a folder that differs from its manifest")
 ]
 
+BackendDirectory = Annotated[
+    Path | None, typer.Option(help="Backends beside the server's own, such as a compiled onnxruntime backend")
+]
+
 
 def verify(
     repository: Path,
@@ -27,6 +31,7 @@ def verify(
     via: Annotated[
         str | None, typer.Option(help="embedded, local, docker or grpc://HOST:PORT  [default: as for serve]")
     ] = None,
+    backend_directory: BackendDirectory = None,
     as_json: Json = False,
 ) -> None:
     """Check every hash and the manifest of a Triton repository that accel wrote; with --serve its answers, too."""
@@ -37,6 +42,8 @@ def verify(
         raise InputError(f"{repository} is no folder", fix="name a repository root, such as runs/bert/best/cpu")
     if via is not None and not serve:
         raise UsageError("--via names a server, and nothing is to be served", fix="add --serve")
+    if backend_directory is not None and (not serve or ":" in (via or "")):
+        raise UsageError("--backend-directory is for a server that is started here", fix="add --serve, without a URL")
     for name in checks.accept_configs(repository) if accept_configs else ():
         note(f"{name} is listed in the manifest now")
     findings = checks.verify(repository)
@@ -44,7 +51,7 @@ def verify(
     if serve and not any(f.severity == "error" for f in findings):
         from accel.triton.servers import answers
 
-        found = answers.verify_served(repository, via=via)
+        found = answers.verify_served(repository, via=via, backend_directory=backend_directory)
         findings += found.findings
         document = {"served": {k: v for k, v in to_json(found).items() if k != "findings"}}
         if not as_json:
@@ -71,14 +78,13 @@ def run_server(
     metrics_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
     triton_release: Annotated[str | None, typer.Option(help="Release of the docker image")] = None,
     backend: Annotated[str | None, typer.Option(help="python: serve the Python-backend variant")] = None,
+    backend_directory: BackendDirectory = None,
     cache_mib: Annotated[int, typer.Option(min=0, help="Size of the response cache")] = 0,
     allow_changed: AllowChanged = False,
     log: Annotated[Path | None, typer.Option(help="File for what the server prints")] = None,
     as_json: Json = False,
 ) -> None:
     """Serve a repository with a real Triton server, on this machine only, until Ctrl-C."""
-    import shutil
-
     from accel.triton import manifest
     from accel.triton.servers import server
 
@@ -86,15 +92,15 @@ def run_server(
         raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")
     if via is not None and ":" in via:
         raise UsageError(f"--via {via} is a server that runs already", fix="accel verify --serve --via takes it")
-    fresh = server.fresh_log()  # stays where the server fails
     with server.start(
         repository,
         via=via,
-        log=log or fresh,
+        log=log or server.fresh_log(),
         release=triton_release,
         python_backend=backend == "python",
         cache_bytes=cache_mib << 20,
         allow_changed=allow_changed,
+        backend_directory=backend_directory,
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
@@ -102,7 +108,6 @@ def run_server(
         native = manifest.read(repository).backend if running.python_models else ""
         _print_server(running, native, as_json)
         server.wait(running)
-    shutil.rmtree(fresh.parent, ignore_errors=True)
 
 
 def lint(

@@ -44,7 +44,8 @@ def lock(run_dir: Path, command: str) -> Iterator[None]:
     """Hold the run directory for one command.
 
     Raises:
-        OutputError: another command holds it (the message says which, and since when), or it cannot be written.
+        OutputError: another command holds it (the message says which, and since when), it cannot be written, or it was
+            moved or removed while the command ran.
     """
     with writing(run_dir):
         try:
@@ -64,9 +65,28 @@ def lock(run_dir: Path, command: str) -> Iterator[None]:
         file.truncate(0)
         file.write(f"`{command}` (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')})")
         file.flush()
-        yield
+        try:
+            yield
+        except Exception as error:
+            _check_place(run_dir, file.fileno(), error)
+            raise
+        _check_place(run_dir, file.fileno(), None)
     finally:
         file.close()
+
+
+def _check_place(run_dir: Path, lock: int, error: Exception | None) -> None:
+    """Refuse to go on where the lock file that is held no longer lies in the run directory."""
+    try:
+        there = os.path.samestat((run_dir / ".lock").stat(), os.fstat(lock))
+    except OSError:
+        there = False
+    if not there:
+        raise OutputError(
+            f"{run_dir} was moved or removed while the command ran",
+            fix="move it back and remove what lies in its place, or name its new place with -o DIR: the same command "
+            "goes on from there",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from accel.core import environments, errors, sandbox
-from accel.core.errors import OutputError, StageError, WorkerDied
+from accel.core import environments, errors, sandbox, temporary
+from accel.core.errors import AccelError, OutputError, StageError, WorkerDied
 from accel.core.files import FULL_FIX, writing
 from accel.core.values import TaskSpan, from_json, to_json
 
@@ -39,6 +39,10 @@ FULL_BYTES = 1 << 16
 """A disk with less than this left is full: a process that died there died of it."""
 LOOK_S = 1.0
 """How often a waiting parent looks whether the child still lives: what it forked may hold its pipes open."""
+MOST_LOG_BYTES = 8 << 20
+"""Of a longer log the first and the last half of this are kept."""
+MOST_LINE_BYTES = 256 << 20
+"""Longer than any answer: arrays travel as files."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,13 +136,16 @@ def how_it_ended(code: int) -> str:
 
 
 _BOOT = """
-import importlib.util, sys
+import ctypes, importlib.util, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also within a computation that lets no other thread run
+if sys.argv[1] not in ("0", str(os.getppid())):
+    os._exit(1)  # it ended before that
 def give(name, folder):
     spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-for name, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+for name, folder in zip(sys.argv[2::2], sys.argv[3::2]):
     give(name, folder)
 from accel.run.child import child
 child()
@@ -191,11 +198,12 @@ class Worker:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.touch()
         # A killed child cannot tidy up: AOTInductor would leave the whole model that it unpacked.
-        self._scratch = tempfile.mkdtemp(prefix="accel-worker-")
+        self._scratch = temporary.folder("worker-")
         packages = [str(v) for name in ("accel", "model_zoo") for v in (name, PACKAGE.parent / name)]
-        command = [str(self._python or sys.executable), "-P", "-c", _BOOT, *packages]
+        parent = 0 if _sandbox is not None else os.getpid()  # a sandbox, which ends with its parent, has its own ids
+        command = [str(self._python or sys.executable), "-P", "-c", _BOOT, str(parent), *packages]
         if _sandbox is not None:
-            command = _sandbox.wrap(command, (*self._writable, Path(self._scratch)))
+            command = _sandbox.wrap(command, (*self._writable, self._scratch))
         with self.log.open("ab") as sink:
             self._group = ProcessGroup(
                 command,
@@ -248,19 +256,21 @@ class Worker:
             self._pipes[0].flush()
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
             raise self._died(task.__name__) from None
-        try:
-            answer = self._answer(task.__name__)
-        except ValueError:  # what came was no JSON
-            raise self._died(task.__name__) from None
+        answer = self._answer(task.__name__)
         begin, end = (moment - _begin for moment in answer["span"])
         _spans.append(TaskSpan(self.log.stem, task.__name__, begin, end))
         if "result" in answer:
-            return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
+            try:
+                return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
+            except (ValueError, TypeError) as wrong:
+                why = f"the process of {task.__name__} answered something else than it declares: {wrong}"
+                raise WorkerDied(why, log=str(self.log)) from wrong
         free, folder = self._fullest()
-        if answer["full"] or (free < FULL_BYTES and answer["error"] == "StageError"):  # C++ may not say why
+        if answer.get("full") or (free < FULL_BYTES and answer["error"] == "StageError"):  # C++ may not say why
             said = f"no space left in {folder} for {task.__name__}: {answer['message']}"
             raise OutputError(said, fix=FULL_FIX)
-        error: errors.AccelError = getattr(errors, answer["error"], StageError)(answer["message"], fix=answer["fix"])
+        kinds = {c.__name__: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, AccelError)}
+        error: AccelError = kinds.get(answer["error"], StageError)(str(answer["message"]), fix=answer["fix"])
         if isinstance(error, StageError):
             error.log = str(self.log)
         raise error
@@ -274,7 +284,10 @@ class Worker:
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch.exists():  # once: what left the group by setsid carries the folder's name still
+            temporary.end_marked(self._scratch)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        shorten(self.log)
         return code
 
     def kill(self) -> None:
@@ -289,9 +302,18 @@ class Worker:
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipes[1], selectors.EVENT_READ)
             while True:
+                shorten(self.log)
                 line, newline, rest = received.partition(b"\n")
-                if newline:
-                    message: dict[str, Any] = json.loads(line)
+                if newline or len(received) > MOST_LINE_BYTES:
+                    message = _message(line)
+                    if message is None:
+                        self.close()
+                        raise WorkerDied(
+                            f"the process of {task} was stopped: what it answered is no message of accel's, but "
+                            f"{len(line)} bytes that begin with {bytes(line[:80])!r}",
+                            fix="something in it writes to the pipe that is for accel's answers",
+                            log=str(self.log),
+                        )
                     if "doing" not in message:
                         return message
                     received = rest
@@ -339,18 +361,48 @@ class Worker:
         return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
 
 
-def _environment(threads: int, scratch: str) -> dict[str, str]:
+def shorten(log: Path) -> None:
+    """Leave the middle out of a log that grew beyond ``MOST_LOG_BYTES``; who writes to it must append."""
+    with contextlib.suppress(FileNotFoundError):
+        size, half = log.stat().st_size, MOST_LOG_BYTES // 2
+        if size <= MOST_LOG_BYTES + half:  # not for every line of one that is full
+            return
+        with log.open("r+b") as file:
+            file.seek(-half, os.SEEK_END)
+            tail = file.read()
+            file.truncate(half)
+            file.seek(half)
+            file.write(b"\n[... %d bytes left out ...]\n" % (size - half - len(tail)) + tail)
+
+
+def _message(line: bytes | bytearray) -> dict[str, Any] | None:
+    """Return one line of the protocol as what it says; None where it is no message."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict):
+        return None
+    if isinstance(message.get("doing"), str):
+        return message
+    span, complete = message.get("span"), "result" in message or {"error", "message", "fix"} <= message.keys()
+    timed = isinstance(span, list) and len(span) == 2 and all(isinstance(t, int | float) for t in span)
+    return message if complete and timed else None
+
+
+def _environment(threads: int, folder: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"  # worth keeping from process to process
     if _sandbox is not None:  # a later process would run what one in a sandbox compiled
-        kept["TORCHINDUCTOR_CACHE_DIR"] = scratch
+        kept["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     return (
         # A thread that spins at a barrier holds the core that the thread it waits for needs: with neighbours torch took
         # 60 to 150 times as long. Source: libgomp's manual, OMP_WAIT_POLICY; benchmarks/waiting.py
         {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "OMP_WAIT_POLICY": "PASSIVE"}
         | kept
         | {
-            "TMPDIR": scratch,
+            "TMPDIR": str(folder),
+            temporary.MARK: str(folder),
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "TF_NUM_INTRAOP_THREADS": str(threads),

@@ -11,7 +11,7 @@ from typing import Literal
 from accel.core.calls import CallForm
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
 
-Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
+Kind = Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
 
 
 Weights = Literal["auto", "pretrained", "random"]
@@ -36,6 +36,7 @@ class SourceRequest:
         kind: which exporter loads it.
         reference: zoo name, hub id, or absolute path (``/p/file.py:factory`` for a factory).
         task: Hugging Face task or class that overrides the one in the folder's config.
+        part: part of a transformers model, or None for the whole.
         weights: ``auto`` takes pretrained weights that are on this machine (a hub id that the user typed may be
             downloaded) and falls back to random ones; ``pretrained`` may download and is an error without them.
         revision: revision of a hub id.
@@ -54,6 +55,7 @@ class SourceRequest:
     kind: Kind
     reference: str
     task: str | None = None
+    part: str | None = None
     weights: Weights = "auto"
     revision: str | None = None
     samples: str | None = None
@@ -113,8 +115,8 @@ class SourceRequest:
             return self.model_name
         if self.kind == "factory":
             stem = Path(self.reference.rpartition(":")[0]).stem
-        elif self.kind in ("exported", "onnx", "keras", "graphdef"):
+        elif self.kind in ("exported", "torchscript", "onnx", "keras", "graphdef"):
             stem = Path(self.reference).stem
         else:
             stem = self.reference.rstrip("/").rpartition("/")[2]
-        return re.sub(r"[^A-Za-z0-9_.-]", "_", stem) or "model"
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{stem}-{self.part}" if self.part else stem) or "model"

@@ -77,7 +77,11 @@ def _row(record: VariantRecord) -> VariantView:
         reason=record.reason or (parity and "; ".join(parity.reasons)) or None,
         gates=tuple(gates),
         outputs=parity.outputs if parity else (),
-        facts=(*(pairs(artifact.facts) if artifact else ()), *_on_the_gpu(record.measurements)),
+        facts=(
+            *(pairs(artifact.facts) if artifact else ()),
+            *(("proof", note) for note in (parity.notes if parity else ())),
+            *_on_the_gpu(record.measurements),
+        ),
     )
 
 

@@ -52,6 +52,7 @@ ONNX = "onnx"
 SAMPLES = "samples"
 REFERENCE = "reference.npz"
 GIVEN = "given"
+UNKNOWN = "of a version that is not known here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Toolchain:
     """What the other machine should have.
 
     Attributes:
-        packages: package → version, as far as it is known (``11`` says the major version and no more).
+        packages: package → version, as far as it is known (``11`` says the major version and no more), or ``UNKNOWN``.
         image: image of the Triton release that the plan is for.
         made_with: packages that typed and proved the ONNX file.
     """
@@ -120,8 +121,7 @@ def write(
     kit = replace(kit, source=kit_rules.portable(kit.source, f"{ONNX}/{kit.onnx.file.path}"))
     wanted = {f"{ONNX}/{f.path}": onnx / f.path for f in (kit.onnx.file, *kit.onnx.data)}
     wanted |= {f"{ONNX}/{p.name}": p for p in sorted(onnx.glob("*.json")) if p.name != "value.json"}
-    parts = (kit.samples.calibration, kit.samples.gate, kit.samples.shapes)
-    wanted |= {f"{SAMPLES}/{f.path}": samples / f.path for f in parts if f is not None}
+    wanted |= {f"{SAMPLES}/{f.path}": samples / f.path for f in kit.samples.files}
     wanted[REFERENCE] = reference
     for name, source in wanted.items():
         target = folder / name
@@ -186,8 +186,7 @@ def _check(kit: DeferredBuild, folder: Path) -> None:
         raise kit_rules.refuse("the typed file did not pass its gate where it was made")
     kit_rules.check_number("feeds", kit.feeds, 1, 1 << 20)
     needed: dict[str, FileRef | None] = {f"{ONNX}/{f.path}": f for f in (kit.onnx.file, *kit.onnx.data)}
-    parts = (samples.calibration, samples.gate, samples.shapes)
-    needed |= {f"{SAMPLES}/{f.path}": f for f in parts if f is not None} | {REFERENCE: None, SCRIPT: None}
+    needed |= {f"{SAMPLES}/{f.path}": f for f in samples.files} | {REFERENCE: None, SCRIPT: None}
     kit_rules.check_files(kit.files, needed, folder, {MANIFEST, signing.SIGNATURE})
     kit_rules.check_overrides(kit.settings["overrides"], (f.path for f in kit.files), GIVEN)
 
@@ -310,7 +309,7 @@ def _script(kit: DeferredBuild) -> str:
     release = kit.settings["triton_release"]
     return f"""#!/bin/sh
 # Finishes {kit.variant.id} of {kit.source.name}: builds, compares with the reference, packages, measures.
-# Made for Triton {release} ({packages or "its TensorRT is not known"}); a plan fits one TensorRT version and one GPU.
+# Made for Triton {release} ({packages}); a plan fits one TensorRT version and one GPU.
 #   ./build.sh -o RUN                              accel on PATH, or ACCEL=/path/to/it
 #   ./build.sh -o RUN --toolchain docker:IMAGE     an image made from Dockerfile.gpu for that release
 # Then: accel report FIRST_RUN RUN

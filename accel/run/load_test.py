@@ -21,7 +21,7 @@ from accel.bench.load import Arrivals, Load
 from accel.bench.ranges import concurrencies, rates
 from accel.bench.served import Labels, Method
 from accel.builders import targets
-from accel.core import hardware
+from accel.core import hardware, temporary
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import write_text
@@ -101,7 +101,10 @@ def bench(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable
     Raises:
         AccelError: as ``server.start``, ``feeds`` and ``served.sweep``; what was measured before was shown and written.
     """
-    with tempfile.TemporaryDirectory(prefix="accel-bench-") as logs, _server(asked, asked.target, logs) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=temporary.root()) as logs,
+        _server(asked, asked.target, logs) as running,
+    ):
         for text in running.notices:
             notice(text)
         subject = _subject(asked, running, logs)
@@ -121,7 +124,7 @@ def batching_sweep(asked: Asked, show: Callable[[dict[str, Any]], None], notice:
     if not Path(asked.target).is_dir():
         raise UsageError(f"--table changes configs, and {asked.target} is no repository", fix="name a repository root")
     load = Load(concurrency=CLASSIC_CONCURRENCY)
-    with tempfile.TemporaryDirectory(prefix="accel-table-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="table-", dir=temporary.root()) as scratch:
         served = Path(scratch) / "repository"
         with _server(asked, asked.target, scratch) as running:
             for text in running.notices:

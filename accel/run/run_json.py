@@ -94,6 +94,8 @@ def show(run: Run) -> None:
         replace_folder(folder / "onnx", files)
     for result in run.results:
         _show_variant(folder, result, run)
+    if run.job.bench == "none":
+        remove(folder / "best")  # what an earlier run chose is not what this one chose
     for decision in run.decisions:
         if decision.objective != run.job.objectives[0] or decision.via != run.decisions[-1].via:
             continue  # what a server answered counts more than what ran in process, and stands last

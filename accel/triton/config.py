@@ -26,12 +26,18 @@ class DynamicBatching:
         preferred: batch sizes worth waiting for; only for a model that is clearly faster at them, such as a TensorRT
             plan with one profile for each. Empty: whatever waits is merged.
         delay_us: how long a request may wait for others, in microseconds.
+        queue: how many requests may wait; one more is refused (UNAVAILABLE).
+        timeout_us: how long a request may wait before it is refused, in microseconds; a client may ask for less.
+            Without it those of clients that went away are all computed before those of clients that wait.
 
-    Source: server docs/user_guide/batcher.md, "Recommended Configuration Process".
+    Source: server docs/user_guide/batcher.md, "Recommended Configuration Process"; common protobuf/model_config.proto,
+    ModelQueuePolicy.
     """
 
     preferred: tuple[int, ...] = ()
     delay_us: int = 0
+    queue: int = 1024
+    timeout_us: int = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,10 @@ def to_protobuf(config: TritonConfig) -> Any:
         model.dynamic_batching.SetInParent()
         model.dynamic_batching.preferred_batch_size.extend(config.batching.preferred)
         model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
+        policy = model.dynamic_batching.default_queue_policy
+        policy.timeout_action = policy.REJECT
+        policy.default_timeout_microseconds, policy.allow_timeout_override = config.batching.timeout_us, True
+        policy.max_queue_size = config.batching.queue
     for place, name, parameters in config.accelerators:
         group = model.optimization.execution_accelerators
         getattr(group, f"{place}_execution_accelerator").add(name=name, parameters=parameters)
@@ -204,8 +214,9 @@ def check(model: Any) -> None:
     """Refuse in a ``ModelConfig`` what every release refuses at load, whatever the backend is asked to do.
 
     Raises:
-        InputError: batching without a batch size or beyond it, a response cache where the server has none, an instance
-            group the openvino backend refuses, a host policy that is no plain name, or warm-up without concrete dims.
+        InputError: batching without a batch size or beyond it, a response cache where the server has none, decoupled
+            answers of the Python backend, an instance group the openvino backend refuses, a host policy that is no
+            plain name, or warm-up without concrete dims.
 
     Source: triton-inference-server/core, src/model_config_utils.cc, ValidateModelConfig, and
     src/backend_model_instance.cc, GenerateWarmupData; openvino_backend, src/openvino.cc, ModelInstanceState.
@@ -224,6 +235,11 @@ def check(model: Any) -> None:
     if model.response_cache.enable and (sequences or model.model_transaction_policy.decoupled):
         other = "sequence_batching" if sequences else "a decoupled model_transaction_policy"
         raise InputError(f"{name!r} has response_cache with {other}: no release caches that", fix="leave one out")
+    if model.backend == "python" and model.model_transaction_policy.decoupled:
+        raise InputError(
+            f"{name!r} has a decoupled model_transaction_policy: accel's model.py answers each request once",
+            fix="leave it out",
+        )
     for group in model.instance_group:
         kind = group.Kind.Name(group.kind)
         if group.count < 1:

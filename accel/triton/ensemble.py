@@ -74,15 +74,14 @@ def add(root: Path, pipeline: Pipeline) -> tuple[str, ...]:
         declared = to_json(_placed(pipeline, {m.name: m for m in steps}, manifest.version))
         (version / DECLARED).write_text(json.dumps(declared, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         packages = tuple(dict.fromkeys(p for m in steps for p in m.packages))
-        (fresh / "launch.sh").write_text(
-            launch.require((root / "launch.sh").read_text(), release(manifest.release), packages)
-        )
-        (fresh / "launch.sh").chmod(0o755)
+        row = release(manifest.release)
+        launch.write_launch(fresh, launch.require((root / "launch.sh").read_text(), row, packages), row)
         added = [file_ref(p, fresh) for p in sorted(fresh.rglob("*")) if p.is_file()]
         for name in names:
             (fresh / name).rename(root / name)
-        (fresh / "launch.sh").replace(root / "launch.sh")
-        kept = [f for f in manifest.files if f.path != "launch.sh"]
+        for name in ("launch.sh", launch.DOCKERFILE):
+            (fresh / name).replace(root / name)
+        kept = [f for f in manifest.files if f.path not in ("launch.sh", launch.DOCKERFILE)]
         manifests.write(
             dataclasses.replace(
                 manifest,

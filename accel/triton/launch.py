@@ -7,9 +7,11 @@ a config; they follow from the configs, or from variables that the script explai
 from __future__ import annotations
 
 import functools
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.builders import targets
@@ -19,10 +21,17 @@ from accel.triton.releases import Release
 if TYPE_CHECKING:
     from jinja2 import Template
 
+DOCKERFILE = "Dockerfile"
 NEEDS = "# Its Python backend needs"
 # The embedded interpreter finds its packages through the python3 that comes first on PATH.
 PYTHON_ENV = 'if [[ -n "${PYTHON_ENV:-}" ]]; then export PATH="$PYTHON_ENV/bin:$PATH"; fi'
 CACHE_BYTES = 64 << 20
+EXIT_TIMEOUT_S = 30
+"""How long requests under way may take once the server was told to end. Source: server src/main.cc, StopEndpoints."""
+PRE_STOP_S, MARGIN_S = 10, 20
+"""Kubernetes: how long a server that ends is still sent requests, and what its end may take beyond the exit timeout."""
+SERVER_BYTES = 3 << 30
+"""Memory of a server and its runtimes, its shared memory (1 GiB) included, beside four copies of the artifact."""
 CONFIG_NAMES_SINCE = "24.05"
 """First release with ``--model-config-name``; every release of the table has it.
 
@@ -67,7 +76,8 @@ def script(
             "MODEL_CONFIG_NAME=",
             f"configs/<name>.pbtxt in place of config.pbtxt{f'; here: {hardware}' * bool(hardware)}",
         ),
-        *((f"{name}=", f"cores of host policy {p}: 0-3") for name, p in zip(cores, policies, strict=True)),
+        (f"EXIT_TIMEOUT_S={EXIT_TIMEOUT_S}", "how long requests under way may take after SIGTERM"),
+        *((f"{name}=", f"cores of host policy {p}: 0-3,6") for name, p in zip(cores, policies, strict=True)),
         *((f"{name}=", f"NUMA node of host policy {p}: 0") for name, p in zip(nodes, policies, strict=True)),
         *([(f"CACHE_BYTES={CACHE_BYTES}", "size of the response cache")] if cached else []),
         *([(f"OMP_NUM_THREADS={openmp}", "CPU threads of the model")] if openmp else []),
@@ -86,6 +96,7 @@ def script(
         engines=_caches(models),
         cached=cached,
         cache_bytes=CACHE_BYTES,
+        exit_s=EXIT_TIMEOUT_S,
         flags=[*_flags(models), *flags],
     )
 
@@ -150,7 +161,7 @@ def require(text: str, release: Release, packages: Sequence[str]) -> str:
         if line.startswith(NEEDS):
             lines[index] = " ".join([line, *(p for p in map(shlex.quote, packages) if p not in line.split())])
             return "\n".join(lines) + "\n"
-    start = next(i for i, line in enumerate(lines) if line.startswith("exec "))
+    start = next(i for i, line in enumerate(lines) if line.startswith(('command -v "${TRITONSERVER', "exec ")))
     lines.insert(start, PYTHON_ENV)
     head = next(i for i, line in enumerate(lines) if not line.startswith("#"))
     lines[head:head] = _needs(release, packages)
@@ -171,8 +182,21 @@ def _needs(release: Release, packages: Sequence[str]) -> list[str]:
     return [
         f"{NEEDS}, for Python {release.python or 'of the image'}: {wanted}",
         "# PYTHON_ENV names a virtual environment that has them, ACCEL_SITE_PACKAGES further folders to search.",
-        "# In docker and Kubernetes the image must have them.",
+        "# In docker and Kubernetes the image must have them: Dockerfile makes one.",
     ]
+
+
+def write_launch(root: Path, text: str, release: Release) -> None:
+    """Write ``launch.sh``, and the Dockerfile of the image that it needs where it needs one of its own."""
+    (root / "launch.sh").write_text(text, encoding="utf-8")
+    (root / "launch.sh").chmod(0o755)
+    needs = next((line for line in text.splitlines() if line.startswith(NEEDS)), None)
+    if needs is not None:
+        (root / DOCKERFILE).write_text(
+            "# docker build -t IMAGE . && IMAGE=IMAGE ./launch.sh --docker\n"
+            f"FROM {image(release)}\nRUN pip install --no-cache-dir {needs.partition(': ')[2]}\n",
+            encoding="utf-8",
+        )
 
 
 def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int | None) -> str:
@@ -184,8 +208,12 @@ def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int
     Args:
         model: the model that clients call.
         threads: CPU threads of the measurement; they become the limit of the container.
+
+    The memory limit is ``SERVER_BYTES`` and four copies of the artifact: what was measured is ``peak_rss_mib``.
     """
+    memory = f"{math.ceil((SERVER_BYTES + 4 * artifact.bytes) / 2**30)}Gi"
     limits = [f'cpu: "{threads}"'] if threads else []
+    limits.append(f"memory: {memory}")
     limits += ["nvidia.com/gpu: 1"] if artifact.variant.target.device == "cuda" else []
     name = re.sub("[^a-z0-9]+", "-", model.lower())[:50].strip("-") or "model"
     return _template("kubernetes.yaml.j2").render(
@@ -195,4 +223,8 @@ def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int
         name=name if name[0].isalpha() else f"model-{name}",
         image=image(release),
         limits=", ".join(limits),
+        memory=memory,
+        exit_s=EXIT_TIMEOUT_S,
+        pre_stop_s=PRE_STOP_S,
+        grace_s=PRE_STOP_S + EXIT_TIMEOUT_S + MARGIN_S,
     )

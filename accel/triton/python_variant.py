@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
+from accel.core import temporary
 from accel.core.errors import OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
@@ -23,7 +24,7 @@ from accel.core.values import Repository, Skipped
 from accel.triton import ensemble, manifest as manifests, overrides
 from accel.triton.config import check, check_model_name, parse, to_text
 from accel.triton.folders import describe, link_tree
-from accel.triton.launch import script
+from accel.triton.launch import script, write_launch
 from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.releases import Release, release as find_release
@@ -58,7 +59,10 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
     configs = read_configs(root)
     holder, files = manifests.holder(root, manifest)
     name = _client_name(configs, holder)
-    with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="accel-twin-") as scratch:
+    with (
+        replacing(out) as fresh,
+        tempfile.TemporaryDirectory(prefix="variant-", dir=temporary.root()) as scratch,
+    ):
         samples, reference = _points(root, manifest, Path(scratch))
         made = emit(
             manifest.artifact,
@@ -163,8 +167,7 @@ def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: 
     """
     emitted = manifests.read(out)
     configs = read_configs(out)
-    text = script(row, emitted.artifact, list(configs.values()), requires=emitted.requires)
-    (out / "launch.sh").write_text(text, encoding="utf-8")
+    write_launch(out, script(row, emitted.artifact, list(configs.values()), requires=emitted.requires), row)
     (out / manifests.FILENAME).unlink()
     unchanged = tuple(f"{model}/" for model in carried)
     known = {f.path: f for f in native.files if f.path.startswith(unchanged)}

@@ -40,7 +40,7 @@ from accel.triton.config import (
 )
 from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
-from accel.triton.launch import kubernetes, script
+from accel.triton.launch import kubernetes, script, write_launch
 from accel.triton.python_model import write_model
 from accel.triton.releases import differences, release as find_release, unservable
 from accel.triton.samples import load_points, warmup, write_reference
@@ -153,7 +153,8 @@ def emit(
         edits, given_files = changes.take_files(overrides)
         # The Python backend's model finds its threads itself, on any machine.
         worker = _overridden(inside, served, edits, threads=None if is_python else threads)
-        requires = dict(artifact.built.versions) if is_python else None
+        built = artifact.built.versions.items()
+        requires = {n: v for n, v in built if n not in builder.build_only} if is_python else None
         emitted = Repository(
             root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
             models=models,
@@ -199,8 +200,7 @@ def emit(
             threads=threads,
             hardware=hardware,
         )
-        (fresh / "launch.sh").write_text(launch, encoding="utf-8")
-        (fresh / "launch.sh").chmod(0o755)
+        write_launch(fresh, launch, row)
         deployment = kubernetes(row, artifact, model=model_name, threads=threads)
         (fresh / "kubernetes.yaml").write_text(deployment, encoding="utf-8")
         write_reference(fresh / manifests.REFERENCE, points)

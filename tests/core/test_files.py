@@ -59,3 +59,21 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_
     files.write_text(tmp_path / "run.json", "whole")
     names = {".run.json.mine.new", f".run.json.{os.getppid()}.new", "run.json"}
     assert {p.name for p in tmp_path.iterdir()} == names
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_run_directory_that_is_moved_meanwhile_is_said_so(tmp_path: Path, fails: bool) -> None:
+    run_dir = tmp_path / "run"
+
+    def move() -> None:
+        with files.lock(run_dir, "accel convert"):
+            run_dir.rename(tmp_path / "elsewhere")
+            if fails:
+                (run_dir / ".store" / "value.json").write_text("{}")
+            files.write_text(run_dir / "run.json", "{}")  # as many a stage does, it makes the folder anew
+
+    with pytest.raises(OutputError, match="was moved or removed while the command ran") as caught:
+        move()
+    assert "-o DIR" in str(caught.value.fix)
+    with files.lock(tmp_path / "elsewhere", "accel convert"):
+        pass

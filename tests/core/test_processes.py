@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from accel.core import processes
+from accel.core import processes, temporary
 from accel.core.errors import OutputError, SampleError, StageError, WorkerDied
 from accel.core.processes import PACKAGE, Worker
 
@@ -36,6 +37,26 @@ def half() -> None:
 def refuse() -> None: raise SampleError('bad sample', fix='mend it')
 def bug() -> None: raise RuntimeError('a library says no')
 def oom() -> None: raise MemoryError
+def garbage(text: str) -> None:
+    import gc, io
+    out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)
+    out.write(text.encode() + b'\\n'); out.flush(); time.sleep(600)
+def deaf() -> None:
+    import ctypes
+    open(os.environ['PID_FILE'], 'w').write(str(os.getpid()))
+    ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock, as one long computation does
+def detach() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open(os.environ['PID_FILE'], 'w').write(str(os.getpid())); os.closerange(0, 100); time.sleep(600)
+        os._exit(0)
+    while not os.path.exists(os.environ['PID_FILE']): time.sleep(0.01)
+def chatty(mib: int) -> str:
+    print('the first words')
+    for _ in range(mib): sys.stdout.write('x' * 1023 + '\\n' + ('y' * 1023 + '\\n') * 1023)
+    print('the last words')
+    return 'done'
 def fill() -> None:
     with open('/dev/full', 'wb', buffering=0) as file: file.write(b'x')
 def library_fill() -> None:
@@ -263,3 +284,81 @@ def test_stop_all_ends_what_runs_and_lets_nothing_start(tasks_file):
         run("pid", tasks_file)
     processes.start()
     assert run("pid", tasks_file)
+
+
+@pytest.mark.parametrize("text", ["not JSON", "5", "{}", "[" * 100_000, '{"result": 1}', '{"doing": 1}'])
+def test_what_is_no_message_is_shown_and_not_taken_for_a_lack_of_memory(tasks_file, text):
+    with pytest.raises(WorkerDied, match=r"no message of accel's") as caught:
+        run("garbage", tasks_file, text=text)
+    assert text[:80] in str(caught.value)
+    assert "memory" not in str(caught.value)
+
+
+def test_an_answer_of_another_type_is_this_task_s_failure(tasks_file):
+    with pytest.raises(WorkerDied, match="something else than it declares"):
+        run("garbage", tasks_file, text='{"result": {"a": 1}, "span": [0, 0]}')
+    with pytest.raises(StageError, match="hm"):
+        run("garbage", tasks_file, text='{"error": "PACKAGE", "message": "hm", "fix": null, "span": [0, 0]}')
+
+
+def test_the_child_ends_with_its_parent_also_within_one_long_computation(tasks_file, monkeypatch):
+    pid = tasks_file.with_name("pid")
+    monkeypatch.setenv("PID_FILE", str(pid))
+    parent = _parent(tasks_file, "deaf")
+    _wait_for(pid)
+    parent.kill()
+    parent.wait()
+    assert _gone(int(pid.read_text())), "the child outlived its parent"
+
+
+def test_what_calls_setsid_ends_with_its_worker(tasks_file, monkeypatch):
+    pid = tasks_file.with_name("pid")
+    monkeypatch.setenv("PID_FILE", str(pid))
+    run("detach", tasks_file)
+    assert _gone(int(pid.read_text()))
+
+
+def test_the_next_process_clears_up_after_one_that_was_killed(tasks_file, monkeypatch, tmp_path):
+    pid, scratch = tasks_file.with_name("pid"), tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("PID_FILE", str(pid))
+    parent = _parent(tasks_file, "detach", "hang", TMPDIR=str(scratch))
+    _wait_for(pid)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    temporary.clear()
+    detached = int(pid.read_text())
+    assert len(list(scratch.glob("accel-scratch-*/worker-*"))) == 1, "its owner lives"
+    assert psutil.pid_exists(detached)
+    parent.kill()
+    parent.wait()
+    temporary.clear()
+    assert not list(scratch.iterdir())
+    assert _gone(detached)
+
+
+def test_a_log_keeps_its_head_and_its_tail(tasks_file):
+    assert run("chatty", tasks_file, mib=100) == "done"
+    text = tasks_file.read_text()
+    assert len(text) < 13 << 20
+    assert text.startswith("the first words\n")
+    assert "the last words\n" in text[-100:]
+    assert "bytes left out" in text
+
+
+def _parent(tasks_file, *tasks, **variables):
+    """Start another process that runs tasks one after another in one worker."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
+        "from pathlib import Path\nfrom accel.core import processes\n"
+        f"processes.PACKAGE = Path({str(processes.PACKAGE)!r})\n"
+        f"w = processes.Worker(Path({str(tasks_file)!r}), threads=1, timeout_s=600)\n"
+        f"known = {{'__name__': 'accel.run.tasks'}}\nexec({TASKS!r}, known)\n"
+    )
+    script += "".join(f"w.call(known[{task!r}])\n" for task in tasks)
+    return subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **variables})
+
+
+def _wait_for(file):
+    deadline = time.monotonic() + 20
+    while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)

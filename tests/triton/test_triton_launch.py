@@ -15,8 +15,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from accel.builders.targets import discover
 from accel.core.values import Target
-from accel.triton.launch import CONFIG_NAMES_SINCE, kubernetes, require, script
+from accel.triton.launch import CONFIG_NAMES_SINCE, NEEDS, kubernetes, require, script
 from accel.triton.releases import RELEASES, release
+from accel.triton.servers import processes
+from accel.triton.verify import verify
 
 ADDRESSES = [
     *("--http-address=127.0.0.1", "--http-port=8000", "--grpc-address=127.0.0.1", "--grpc-port=8001"),
@@ -57,6 +59,7 @@ def test_the_plain_script_is_valid_and_binds_to_this_machine(emitted, backend):
         f"--model-repository={launch.parent}",
         "--disable-auto-complete-config",
         *ADDRESSES,
+        "--exit-timeout-secs=30",
         "--model-control-mode=none",
         "--log-verbose=1",
     ]
@@ -226,7 +229,7 @@ def test_kubernetes_runs_the_script_from_a_volume(emitted):
     assert container["image"] == "nvcr.io/nvidia/tritonserver:26.05-py3"
     assert container["command"] == ["bash", "/models/launch.sh"]
     assert {"name": "ADDRESS", "value": "0.0.0.0"} in container["env"]
-    assert container["resources"]["limits"] == {"cpu": "2"}
+    assert container["resources"] == {"limits": {"cpu": "2", "memory": "4Gi"}, "requests": {"memory": "4Gi"}}
     paths = {
         probe: container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe", "startupProbe")
     }
@@ -236,7 +239,7 @@ def test_kubernetes_runs_the_script_from_a_volume(emitted):
         "startupProbe": "/v2/health/ready",
     }
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
-    assert mounts == {"repository": "/models", "shared-memory": "/dev/shm"}
+    assert mounts == {"repository": "/models", "shared-memory": "/dev/shm", "temporary": "/tmp"}
     assert {v["name"] for v in pod["spec"]["volumes"]} == set(mounts)
     labels = pod["metadata"]["labels"]
     assert (
@@ -253,7 +256,7 @@ def test_kubernetes_names_are_dns_labels(bench, model, name):
     text = kubernetes(release("26.05"), bench.artifact("onnxruntime"), model=model, threads=None)
     deployment, _ = yaml.safe_load_all(text)
     assert deployment["metadata"]["name"] == name
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"] == {"limits": {}}
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"].keys() == {"memory"}
 
 
 def test_kubernetes_asks_for_a_gpu_where_the_model_needs_one(bench):
@@ -261,4 +264,58 @@ def test_kubernetes_asks_for_a_gpu_where_the_model_needs_one(bench):
     artifact = replace(artifact, variant=replace(artifact.variant, target=Target("ort-cuda", "cuda")))
     deployment, _ = yaml.safe_load_all(kubernetes(release("26.05"), artifact, model="m", threads=4))
     limits = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"cpu": "4", "nvidia.com/gpu": 1}
+    assert limits == {"cpu": "4", "memory": "4Gi", "nvidia.com/gpu": 1}
+
+
+def test_kubernetes_ends_a_server_in_order_and_gives_it_no_more_than_it_needs(emitted):
+    """A pod that ends is still sent requests for a while, and then has those that are under way."""
+    launch = emitted("python")
+    deployment, _ = yaml.safe_load_all((launch.parent / "kubernetes.yaml").read_text())
+    template = deployment["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    variables = {v["name"]: v["value"] for v in container["env"]}
+    waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert waits + int(variables["EXIT_TIMEOUT_S"]) < pod["terminationGracePeriodSeconds"]
+    assert "--exit-timeout-secs=7" in flags(launch, EXIT_TIMEOUT_S="7")
+    assert processes.EXIT_TIMEOUT_S < processes.STOP_S
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not pod["automountServiceAccountToken"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == "8002"
+
+
+def test_without_a_server_the_script_says_how_to_get_one(emitted, tmp_path):
+    launch = emitted("onnxruntime")
+    shell = {"PATH": "/usr/bin:/bin", "TRITONSERVER": "no-such-server", "DOCKER": "no-such-docker"}
+    done = subprocess.run([launch], capture_output=True, text=True, env=shell)
+    assert done.returncode == 127
+    assert "there is no tritonserver; set TRITONSERVER=/path/to/it, or use --docker" in done.stderr
+    assert "exec" not in done.stderr
+    done = subprocess.run([launch, "--docker"], capture_output=True, text=True, env=shell)
+    assert (done.returncode, "there is no docker; install it" in done.stderr) == (127, True)
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranges"), [("0", "0-0"), ("0,1,2", "0-0,1-1,2-2"), ("0-3,6,8-9", "0-3,6-6,8-9"), ("0-3", "0-3")]
+)
+def test_a_single_core_is_a_range_for_the_server(emitted, cores, ranges):
+    assert f"--host-policy=cpu,cpu-cores={ranges}" in flags(emitted("onnxruntime"), CPU_CORES=cores)
+
+
+def test_an_image_of_the_python_backend_is_made_from_the_repository(bench, emitted):
+    root = emitted("python").parent
+    line = next(line for line in (root / "launch.sh").read_text().splitlines() if line.startswith(NEEDS))
+    text = (root / "Dockerfile").read_text()
+    assert f"RUN pip install --no-cache-dir {line.partition(': ')[2]}\n" in text
+    assert "FROM nvcr.io/nvidia/tritonserver:26.05-py3\n" in text
+    assert not [f for f in verify(root) if f.severity == "error"]
+    assert not (emitted("onnxruntime").parent / "Dockerfile").exists()
+
+
+def test_what_only_building_takes_is_not_asked_for_at_serving():
+    assert "nncf" in discover()["openvino-int8"].build_only
+    assert "onnxruntime" not in discover()["ort"].build_only

@@ -390,6 +390,7 @@ def test_every_row_has_a_source():
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_every_parameter_of_the_tables_is_accepted_with_a_value_of_its_kind(backend, tmp_path):
     values = {"int": "1", "uint": "1", "digits": "1", "bool": "true", "ort bool": "1", "yes": "YES", "text": "x"}
+    values["arenas"] = "cpu:0"
     texts = [parameter(k, row.values[0] if row.values else values[row.kind]) for k, row in PARAMETERS[backend].items()]
     found = lint(write(tmp_path, add(*texts)(BASES[backend]())), NEWEST)
     assert {f.field for f in found} <= {"parameters.ENABLE_BATCH_PADDING"}, found

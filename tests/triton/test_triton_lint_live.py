@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from lint_repositories import MODEL_PY, Files, add, python_base, swap, write
-from test_triton_lint_server_cases import ACCEPTED, ENSEMBLES, IO, OUT, RESHAPES, SINGLE, UNBATCHED
+from test_triton_lint_server_cases import (
+    ACCEPTED,
+    ENSEMBLES,
+    IO,
+    OUT,
+    PYTHON,
+    RESHAPES,
+    SINGLE,
+    SOUND,
+    UNBATCHED,
+)
 
 from accel.core import environments
 from accel.core.processing import CustomStep, Pipeline, carried
@@ -43,8 +55,9 @@ def cases() -> dict[str, Files]:
 def served(files: Files, tag: str) -> Files:
     """Put every model on the Python backend, the only one of the embedded server, under a name of its own."""
     folders = {path.partition("/")[0] for path in files}
-    models = {f for f in folders if "python" in str(files.get(f"{f}/config.pbtxt"))}
-    models |= {f for f in folders if "identity" in str(files.get(f"{f}/config.pbtxt"))}
+    own = {f for f in folders if f"{f}/1/model.py" in files}
+    models = {f for f in folders - own if "python" in str(files.get(f"{f}/config.pbtxt"))}
+    models |= {f for f in folders - own if "identity" in str(files.get(f"{f}/config.pbtxt"))}
     changed: dict[str, bytes | str | None] = {f"{tag}{f}/1/model.py": MODEL_PY for f in models}
     for path, content in files.items():
         if path.endswith("config.pbtxt"):
@@ -57,17 +70,33 @@ def served(files: Files, tag: str) -> Files:
 
 def test_the_server_refuses_what_lint_calls_an_error_and_loads_the_rest(tmp_path):
     """One server on all cases at once: a case loads if and only if lint finds no error in it."""
+    assert len(cases()) > 70
+    judge(tmp_path, cases(), FLAGS)
+
+
+def test_python_models_that_complete_themselves(tmp_path):
+    """With auto-complete on, the server runs what lint reads."""
+    unknown = ("what cannot be known", "a dict that changed")  # they need names that are not there
+    sound = {name: files for name, files in SOUND.items() if "m/1/model.py" in files and name not in unknown}
+    text = "CHOICE = False"
+    run = {
+        name: {k: f"{text}\n{v}" if k.endswith(".py") else v for k, v in files.items()} for name, files in sound.items()
+    }
+    judge(tmp_path, {**PYTHON, **run}, FLAGS[:2])
+
+
+def judge(tmp_path: Path, cases: Mapping[str, Files], flags: Sequence[str]) -> None:
     from tritonclient import grpc
 
     assert environments.installed("triton"), "the embedded server is not installed: make environments"
     judged: dict[str, tuple[str, list[str]]] = {}
-    for index, (name, files) in enumerate(cases().items()):
+    for index, (name, files) in enumerate(cases.items()):
         tag = f"c{index:03d}_"
         alone = write(tmp_path / "alone" / tag, served(files, tag))
         judged[tag] = (name, [f.why for f in lint(alone, "24.10") if f.severity == "error"])
         write(tmp_path / "all", served(files, tag))
     with (
-        server.start(tmp_path / "all", via="embedded", log=tmp_path / "log", timeout_s=240, flags=FLAGS) as running,
+        server.start(tmp_path / "all", via="embedded", log=tmp_path / "log", timeout_s=240, flags=flags) as running,
         grpc.InferenceServerClient(running.endpoint.grpc) as client,
     ):
         models = client.get_model_repository_index().models
@@ -79,7 +108,7 @@ def test_the_server_refuses_what_lint_calls_an_error_and_loads_the_rest(tmp_path
         if bool(refused) != bool(errors):
             wrong.append(f"{name}: server {refused}, lint {errors}")
     assert wrong == []
-    assert len(judged) > 70
+    assert len(judged) == len(cases)
 
 
 @pytest.mark.parametrize("target", ["ort", "ort-int8-dynamic", "openvino", "torch", "null", "aoti"])

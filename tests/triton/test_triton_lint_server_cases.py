@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from lint_repositories import CONFIG, Edit, Files, add, onnx_model, openvino_base, plain_base, python_base, swap, write
+from lint_repositories import (
+    CONFIG,
+    Edit,
+    Files,
+    add,
+    onnx_base,
+    onnx_model,
+    openvino_base,
+    plain_base,
+    python_base,
+    swap,
+    write,
+)
 
 from accel.triton.lint import lint
 
@@ -419,3 +431,116 @@ def test_configs_that_the_backend_completes(tmp_path):
     assert places(tmp_path / "2", {"m/1/model.onnx": onnx_model()}) == [("warning", "")]
     partial = {**openvino_base(), CONFIG: tensors("output", "y", "-1, 3")}
     assert places(tmp_path / "3", partial) == [("warning", "input")]
+
+
+def completed(*lines: str, returns: str = "return config", config: str = "", declared: str | None = None) -> Files:
+    """Return a Python model whose ``auto_complete_config`` has these lines."""
+    body = "\n        ".join([*lines, returns])
+    text = f"class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        {body}\n"
+    own = tensors("input", "a b", "4") + tensors("output", "y", "4") if declared is None else declared
+    return {CONFIG: f'name: "m"\nbackend: "python"\n{config}\n{own}', "m/1/model.py": text}
+
+
+def told(kind: str, **changed: object) -> str:
+    """Return the line that adds a tensor; a property that is None is left out."""
+    name = "a" if kind == "input" else "y"
+    said = {"name": name, "data_type": "TYPE_FP32", "dims": [4], **changed}
+    return f"config.add_{kind}({ {k: v for k, v in said.items() if v is not None} })"
+
+
+BOTH = (told("input"), "second = dict(name='b', data_type='TYPE_FP32', dims=[4])", "config.add_input(second)")
+PYTHON: dict[str, Files] = {
+    **{
+        f"{kind}_missing_{key}": completed(told(kind, **{key: None}))
+        for kind in ("input", "output")
+        for key in ("name", "data_type", "dims")
+    },
+    **{f"{kind}_wrong_property": completed(told(kind, **{"shape:": 1})) for kind in ("input", "output")},
+    **{f"{kind}_mismatch_datatype": completed(told(kind, data_type="TYPE_INT32")) for kind in ("input", "output")},
+    **{f"{kind}_mismatch_dims": completed(told(kind, dims=[16])) for kind in ("input", "output")},
+    "in_a_loop": completed(
+        "for each in [{'name': 'a', 'data_type': 'TYPE_INT8', 'dims': [4]}]:\n            config.add_input(each)"
+    ),
+    "conflicting_max_batch_size": completed("config.set_max_batch_size(4)", config="max_batch_size: 6"),
+    "conflicting_scheduler_sequence": completed("config.set_dynamic_batching()", config="sequence_batching { }"),
+    "model_transaction_policy_invalid_args": completed("p = {'invalid': 1}", "config.set_model_transaction_policy(p)"),
+    "model_transaction_policy_mismatch": completed(
+        "config.set_model_transaction_policy(dict(decoupled=True))",
+        config="model_transaction_policy { decoupled: false }",
+    ),
+    "no_return": completed(*BOTH, returns="return"),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_python_model_that_contradicts_its_config(name, tmp_path):
+    found = [(f.severity, f.file, f.field) for f in lint(write(tmp_path / "m", PYTHON[name]), "26.08")]
+    assert ("error", "m/1/model.py", "auto_complete_config") in found
+    script = {"launch.sh": "tritonserver --disable-auto-complete-config"}
+    assert not [f for f in lint(write(tmp_path / "off", {**PYTHON[name], **script}), "26.08") if f.severity == "error"]
+
+
+SOUND = {
+    "the same": completed(*BOTH, told("output"), "config.set_max_batch_size(0)", "config.set_dynamic_batching()"),
+    "incomplete_input": completed(*BOTH, told("output"), declared='input { name: "a" } output { name: "y" dims: 4 }'),
+    "model_transaction_policy": completed("config.set_model_transaction_policy({'decoupled': True})"),
+    "a raise of the batch": completed("config.set_max_batch_size(8)", config="max_batch_size: 4"),
+    "what cannot be known": completed("k = choose()", "config.add_input({'name': 'a', 'data_type': k, 'dims': D})"),
+    "what may not run": completed("if CHOICE:\n            config.add_input({'name': 'a', 'dims': [9]})"),
+    "a dict that changed": completed("t = {'name': 'a'}", "t.update(REST)", "config.add_input(t)"),
+    "a dict with an item set": completed(
+        "t = {'name': 'a'}", "t['data_type'] = 'TYPE_FP32'", "t['dims'] = [4]", "config.add_input(t)"
+    ),
+    "another backend fills": {CONFIG: 'backend: "own" input { name: "x" } output { name: "y" }', "m/1": None},
+    "an agent brings it": {
+        CONFIG: 'backend: "onnxruntime" model_repository_agents { agents: { name: "fetch" } }'
+        + tensors("input", "x", "1"),
+        "m/1": None,
+    },
+    "a file name of its own": {
+        CONFIG: 'backend: "own" default_model_filename: "any"\n' + tensors("input", "x", "1"),
+        "m/1": None,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_may_load_is_no_error(name, tmp_path):
+    assert not [f for f in lint(write(tmp_path, SOUND[name]), "26.08") if f.severity == "error"]
+
+
+PASSIVE = "instance_group { kind: KIND_CPU passive: true }"
+FATAL: dict[str, tuple[Edit, Edit, str]] = {
+    "only passive instances": (add(PASSIVE), add(PASSIVE + "instance_group { kind: KIND_CPU }"), "instance_group"),
+    "invalid_gpu": (
+        add("instance_group { kind: KIND_GPU gpus: 42 }"),
+        add("instance_group { kind: KIND_GPU gpus: 1 }"),
+        "instance_group[0].gpus",
+    ),
+    "invalid_runtime": (add('runtime: "libother.so"'), add('runtime: "libtriton_onnxruntime.so"'), "runtime"),
+    "no arena": (
+        add('parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "yes" } }'),
+        add('parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "cpu:0;gpu:1" } }'),
+        "parameters.memory.enable_memory_arena_shrinkage",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_what_ends_the_server_or_the_load_is_an_error(name, tmp_path):
+    broken, mended, field = FATAL[name]
+    base = onnx_base()
+    assert ("error", field) in places(tmp_path / "1", broken(base))
+    assert not [p for p in places(tmp_path / "2", mended(base)) if p[0] == "error"]
+
+
+def test_a_number_of_threads_below_1(tmp_path):
+    def said(base: Files, key: str) -> set[str]:
+        text = f'parameters {{ key: "{key}" value {{ string_value: "-1" }} }}'
+        return {s for s, f in places(tmp_path / key, add(text)(base)) if f == f"parameters.{key}"}
+
+    assert said(onnx_base(), "intra_op_thread_count") == {"warning"}  # the backend takes it for 0
+    torch = {
+        CONFIG: f'platform: "pytorch_libtorch" {tensors("input", "INPUT__0", "1")}{tensors("output", "OUTPUT__0", "1")}'
+    }
+    assert said({**torch, "m/1/model.pt": ""}, "NUM_THREADS") == {"error"}

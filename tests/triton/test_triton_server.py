@@ -22,8 +22,10 @@ import pytest
 from live import Live
 
 from accel.bench import usage
-from accel.core import environments
+from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.values import TensorSpec
+from accel.triton.config import DynamicBatching, TritonConfig, to_protobuf
 from accel.triton.manifest import read
 from accel.triton.python_variant import write_python_variant
 from accel.triton.servers import hosts, processes, server
@@ -501,3 +503,100 @@ def test_the_docker_command_serves_the_folder_on_this_machine_only(live, monkeyp
         "--log-verbose=1",
     ]
     assert variables == dict(os.environ)
+
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(request, "a").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("b", tensor + 1)]) for tensor in tensors]
+"""
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_backend_of_the_user_serves_natively(tmp_path, single):
+    """A backend in Python stands for one that was compiled: the server finds both in one way."""
+    backends = tmp_path / "backends"
+    (backends / "echo").mkdir(parents=True)
+    (backends / "echo/model.py").write_text(ECHO)
+    root = bare(tmp_path / "root", backend="echo")
+    folder = backends / "echo" if single else backends
+    with server.start(root, via="embedded", log=tmp_path / "log", backend_directory=folder) as running:
+        assert running.python_models == frozenset()
+        with client(running.endpoint) as calls:
+            found = infer(calls, "bare", {"a": np.array([2], np.float32)}, (TensorSpec("b", "float32", (1,)),))
+    assert found["b"] == [3]
+
+
+def test_a_folder_without_a_backend_says_what_was_expected(tmp_path):
+    root = bare(tmp_path / "root", backend="onnxruntime")
+    with pytest.raises(InputError, match=r"holds no backend: expected <name>/libtriton_<name>\.so"):
+        server.start(root, via="embedded", log=tmp_path / "log", backend_directory=tmp_path / "root")
+
+
+def test_what_a_server_and_its_models_leave_goes_with_it(tmp_path):
+    """Temporary files of a model, a process that called setsid, and the empty folder of the Python backend."""
+    first = (
+        "import os, subprocess, tempfile; "
+        f"open({str(tmp_path / 'left')!r}, 'w').write(tempfile.mkstemp()[1]); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write("
+        "str(subprocess.Popen(['sleep', '600'], start_new_session=True).pid))"
+    )
+    root = bare(tmp_path / "root", first=first)
+    running = server.start(root, via="embedded", log=tmp_path / "log")
+    before = set(Path("/tmp").glob("python_env_*"))
+    left, pid = Path((tmp_path / "left").read_text()), int((tmp_path / "pid").read_text())
+    assert left.exists()
+    assert left.is_relative_to(temporary.root())
+    os.kill(running.endpoint.pid, signal.SIGKILL)
+    running.stop()
+    assert not left.exists()
+    assert gone(pid)
+    own = {p for p in before if p.exists() and p.stat().st_ctime >= running._running.begun_s}
+    assert own == set()
+
+
+def test_a_failed_server_leaves_its_log(tmp_path):
+    root = bare(tmp_path / "root", first="import nothing_like_that")
+    with pytest.raises(StageError) as error:
+        server.start(root, via="embedded", log=server.fresh_log())
+    kept = Path(error.value.log)
+    assert not kept.is_relative_to(temporary.root())
+    assert "nothing_like_that" in kept.read_text()
+    kept.unlink()
+
+
+def test_the_queue_refuses_what_waits_too_long(tmp_path):
+    """Requests of clients that went away must not be computed for ever before those of clients that wait."""
+    batching = to_protobuf(
+        TritonConfig("slow", (), (), 4, (1,), backend="python", batching=DynamicBatching(queue=8, timeout_us=400_000))
+    ).dynamic_batching
+    root = bare(tmp_path / "root", first="pass")
+    config = root / "bare/config.pbtxt"
+    text = config.read_text().replace("max_batch_size: 0", "max_batch_size: 4")
+    config.write_text(f"{text}\ndynamic_batching {{ {batching} }}\n")
+    file = root / "bare/1/model.py"
+    file.write_text(
+        file.read_text().replace("        return [pb", "        import time; time.sleep(1)\n        return [pb")
+    )
+    with server.start(root, via="embedded", log=tmp_path / "log") as running, ThreadPoolExecutor(40) as pool:
+
+        def ask(_: int) -> str:
+            from tritonclient import grpc
+            from tritonclient.utils import InferenceServerException
+
+            given = grpc.InferInput("a", [1, 1], "FP32")
+            given.set_data_from_numpy(np.zeros((1, 1), np.float32))
+            with grpc.InferenceServerClient(running.endpoint.grpc) as calls:
+                try:
+                    calls.infer("bare", [given])
+                except InferenceServerException as error:
+                    return str(error)
+            return ""
+
+        said = list(pool.map(ask, range(40)))
+    assert any("queue" in text.lower() for text in said), said
+    assert "" in said

@@ -14,7 +14,7 @@ from pathlib import Path
 from accel.core import hardware
 from accel.core.errors import InputError
 from accel.triton import releases
-from accel.triton.lint import backends, config, ensembles, files, plans, tensors
+from accel.triton.lint import auto_complete, backends, config, ensembles, files, plans, tensors
 from accel.triton.lint.model import Model, folders, load
 from accel.triton.manifest import FILENAME, Finding, Manifest, read
 from accel.triton.releases import Release
@@ -25,6 +25,7 @@ RULES = (
     *config.RULES,
     *backends.RULES,
     *files.RULES,
+    *auto_complete.RULES,
     *tensors.RULES,
 )
 """Rules on one model; those of ``ensembles`` are for ensembles alone."""

@@ -30,6 +30,7 @@ BOOLS: Mapping[str, tuple[str, ...]] = {
 }
 PROFILE_SHAPES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 LARGEST_INT, LARGEST_UINT = 2**31 - 1, 2**64 - 1
+ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
 NUMPY_2 = re.compile(r"(?mi)^[^#\n]*\bnumpy\s*(?:==|>=|~=|>)\s*[2-9]")
 
 
@@ -78,6 +79,8 @@ def _value(model: Model, field: str, key: Key, value: str, *, lower: bool) -> It
         yield model.warning(field, "is empty, which counts as absent", "give it a string_value")
     elif reason := _wrong(key, value.lower() if lower else value):
         yield model.error(field, f"is {value!r}, expected {reason}", "correct it")
+    elif field.endswith("_thread_count") and value.lstrip().startswith("-"):
+        yield model.warning(field, f"is {value!r}: below 1 the runtime chooses", "set 1 or more, or drop it")
     elif key.kind == "yes" and value.lower() not in ("yes", "no"):
         yield model.warning(field, f"is {value!r}: anything but YES counts as no", "set YES or NO")
 
@@ -86,11 +89,15 @@ def _wrong(key: Key, value: str) -> str:
     """Say what was expected of a value that is refused; empty where it is accepted."""
     if value in key.words:
         return ""
-    if key.kind in ("int", "uint", "digits"):
+    if key.kind == "arenas":
+        return "" if ARENAS.fullmatch(value) else "devices such as cpu:0;gpu:0"
+    if key.kind in ("int", "threads", "uint", "digits"):
         number = re.fullmatch(r"\d+", value) if key.kind == "digits" else re.match(r"\s*[+-]?\d+", value)
         most = LARGEST_UINT if key.kind == "uint" else LARGEST_INT
         if number is None or abs(int(number[0])) > most:
             return " or ".join([f"a number up to {most}", *key.words])
+        if key.kind == "threads" and int(number[0]) < 1:
+            return "a number from 1"
         value = str(int(number[0]))
     elif key.kind in BOOLS:
         allowed = BOOLS[key.kind]

@@ -15,6 +15,7 @@ from typing import Any
 
 from accel.core.errors import nearest
 from accel.triton.config import type_name
+from accel.triton.lint.auto_complete import DISABLED, completes
 from accel.triton.lint.model import Model, Severity, unsafe
 from accel.triton.lint.rules import (
     AUTO_COMPLETE,
@@ -35,6 +36,8 @@ from accel.triton.lint.rules import (
 from accel.triton.manifest import Finding
 
 LARGEST = 2**63 - 1
+LARGEST_GPU = 31
+"""The largest systems have 16 GPUs in one machine, few 20; the number of a higher one is a mistake."""
 CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
@@ -94,18 +97,21 @@ def backend(model: Model) -> Iterator[Finding]:
             f"Triton {row.name} does not serve AOTInductor packages under these names: 26.05 is the first",
             "use a newer release",
         )
-    elif model.backend not in row.backends | EXTRA_BACKENDS | {"tensorflow"}:
+    elif model.custom:
         yield from _unknown_backend(model)
     if reason := unsafe(config.runtime) or ("it holds a folder" if "/" in config.runtime else ""):
         # Source: core src/backend_model.cc, TritonModel::GetBackendLibraryProperties.
         yield model.error("runtime", f"is {config.runtime!r}: {reason}", "name the library alone")
+    elif config.runtime and not (
+        model.custom or config.runtime in _runtimes(model) or _lies_here(model, config.runtime)
+    ):
+        why = f"is {config.runtime!r}, which neither the {model.backend} backend nor this model's folder has"
+        yield model.error("runtime", why, "leave it out, or add the library to the model's folder")
 
 
 def _unknown_backend(model: Model) -> Iterator[Finding]:
     """Source: core src/backend_model.cc, GetBackendLibrarySearchPaths: version folder, model folder, backend folder."""
-    library = f"libtriton_{model.backend}.so"
-    at = model.root / model.folder
-    if any((folder / library).is_file() for folder in (at, *(at / str(v) for v in model.versions))):
+    if _lies_here(model, f"libtriton_{model.backend}.so"):
         return
     if image := OTHER_IMAGES.get(model.backend):
         yield model.warning("backend", f"only the image {model.row.name}-{image} has {model.backend}", "start that one")
@@ -115,6 +121,19 @@ def _unknown_backend(model: Model) -> Iterator[Finding]:
         yield model.warning(
             "backend", f"is {model.backend!r}, which no image has", "put it into --backend-directory of the server"
         )
+
+
+def _lies_here(model: Model, library: str) -> bool:
+    at = model.root / model.folder
+    return any((folder / library).is_file() for folder in (at, *(at / str(v) for v in model.versions)))
+
+
+def _runtimes(model: Model) -> tuple[str, ...]:
+    """Return the runtimes of a backend of the release: its library, and ``model.py`` of one that has both.
+
+    Source: core src/backend_model.cc, TritonModel::GetBackendLibraryProperties; pytorch_backend README.
+    """
+    return (f"libtriton_{model.backend}.so", *(("model.py",) if model.backend == "pytorch" else ()))
 
 
 def tensors(model: Model) -> Iterator[Finding]:
@@ -145,14 +164,18 @@ def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
     name = type_name(tensor.data_type)
     no_bf16 = model.backend == "onnxruntime" and model.row.name < ORT_BF16_SINCE
     refused, _ = UNSUPPORTED_TYPES.get(model.backend, (frozenset(), ""))
+    # Others complete tensors as a whole or not at all. Source: tensorrt_backend src/model_state.cc, FixIO.
+    filled = model.backend == "tensorrt" or model.custom or (model.backend == "python" and completes(model))
+    left: Severity = "warning" if filled and DISABLED not in (model.launch or "") else "error"
+    by = f": only the auto-complete of the {model.backend} backend fills it in" if left == "warning" else ""
     if not tensor.data_type:
-        yield model.error(f"{field}.data_type", "is missing", "set it to the model's own")
+        yield model.finding(left, f"{field}.data_type", f"is missing{by}", "set it to the model's own")
     elif name in refused or (no_bf16 and name == "TYPE_BF16"):
         why = f"the {model.backend} backend of Triton {model.row.name} has no {name}"
         yield model.error(f"{field}.data_type", why, "cast at the model's boundary, or serve it through python")
     if not tensor.dims:
         fix = "add dims: [1] and an empty reshape for a scalar" if model.batched else "add dims, [1] for a scalar"
-        yield model.error(f"{field}.dims", "is empty", fix)
+        yield model.finding(left, f"{field}.dims", f"is empty{by}", fix)
     if bad := [d for d in tensor.dims if d < 1 and d != -1]:
         yield model.error(f"{field}.dims", f"holds {bad[0]}: a dim is at least 1, or -1 for a free one", "correct it")
     elif math.prod(d for d in tensor.dims if d > 0) > LARGEST:
@@ -376,6 +399,10 @@ def instances(model: Model) -> Iterator[Finding]:
     if model.ensemble:
         return
     wanted, _ = KINDS.get(model.backend, ("", ""))
+    if model.config.instance_group and all(group.passive for group in model.config.instance_group):
+        # Source: core src/backend_model.cc, RegisterBackgroundInstance: the scheduler gets the others only.
+        why = "is passive in every group: the model becomes ready, and the first request ends the server"
+        yield model.error("instance_group", why, "leave passive out of one group")
     for index, group in enumerate(model.config.instance_group):
         field, kind = f"instance_group[{index}]", group.Kind.Name(group.kind)
         multi_device = kind == "KIND_MODEL" and model.parameter("enable_multi_device").lower() in ("true", "1")
@@ -404,6 +431,12 @@ def instances(model: Model) -> Iterator[Finding]:
                 not unplaced and gpu is not None,
                 f"{field}.gpus",
                 f"holds {gpu}",
+                "name GPUs by their number from 0",
+            ),
+            (
+                not unplaced and max(group.gpus, default=0) > LARGEST_GPU,
+                f"{field}.gpus",
+                f"holds {max(group.gpus, default=0)}, and no machine has so many",
                 "name GPUs by their number from 0",
             ),
             (group.profile and not plan, f"{field}.profile", "is for TensorRT plans only", "drop it"),

@@ -13,7 +13,16 @@ from typing import Any
 
 from accel.core.errors import InputError
 from accel.triton.config import byte_size, type_name
-from accel.triton.lint.model import NO_VERSIONS, Model, folders, leads_inside, read_bytes, read_text, unsafe
+from accel.triton.lint.model import (
+    NO_VERSIONS,
+    Model,
+    Severity,
+    folders,
+    leads_inside,
+    read_bytes,
+    read_text,
+    unsafe,
+)
 from accel.triton.lint.rules import FILENAMES
 from accel.triton.manifest import Finding
 
@@ -82,10 +91,14 @@ def versions(model: Model) -> Iterator[Finding]:
 def model_files(model: Model) -> Iterator[Finding]:
     """The file each served version loads is there and inside the version folder.
 
-    Source: ModelState of each backend joins repository, version and file name; core src/backend_model.cc.
+    Source: ModelState of each backend joins repository, version and file name; core src/backend_model.cc; server
+    docs/customization_guide/repository_agents.md (an agent may change the repository before the load).
     """
     if model.ensemble:
         return
+    # A custom backend may take the name for anything, and an agent may bring the file when the model is loaded.
+    agents = model.config.model_repository_agents.agents
+    severity: Severity = "warning" if model.custom or agents else "error"
     other = dict.fromkeys(model.config.cc_model_filenames.values())  # by compute capability of the GPU
     known = model.config.default_model_filename or model.platform in FILENAMES or model.backend in FILENAMES
     wanted = [("cc_model_filenames", name) for name in other]
@@ -97,7 +110,8 @@ def model_files(model: Model) -> Iterator[Finding]:
             continue
         for version in model.served():
             if not (model.root / model.folder / str(version) / name).exists():
-                yield model.error(field, f"{version}/{name} is not there", "add the file, or correct the name")
+                why = f"{version}/{name} is not there" + ", unless an agent brings it" * bool(agents)
+                yield model.finding(severity, field, why, "add the file, or correct the name")
 
 
 def python_class(model: Model) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from accel.core.errors import InputError
 from accel.triton.config import parse
-from accel.triton.lint.rules import AUTO_COMPLETE, FILENAMES, PLATFORMS
+from accel.triton.lint.rules import AUTO_COMPLETE, EXTRA_BACKENDS, FILENAMES, PLATFORMS
 from accel.triton.manifest import Finding
 from accel.triton.reading import CONFIG
 from accel.triton.releases import Release
@@ -75,6 +75,11 @@ class Model:
     def batched(self) -> bool:
         """Whether the server adds a batch axis in front of the config's dims."""
         return bool(self.config.max_batch_size > 0)
+
+    @property
+    def custom(self) -> bool:
+        """Whether its backend is none of the release's: what that reads, and what it completes, is not known."""
+        return bool(self.backend) and self.backend not in self.row.backends | EXTRA_BACKENDS | {"tensorflow"}
 
     @property
     def ensemble(self) -> bool:

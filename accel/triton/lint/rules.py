@@ -22,13 +22,14 @@ _TF = "tensorflow_backend src/tensorflow.cc"
 _CORE = "core src/model_config_utils.cc"
 _ORT_CUDA = "onnxruntime core/providers/cuda/cuda_execution_provider_info.cc, FromProviderOptions"
 
-Kind = Literal["text", "int", "uint", "digits", "bool", "ort bool", "yes"]
+Kind = Literal["text", "int", "threads", "uint", "digits", "bool", "ort bool", "yes", "arenas"]
 """How a value is read.
 
 ``int`` and ``uint`` as std::stoi and std::stoull do (text behind the number is ignored); ``digits``: an int of nothing
 but digits (openvino_backend src/openvino_utils.h, IsNumber); ``bool`` as ParseBoolValue does (backend
 src/backend_common.cc); ``ort bool`` passes that and then ONNX Runtime's own parser, which knows neither on nor off
-(core/common/parse_string.h); ``yes`` is on for YES in any case and off, without a word, for all else.
+(core/common/parse_string.h); ``yes`` is on for YES in any case and off, without a word, for all else; ``arenas`` is
+``cpu:0;gpu:0``; ``threads`` is an int that PyTorch refuses below 1 (torch.set_num_threads).
 """
 
 
@@ -238,7 +239,11 @@ PARAMETERS: Mapping[str, Mapping[str, Key]] = {
         "session.use_device_allocator_for_initializers": Key(
             values=("0", "1"), source=f"{_ORT}, ModelState::ModelState", since="25.02"
         ),
-        "memory.enable_memory_arena_shrinkage": Key(source=f"{_ORT}, ModelInstanceState::ModelInstanceState"),
+        "memory.enable_memory_arena_shrinkage": Key(
+            "arenas",
+            source=f"{_ORT}, ModelInstanceState::ModelInstanceState; onnxruntime core/session/"
+            "inference_session.cc, ValidateAndParseShrinkArenaString",
+        ),
         "cudnn_conv_algo_search": Key("int", ("0", "1", "2"), f"{_ORT}, ModelState::LoadModel"),
         "arena_extend_strategy": Key("int", ("0", "1"), f"{_ORT}, ModelState::LoadModel"),
         "gpu_mem_limit": Key("uint", source=f"{_ORT}, ModelState::LoadModel"),
@@ -256,7 +261,7 @@ PARAMETERS: Mapping[str, Mapping[str, Key]] = {
             _TORCH,
         ),
         **_keys("int", "INTRA_OP_THREAD_COUNT INTER_OP_THREAD_COUNT", _TORCH),
-        **_keys("int", "NUM_THREADS NUM_INTEROP_THREADS", "pytorch_backend src/model.py, TritonPythonModel"),
+        **_keys("threads", "NUM_THREADS NUM_INTEROP_THREADS", "pytorch_backend src/model.py, TritonPythonModel"),
         "TORCH_COMPILE_OPTIONAL_PARAMETERS": Key(source="pytorch_backend src/model.py, TritonPythonModel"),
     },
     "torch_aoti": {

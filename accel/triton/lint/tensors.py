@@ -143,6 +143,27 @@ def accel_artifact(model: Model) -> Iterator[Finding]:
             why = f"is {model.config.max_batch_size}, and {file} has batched {str(spec['batched']).lower()}"
             yield model.error("max_batch_size", why, "emit the repository again")
             continue
+        threads, mode = model.parameter("threads"), model.parameter("mode")
+        yield from model.errors(
+            (
+                model.config.model_transaction_policy.decoupled,
+                "model_transaction_policy",
+                "is decoupled, and accel's model.py answers each request once",
+                "leave it out",
+            ),
+            (
+                threads and not re.fullmatch(r"[1-9]\d{0,5}", threads),
+                "parameters.threads",
+                f"is {threads!r}, expected a number from 1",
+                "correct it, or drop it",
+            ),
+            (
+                mode not in ("", "latency", "throughput"),
+                "parameters.mode",
+                f"is {mode!r}, expected latency or throughput",
+                "correct it, or drop it",
+            ),
+        )
         if model.row.numpy_below_2 and not spec["numpy_below_2"]:
             why = f"was emitted for another release: under NumPy 2, {model.row.name} gives empty outputs"
             yield model.warning("", why, f"emit it with --triton-release {model.row.name}", file=file)

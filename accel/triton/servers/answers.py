@@ -8,7 +8,6 @@ shows in the server's own statistics.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,23 +84,21 @@ def check(endpoint: Endpoint, root: Path) -> tuple[Finding, ...]:
     return examine(endpoint, root).findings
 
 
-def verify_served(root: Path, *, via: str | None = None) -> Served:
+def verify_served(root: Path, *, via: str | None = None, backend_directory: Path | None = None) -> Served:
     """Serve a repository for as long as it takes to examine it.
 
     Args:
-        via: as for ``server.start``.
+        via / backend_directory: as for ``server.start``.
 
     Raises:
         AccelError: as ``server.start`` and ``examine``; where the server failed, its log stays.
     """
     native = manifests.read(root).backend
-    log = server.fresh_log()
-    with server.start(root, via=via, log=log) as running:
+    with server.start(root, via=via, log=server.fresh_log(), backend_directory=backend_directory) as running:
         try:
             found = examine(running.endpoint, root)
         except StageError as error:
             raise (error if running.alive() else running.failure()) from error
-    shutil.rmtree(log.parent, ignore_errors=True)
     return Served(running.endpoint, native, tuple(sorted(running.python_models)), found.answers, found.findings)
 
 

@@ -9,17 +9,19 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel.builders import targets
 from accel.core import environments
-from accel.core.errors import UnavailableError, UsageError
+from accel.core.errors import InputError, UnavailableError, UsageError
+from accel.core.files import link_or_copy, remove
 from accel.triton import manifest as manifests
+from accel.triton.folders import link_tree
 from accel.triton.launch import image
 from accel.triton.reading import read_configs
 from accel.triton.releases import RELEASES, Release, release as find_release
-from accel.triton.servers.processes import LOCALHOST
+from accel.triton.servers.processes import EXIT_TIMEOUT_S, LOCALHOST
 
 EMBEDDED_RELEASE = "24.10"
 """Release of the server in nvidia-pytriton 0.7.0, whose metadata says 2.51.0."""
@@ -40,6 +42,7 @@ class Host:
         flags: flags of its own.
         python: version (``3.12``) of its Python backend, as far as known.
         image: docker image to run it in; None for a program of this machine.
+        own_backends: folder of the backends that it has, where it is known.
     """
 
     via: str
@@ -50,6 +53,7 @@ class Host:
     flags: tuple[str, ...] = ()
     python: str | None = None
     image: str | None = None
+    own_backends: Path | None = None
 
 
 def embedded(root: Path, release: str | None, scratch: Path) -> Host:
@@ -77,7 +81,7 @@ def embedded(root: Path, release: str | None, scratch: Path) -> Host:
     backend.mkdir(parents=True)
     for file in (*(server / "backends" / "python").iterdir(), stub):
         if file.is_file():
-            (backend / file.name).symlink_to(file)
+            link_or_copy(file, backend / file.name)  # the server follows links, and refuses what lies elsewhere
     libraries = (sysconfig.get_config_var("LIBDIR"), packages / "nvidia_pytriton.libs")
     # The embedded interpreter finds its packages through the python3 that comes first on PATH.
     environment = {
@@ -94,6 +98,7 @@ def embedded(root: Path, release: str | None, scratch: Path) -> Host:
         environment=environment,
         flags=(f"--backend-directory={backend.parent}", f"--cache-directory={server / 'caches'}"),
         python=HERE,
+        own_backends=backend.parent,
     )
 
 
@@ -133,6 +138,7 @@ def local(root: Path, release: str | None, scratch: Path) -> Host:
         backends=frozenset(p.name for p in folder.iterdir()) if folder.is_dir() else None,
         environment={},
         python=_python(find_release(carried)) if carried else None,
+        own_backends=folder if folder.is_dir() else None,
     )
 
 
@@ -167,6 +173,47 @@ def docker(root: Path, release: str | None, scratch: Path) -> Host:
     )
 
 
+def with_backends(host: Host, directory: Path, scratch: Path) -> Host:
+    """Return a host that also has the backends of a folder, such as an onnxruntime backend that the user compiled.
+
+    Args:
+        directory: a folder of backends (``DIR/onnxruntime/libtriton_onnxruntime.so``), or that of one.
+
+    Raises:
+        InputError: there is no backend in it.
+        UsageError: the server runs in a container, or the backends that it has are not known.
+
+    Source: core src/backend_model.cc, GetBackendLibrarySearchPaths: one folder holds all of them.
+    """
+    if host.image is not None or host.own_backends is None:
+        why = "runs in a container" if host.image is not None else "does not lie beside its backends"
+        raise UsageError(
+            f"--backend-directory adds to a server of this machine, and this one {why}", fix="--via embedded"
+        )
+    given: dict[Path, str] = {}
+    for folder in (directory, *sorted(directory.glob("*/"))):
+        libraries = sorted(folder.glob("libtriton_*.so"))
+        if libraries:
+            given[folder] = libraries[0].name.removeprefix("libtriton_").removesuffix(".so")
+        elif (folder / "model.py").is_file():  # a backend in Python
+            given[folder] = folder.resolve().name
+    if not given:
+        raise InputError(
+            f"{directory} holds no backend: expected <name>/libtriton_<name>.so",
+            fix="docs/triton.md says how the onnxruntime backend is compiled",
+        )
+    together = scratch / "backends"
+    together.mkdir(exist_ok=True)
+    own = {folder: folder.name for folder in host.own_backends.iterdir() if folder.is_dir()}
+    for folder, name in {**own, **given}.items():
+        if folder.parent != together:
+            remove(together / name)  # the given one wins
+            link_tree(folder, together / name)
+    flags = tuple(f for f in host.flags if not f.startswith("--backend-directory="))
+    known = None if host.backends is None else host.backends | frozenset(given.values())
+    return replace(host, backends=known, flags=(*flags, f"--backend-directory={together}"))
+
+
 HOSTS: Mapping[str, Callable[[Path, str | None, Path], Host]] = {
     "embedded": embedded,
     "local": local,
@@ -194,6 +241,7 @@ def command(
         name: id of the server, and of its container.
     """
     variables = {f"{service.upper()}_PORT": str(port) for service, port in ports.items()} | {"ADDRESS": LOCALHOST}
+    variables["EXIT_TIMEOUT_S"] = str(EXIT_TIMEOUT_S)
     variables["PYTHONDONTWRITEBYTECODE"] = "1"  # also where an earlier accel wrote launch.sh, or nobody did
     seen = Path("/models") if host.image else root
     script = root / "launch.sh"
@@ -204,6 +252,7 @@ def command(
             variables["CACHE_BYTES"], cached = str(cache_bytes), ""
     else:
         line = ["tritonserver" if host.image else host.program, f"--model-repository={seen}"]
+        line.append(f"--exit-timeout-secs={EXIT_TIMEOUT_S}")
         for service, port in ports.items():
             line += [f"--{service}-address={LOCALHOST}", f"--{service}-port={port}"]
     line += [f"--id={name}", f"--backend-config=python,shm-region-prefix-name={name}", *host.flags]

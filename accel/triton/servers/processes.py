@@ -7,15 +7,20 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel.core import temporary
 from accel.core.errors import StageError, UsageError
 from accel.core.processes import ProcessGroup, how_it_ended
 
 LOCALHOST = "127.0.0.1"
-STOP_S = 15.0
+EXIT_TIMEOUT_S = 10
+"""How long it waits for requests under way, and for idle HTTP connections, after SIGTERM."""
+STOP_S = EXIT_TIMEOUT_S + 5.0
 """How long a server may take to end after SIGTERM."""
 LOOK_S = 0.05
 
@@ -40,6 +45,7 @@ class Running:
         name: id of the server, and the beginning of the names of its shared memory.
         scratch: folder that goes when the server has ended.
         log: file with everything it printed.
+        begun_s: when it was started (Unix time, s).
     """
 
     group: ProcessGroup
@@ -47,13 +53,21 @@ class Running:
     name: str
     scratch: Path
     log: Path
+    begun_s: float
 
     def failure(self) -> StageError:
         """Return the error of a server that ended, with the lines of its log that say why."""
         code = self.end()
         why = "; ".join(errors(self.printed())) if code < 0 else reasons(self.printed())
         message = f"the server {how_it_ended(code)}"
-        return StageError(f"{message}: {why}" if why else message, fix=f"read {self.log}", log=str(self.log))
+        return self.error(f"{message}: {why}" if why else message)
+
+    def error(self, message: str) -> StageError:
+        """Return an error that names the log, which is kept where it would go with this process."""
+        log = self.log
+        if log.is_relative_to(temporary.root()) and log.exists():
+            log = Path(shutil.copy(log, Path(tempfile.gettempdir()) / f"{self.name}.log"))
+        return StageError(message, fix=f"read {log}", log=str(log))
 
     def printed(self) -> str:
         """Return the log."""
@@ -62,6 +76,9 @@ class Running:
     def end(self) -> int:
         """End the server with SIGTERM, after ``STOP_S`` with SIGKILL, and all it started; return its exit code."""
         code = self.group.end(grace_s=STOP_S)
+        temporary.end_marked(self.scratch)
+        if code < 0:  # it removes its own otherwise
+            _remove_empty_environment(self.begun_s)
         self.guard.kill()  # before its stdin closes: by then the id of the group may be another's
         self.guard.wait()
         if self.guard.stdin is not None:
@@ -76,12 +93,26 @@ class Running:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
+def _remove_empty_environment(begun_s: float) -> None:
+    """Remove the folder that a Python backend makes at its start, in /tmp whatever TMPDIR says, and a kill leaves.
+
+    Source: python_backend src/pb_env.cc, EnvironmentManager.
+    """
+    for folder in Path("/tmp").glob("python_env_*"):
+        with contextlib.suppress(OSError):  # another's, or not empty
+            if folder.stat().st_ctime >= begun_s:
+                folder.rmdir()
+
+
 def launch(command: Sequence[str], variables: Mapping[str, str], *, log: Path, name: str, scratch: Path) -> Running:
     """Start a server and its guard.
 
     Args:
-        variables: its whole environment.
+        variables: its whole environment, but for where its temporary files lie.
     """
+    # TensorFlow and others leave files there when they are ended.
+    variables = {**variables, "TMPDIR": str(scratch), temporary.MARK: str(scratch)}
+    begun_s = time.time()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as sink:
         group = ProcessGroup(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=variables)
@@ -92,7 +123,7 @@ def launch(command: Sequence[str], variables: Mapping[str, str], *, log: Path, n
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return Running(group, guard, name, scratch, log)
+    return Running(group, guard, name, scratch, log, begun_s)
 
 
 def check_ports(fixed: Mapping[str, int | None]) -> None:

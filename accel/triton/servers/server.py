@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from accel.bench.endpoint import Endpoint
+from accel.core import temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests, python_variant
 from accel.triton.lint import plans
@@ -112,6 +113,7 @@ def start(
     cache_bytes: int = 0,
     flags: Sequence[str] = (),
     allow_changed: bool = False,
+    backend_directory: Path | None = None,
     http_port: int | None = None,
     grpc_port: int | None = None,
     metrics_port: int | None = None,
@@ -134,6 +136,7 @@ def start(
         cache_bytes: size of the response cache; 0 for none beyond what the repository itself asks for.
         flags: further flags for the server.
         allow_changed: run the ``launch.sh`` of a folder whose files are not those of its manifest, or that has none.
+        backend_directory: backends that the server has beside its own (``hosts.with_backends``).
         http_port / grpc_port / metrics_port: None for a free one.
 
     Raises:
@@ -157,6 +160,8 @@ def start(
     scratch = _scratch(root, name)
     try:
         host = way(root, release, scratch)
+        if backend_directory is not None:
+            host = hosts.with_backends(host, backend_directory, scratch)
         plans.check(root, None if plans.BACKEND in _lacking(root, host) else host.release)
         served, python_models = _served(root, host, scratch, python_backend=python_backend)
         deadline = time.monotonic() + timeout_s
@@ -196,7 +201,7 @@ def lacking(root: Path, *, via: str | None = None, release: str | None = None) -
         InputError: the repository cannot be read.
         UnavailableError: as ``start``.
     """
-    with tempfile.TemporaryDirectory(prefix="accel-host-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="host-", dir=temporary.root()) as scratch:
         return _lacking(root, _way(via)(root, release, Path(scratch)))
 
 
@@ -237,8 +242,8 @@ def connect(url: str, root: Path | None = None) -> Server:
 
 
 def fresh_log() -> Path:
-    """Name a log in a temporary folder that is made once a server starts, and is the caller's to remove."""
-    return Path(tempfile.gettempdir()) / f"accel-server-{uuid.uuid4().hex[:12]}" / "server.log"
+    """Name a log that goes with this process, unless the server fails: its error names the copy that stays."""
+    return temporary.folder("log-") / "server.log"
 
 
 def wait(server: Server) -> None:
@@ -320,7 +325,7 @@ def _scratch(root: Path, name: str) -> Path:
     usual = Path(tempfile.gettempdir())
     if usual.stat().st_dev != root.stat().st_dev and os.access(root.parent, os.W_OK):
         return Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root.parent))
-    return Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    return temporary.folder(f"{name}-")
 
 
 def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> tuple[Path, frozenset[str]]:
@@ -370,5 +375,5 @@ def _wait(running: Running, ports: Mapping[str, int], deadline: float) -> str:
             return version
         if time.monotonic() > deadline:
             why = f"the server was not ready in time: {reasons(running.printed())}"
-            raise StageError(why, fix=f"read {running.log}", log=str(running.log))
+            raise running.error(why)
     raise running.failure()

@@ -1,0 +1,189 @@
+"""Kill `accel convert` at random moments, go on, and see whether anything is lost, left behind or different.
+
+    python benchmarks/kills.py --kills 100 -o kills.json               # convert
+    python benchmarks/kills.py --kills 30 --served -o served.json      # with every repository behind a server
+
+Each run begins in a fresh folder, is killed (SIGKILL to the command alone) up to ``PER_RUN`` times at random moments of
+the time that an undisturbed one takes, and is then left to end. After each kill: no worker or server is alive a few
+seconds later, whatever it was doing. After each run: the choice is that of the undisturbed run or one of its
+equivalents (ties), `accel verify` finds the chosen repository whole, no file has a temporary name, and the temporary
+folder and shared memory hold nothing. Everything is written to the JSON, also what went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SHAPES = ("--min-shape", "ids:1x1", "--shape", "ids:1x5", "--max-shape", "ids:4x9", "--range", "ids=0:49")
+PER_RUN = 5
+SETTLE_S = 8.0
+"""How long processes may take to notice that their parent was killed; a server has longer (its guard waits for it)."""
+SERVER_SETTLE_S = 25.0
+
+
+def write_model(path: Path) -> None:
+    """Write a small ONNX model: no framework need be imported, so that much of a run's time is accel's own."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    rng = np.random.default_rng(0)
+    weights = {"table": (50, 64), "first": (64, 256), "second": (256, 64)}
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["embedded"]),
+        helper.make_node("MatMul", ["embedded", "first"], ["inner"]),
+        helper.make_node("Tanh", ["inner"], ["active"]),
+        helper.make_node("MatMul", ["active", "second"], ["hidden"]),
+    ]
+    ports = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "seq"]),
+        helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["batch", "seq", 64]),
+    ]
+    given = [numpy_helper.from_array(rng.normal(size=s).astype(np.float32) / 8, n) for n, s in weights.items()]
+    graph = helper.make_graph(nodes, "small", ports[:1], ports[1:], given)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+def command(model: Path, out: Path, *, served: bool) -> list[str]:
+    """Return the command that is killed."""
+    targets = "ort,null" if served else "ort,openvino,ort-int8-dynamic,null"
+    line = [sys.executable, "-m", "accel", "convert", str(model), "--targets", targets, "-o", str(out), "--quiet"]
+    line += [*SHAPES, "--random-samples", "--threads", "1", "--rounds", "3", "--round-s", "0.05"]
+    return [*line, "--bench", "triton"] if served else line
+
+
+def alive(scratch: Path) -> list[str]:
+    """Return what still runs of the processes whose temporary files lie below ``scratch``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(scratch) in process.environ().get("TMPDIR", "") and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:160]}")
+        except psutil.Error:
+            continue
+    return found
+
+
+def settle(scratch: Path, limit_s: float) -> list[str]:
+    """Wait until nothing runs any more, and return what does at the limit."""
+    limit = time.monotonic() + limit_s
+    while (left := alive(scratch)) and time.monotonic() < limit:
+        time.sleep(0.2)
+    return left
+
+
+def leftovers(out: Path, scratch: Path) -> list[str]:
+    """Return files with temporary names, and what lies in the temporary folder and in shared memory."""
+    half = [str(p) for p in out.rglob("*") if p.name.startswith("tmp-") or p.name.endswith((".new", ".old"))]
+    kept = [str(p) for p in scratch.iterdir() if not p.name.startswith("torchinductor_")]
+    lines = " ".join(" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+    shared = [p for p in Path("/dev/shm").glob("accel-*") if p.name[:18] not in lines]  # not of a server that runs
+    return half + kept + [str(p) for p in shared if p not in SHARED]
+
+
+def choices(out: Path) -> dict[str, Any]:
+    """Return for each device and objective what was chosen, and its ties."""
+    document = json.loads((out / "run.json").read_text())
+    return {
+        f"{d['device']}/{d['objective']}": {"chosen": d["chosen"], "ties": d["ties"]} for d in document["decisions"]
+    }
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Say whether two runs chose the same or equivalents, by what either of them found to be so."""
+    return one.keys() == two.keys() and all(
+        a["chosen"] == b["chosen"] or a["chosen"] in b["ties"] or b["chosen"] in a["ties"]
+        for a, b in zip(one.values(), two.values(), strict=True)
+    )
+
+
+def campaign(kills: int, *, served: bool, seed: int, folder: Path, minutes: float) -> dict[str, Any]:
+    """Kill until that many kills were made, or time is up."""
+    rng, scratch = random.Random(seed), folder / "tmp"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1"}
+    model = folder / "small.onnx"
+    write_model(model)
+
+    def run(out: Path, after_s: float | None) -> tuple[int | None, float]:
+        begin = time.monotonic()
+        log = (folder / "log").open("ab")
+        process = subprocess.Popen(command(model, out, served=served), env=environment, stdout=log, stderr=log)
+        try:
+            return process.wait(after_s), time.monotonic() - begin
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return None, time.monotonic() - begin
+        finally:
+            log.close()
+
+    code, whole_s = run(folder / "undisturbed", None)
+    assert code == 0, (folder / "log").read_text()[-3000:]
+    expected = choices(folder / "undisturbed")
+    found: dict[str, Any] = {"served": served, "seed": seed, "undisturbed_s": whole_s, "undisturbed": expected}
+    rows: list[dict[str, Any]] = []
+    made, limit = 0, time.monotonic() + 60 * minutes
+    while made < kills and time.monotonic() < limit:
+        out = folder / f"run{len(rows):03d}"
+        row: dict[str, Any] = {"kills_s": [], "alive": []}
+        for _ in range(min(PER_RUN, kills - made)):
+            code, took_s = run(out, rng.uniform(0.2, whole_s))
+            if code is not None:
+                break  # it ended before: what was done before is not done again
+            made += 1
+            row["kills_s"].append(round(took_s, 2))
+            row["alive"] += settle(scratch, SERVER_SETTLE_S if served else SETTLE_S)
+        row["code"], row["last_s"] = run(out, None)
+        row["choices"] = choices(out) if row["code"] == 0 else None
+        row["same"] = row["choices"] is not None and same(row["choices"], expected)
+        verify = [sys.executable, "-m", "accel", "verify", str(out / "best/cpu")]
+        row["verified"] = subprocess.run(verify, env=environment, capture_output=True, check=False).returncode == 0
+        row["alive_at_the_end"] = settle(scratch, SETTLE_S)
+        row["left"] = leftovers(out, scratch)
+        rows.append(row)
+        good = row["same"] and row["verified"] and not (row["alive"] or row["alive_at_the_end"] or row["left"])
+        print(f"{made} kills, run {len(rows)}: {'good' if good else row}", flush=True)
+    return found | {
+        "kills": made,
+        "runs": len(rows),
+        "same_choice": sum(r["same"] for r in rows),
+        "verified": sum(r["verified"] for r in rows),
+        "with_a_process_left": sum(bool(r["alive"] or r["alive_at_the_end"]) for r in rows),
+        "with_a_file_left": sum(bool(r["left"]) for r in rows),
+        "rows": rows,
+    }
+
+
+SHARED = frozenset(Path("/dev/shm").glob("accel-*"))
+"""What lay there before."""
+
+
+def main() -> None:
+    """Run the campaign and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--served", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        found = campaign(asked.kills, served=asked.served, seed=asked.seed, folder=Path(folder), minutes=asked.minutes)
+    asked.out.write_text(json.dumps(found, indent=1))
+    print(json.dumps({k: v for k, v in found.items() if k != "rows"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
