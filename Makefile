@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Processes that run the tests, each with a gigabyte or two at its largest.
 WORKERS ?= 2
 
-.PHONY: demo test test-gpu zoo-check check format install tensorflow plugin environments clean
+.PHONY: demo test test-gpu zoo-check compatibility check format install tensorflow plugin environments clean
 
 demo: install
 	$(BIN)/accel env install ort-openvino
@@ -19,6 +19,17 @@ test: environments tensorflow plugin
 # Every model of the zoo, reduced, for every CPU target; --full takes the models as they are.
 zoo-check: environments tensorflow
 	HF_HUB_OFFLINE=1 $(BIN)/accel zoo check
+
+# Every source of the corpus to two runtimes, built and proved, and docs/compatibility.md. It goes on where it was stopped:
+# remove runs/compatibility/rows to begin anew. SOURCES="--sample 40" takes a part.
+SOURCES ?= --all
+compatibility: environments tensorflow $(VENV)/packages
+	HF_HUB_OFFLINE=1 COMPATIBILITY_PACKAGES=$(VENV)/packages $(BIN)/python -m benchmarks.compatibility run $(SOURCES) \
+		--missing --targets ort,openvino-fp32
+	$(BIN)/python -m benchmarks.compatibility table
+
+$(VENV)/packages:
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ rapidocr==3.10.0 silero-vad==6.2.3 magika==1.0.3 basic-pitch==0.4.0
 
 # Needs an NVIDIA GPU; TensorRT's libraries only where they are installed. Prints a table.
 test-gpu: environments

@@ -50,12 +50,12 @@ from accel.run.stages import FILES, Answered, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
 
-OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_key, tasks.compare, tasks.narrow, tasks.emit))
+OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_of, tasks.compare, tasks.narrow, tasks.emit))
 """Tasks in which a worker does accel's own work."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """What every part of a run has to do with: the job, where it runs, where its results are kept, who is told."""
 
     job: Job
@@ -77,12 +77,12 @@ class _Work:
 
 
 @contextmanager
-def _at_work(job: Job, progress: Progress | None) -> Iterator[_Work]:
+def at_work(job: Job, progress: Progress | None) -> Iterator[Work]:
     """Hold the run directory for as long as the block runs."""
     run_json.check_folder(job)
     with lock(job.run_dir, job.command):
         machine, kept = hardware.detect(), Store(job.run_dir)
-        work = _Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
+        work = Work(job, machine, kept, Stages(job, machine, kept), progress or Progress(), time.monotonic())
         processes.start(sandbox.prepare() if job.sandbox else None)
         yield work
 
@@ -98,7 +98,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         AccelError: the source cannot be loaded or exported, the run directory cannot be written or is in use. What an
             earlier run left there is untouched then.
     """
-    with _at_work(job, progress) as work:
+    with at_work(job, progress) as work:
         stages = work.stages
         reference = onnx = narrowed = None
         with stages.worker("source") as worker:
@@ -129,7 +129,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         if reference is not None:
             with work.timed("build and prove"):
                 _build_all(wanted, described, onnx, reference, work)
-        return _conclude(work, results, described, onnx, narrowed)
+        return _conclude(work, results, described, reference, onnx, narrowed)
 
 
 def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress |
     skipped = targets.discover()[kit.variant.target.name].available(kit.variant.target)
     if skipped is not None:
         raise UnavailableError(f"{kit.variant.id} cannot be built here: {skipped.reason}", fix=skipped.fix)
-    with _at_work(job, progress) as work:
+    with at_work(job, progress) as work:
         work.progress.notice(f"kit of {kit.source.name}, made by `{kit.command}`")
         described = Stage(Described(kit.source, kit.samples), folder / kits.SAMPLES, kit.seal, cached=True)
         reference = Stage(Answered(kits.REFERENCE, kit.feeds), folder, kit.seal, cached=True)
@@ -161,21 +161,27 @@ def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress |
         )
         with work.timed("build and prove"):
             _build_all([result], described, onnx, reference, work)
-        return _conclude(work, [result], described, onnx, None)
+        return _conclude(work, [result], described, reference, onnx, None)
 
 
 def _conclude(
-    work: _Work, results: list[Result], described: Stage, onnx: Stage | None, narrowed: Stage | None
+    work: Work,
+    results: list[Result],
+    described: Stage,
+    reference: Stage | None,
+    onnx: Stage | None,
+    narrowed: Stage | None,
 ) -> dict[str, Any]:
     """Measure what was built, decide, and write everything down."""
     job, timings = work.job, work.timings_s
     run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings)
-    if job.bench != "triton":
+    if job.bench in ("inprocess", "both"):
         with work.timed("measure"):
             for objective in job.objectives:
                 measure_in_process(
                     results,
                     described,
+                    reference,
                     objective,
                     job=job,
                     stages=work.stages,
@@ -183,11 +189,12 @@ def _conclude(
                     hardware=work.machine,
                     progress=work.progress.variant,
                 )
-    if job.bench != "inprocess":
+    if job.bench in ("triton", "both"):
         with work.timed("serve"):
             run.served = measure_served(
                 results,
                 described,
+                reference,
                 job=job,
                 kept=work.kept,
                 hardware=work.machine,
@@ -240,10 +247,15 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
 
 
 def decide_all(run: Run) -> tuple[Decision, ...]:
-    """Decide for each device on which a variant was tried, by each objective; what a server answered comes last."""
+    """Decide for each device on which a variant was tried, by each objective; what a server answered comes last.
+
+    Where nothing was to be measured there is nothing to decide.
+    """
     tried = (r for r in run.results if not isinstance(r.outcome, Skipped | Deferred))
     devices = dict.fromkeys(r.variant.target.device for r in tried)
     bench = run.job.bench
+    if bench == "none":
+        return ()
     ways: list[Literal["inprocess", "triton"]] = ["inprocess", "triton"] if bench == "both" else [bench]
     return tuple(
         _decide(run, device, objective, way) for way in ways for device in devices for objective in run.job.objectives
@@ -262,7 +274,10 @@ def _decide(run: Run, device: str, objective: Objective, via: Literal["inprocess
         via=via,
     )
     if decision.chosen is None or not decision.chosen.endswith(PYTHON_VARIANT):
-        return decision
+        emitted = any(decision.chosen in r.repositories for r in own)
+        if not emitted or decision.repository:
+            return decision
+        return replace(decision, repository=f"repositories/{decision.chosen}")
     chosen = decision.chosen.removesuffix(PYTHON_VARIANT)  # a decision names the variant, and which of its repositories
     rest = tuple(lost for lost in decision.rejected if lost.id != chosen)
     beside = "".join(f"; repositories/{id}: {why}" for id, why in decision.rejected if id == chosen)
@@ -296,7 +311,7 @@ def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     return Skipped(f"it works on {' and '.join(wanted)}, and the model has none")
 
 
-def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: _Work) -> None:
+def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: Work) -> None:
     """Build, prove and emit every variant; each in processes of its own, two at a time where memory allows."""
     job, stages, progress = work.job, work.stages, work.progress
 

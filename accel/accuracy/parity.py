@@ -43,8 +43,14 @@ SHAPE_FLOORS_DB: Mapping[str, float] = {
 """Least SQNR of each checked shape. A shape is one sample, which may lie at the edge of the set: floats get room of 10
 to 20 dB; INT8 and FP8 are calibrated on the set, and a shape must keep half of its signal, as a broken one does not."""
 
-TASK_SHAPE_FLOOR_DB = 3.0
-"""The same where a task metric replaces SQNR, at every precision."""
+TASK_FLOORS_DB: Mapping[str, float] = {**GATES_DB, "int8": 12.0, "fp8": 12.0}
+"""Least SQNR beside a task metric, which alone lets errors of values pass: half of the noise on a weight, say."""
+
+NOISE_ROOM_DB = 6.0
+"""How far below the source's own noise a gate may lie: two computations with that noise each differ by 3 dB more."""
+
+NOISE_LEAST_DB = 12.0
+"""No noise of a source lowers a gate further than to this."""
 
 SAMPLE_FLOOR_DB = 3.0
 """Over hundreds of samples a mean hides one that is lost: under an SQNR gate each keeps half of the signal, too."""
@@ -63,6 +69,8 @@ the limit, a difference in the last bit suppresses another box, and each such ch
 FEED_MATCHED = 0.5
 """The same for each feed alone: half of its rows."""
 
+MATCHED_ROWS = 8
+"""Coverage feeds with fewer rows than this, of both answers, are too few to take a share of."""
 FEW_ITEMS = 32
 """Of fewer distinct gate samples the mean is no mean: ``tolerance_db`` stands for SQNR, and accuracy is unproved."""
 
@@ -73,7 +81,12 @@ SMALL = 0.01
 """What a tolerance adds to the size of the reference, so that an output of zeros has one (1e-6 at the gate of FP32)."""
 
 SHAPE_POINTS = ("min", "odd", "opt", "max")
+"""Checked shapes. Feeds named by a number are samples; all others cover values and shapes that samples do not have."""
+
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
+
+_IN_DB = ("sqnr_db", "tolerance_db", "shape_db")
+_ASKED = {"tolerance_db": "sqnr_db"}
 
 Answers = Mapping[str, Mapping[str, np.ndarray]]
 """Outputs by feed and name."""
@@ -90,6 +103,37 @@ class _Compared:
     worst_db: float
     worst_feed: str
     blank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far the source differs from itself in another order of summation, or in float64.
+
+    Attributes:
+        how: what was run (``in float64``).
+        outputs: its answers against the reference's.
+    """
+
+    how: str
+    outputs: tuple[OutputParity, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A figure in dB: of an output, over the samples or at one place (a checked shape, or a coverage feed)."""
+
+    db: float
+    row: OutputParity
+    place: str | None
+
+    @property
+    def shown(self) -> str:
+        none = "cannot be computed (there is no signal, and the output differs) and"
+        return f"{self.db:.4g}" if math.isfinite(self.db) else none
+
+    def __str__(self) -> str:
+        at = f" at {'shape' if self.place in SHAPE_POINTS else 'feed'} {self.place!r}" if self.place else ""
+        return f"output {self.row.name!r}{at} is off by up to {self.row.max_abs:.3g}"
 
 
 @dataclass(slots=True)
@@ -122,8 +166,11 @@ def compare(
     gate: Mapping[str, float],
     metric: Metric | None = None,
     detections: Detections | None = None,
+    noise: Noise | None = None,
 ) -> Parity:
     """Compare all outputs of all feeds, and hold the result against the gate.
+
+    Coverage feeds count for ``shape_db``, each alone, and for integers; SQNR is taken over samples and checked shapes.
 
     Args:
         reference / answers: feeds missing from ``answers`` are not compared (a static build cannot take every shape).
@@ -132,6 +179,7 @@ def compare(
         gate: from ``gate_for``. With ``tolerance_db`` in it signals are not centred.
         metric: task metric, named in ``gate``; sees no checked shapes.
         detections: outputs that are compared as sets of rows.
+        noise: the source's own; a gate in dB that lies above it is lowered for that output, and the verdict says so.
 
     Raises:
         StageError: there are no answers, an output is missing or has another shape than the reference's, or a count is
@@ -158,29 +206,34 @@ def compare(
         compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
-    if "sqnr_db" in gate:
-        values["sqnr_db"] = _worst([row.sqnr_db for row in _inexact(rows, outputs)])
-    if "tolerance_db" in gate:
-        inexact = _inexact(rows, outputs)
-        values["tolerance_db"] = _worst([c.tolerance_db for c in compared if c.row in inexact])
-    if "shape_db" in gate:
-        values["shape_db"] = _worst([db for _, _, db in _places(rows, outputs)])
     if exact := _exact(outputs, detections):
         values["agreement"] = min(r.agreement or 0.0 for r, s in zip(rows, outputs, strict=True) if s in exact)
     if detections:
-        values["matched"] = _share(matched.values())
+        values["matched"] = _share(m for feed, m in matched.items() if not is_coverage(feed))
     for name in gate:
-        if name not in values:
+        if name not in values and name not in _IN_DB:
             if metric is None:
                 raise StageError(f"gate {name!r} needs a task metric, and the model has none")
-            kept = [feed for feed in feeds if feed not in SHAPE_POINTS]
+            kept = [feed for feed in feeds if is_sample(feed)]
             values[name] = float(metric(*({f: side[f] for f in kept} for side in (reference, answers))))
     floor = min(FEED_MATCHED, gate.get("matched", FEED_MATCHED))
-    share, feed = min(((m.share, feed) for feed, m in matched.items()), default=(1.0, ""))
+    told = {f: m for f, m in matched.items() if not is_coverage(f) or m.rows >= MATCHED_ROWS}
+    share, feed = min(((m.share, feed) for feed, m in told.items()), default=(1.0, ""))
     lost = (
         [f"feed {feed!r} alone has partners for {share:.4g} of its rows, less than {floor:g}"] if share < floor else []
     )
-    return _verdict(gate, values, compared, outputs, lost)
+    lost += _wrong_dtypes(answers, outputs)
+    return _verdict(gate, values, compared, outputs, lost, noise)
+
+
+def is_sample(feed: str) -> bool:
+    """Say whether a feed is one of the samples, by its name: a number."""
+    return feed.isdigit()
+
+
+def is_coverage(feed: str) -> bool:
+    """Say whether a feed covers values and shapes that no sample has, and no checked shape."""
+    return not is_sample(feed) and feed not in SHAPE_POINTS
 
 
 def gate_for(
@@ -199,25 +252,33 @@ def gate_for(
 
     Args:
         precision: the precision whose error is acceptable (``int8``), ``none`` counting as ``fp32``.
-        task: the zoo's task metric, which replaces SQNR.
+        task: the zoo's task metric, beside which a floor in dB stays.
         overrides: ``--gate NAME=VALUE``: a precision's name sets its SQNR for variants of that precision; a metric's
             name sets that metric.
         detections: outputs that are compared as sets of rows.
         items: how many distinct samples there are, where that is known.
     """
     held = precision if precision in GATES_DB else "fp32"
-    least = overrides.get("sqnr_db", overrides.get(held, GATES_DB[held]))
-    if few := items is not None and items < FEW_ITEMS:
-        gate = {"tolerance_db": least}
-    elif task is not None:
-        gate = {task[0]: task[1], "shape_db": TASK_SHAPE_FLOOR_DB}
+    least = overrides.get("sqnr_db", overrides.get(held, (TASK_FLOORS_DB if task else GATES_DB)[held]))
+    if items is not None and items < FEW_ITEMS:
+        gate = {"tolerance_db": overrides.get("sqnr_db", overrides.get(held, GATES_DB[held]))}
     else:
-        gate = {"sqnr_db": least, "shape_db": min(SHAPE_FLOORS_DB[held], least)}
+        gate = {} if task is None else {task[0]: task[1]}
+        gate |= {"sqnr_db": least, "shape_db": min(SHAPE_FLOORS_DB[held], least)}
     if _exact(outputs, detections):
         gate["agreement"] = 1.0
     if detections:
         gate["matched"] = GATES_MATCHED[held]
-    return gate | {name: value for name, value in overrides.items() if name in gate or (name == "sqnr_db" and not few)}
+    return gate | {name: value for name, value in overrides.items() if name in gate}
+
+
+def lowered(gate: Mapping[str, float], usual: Mapping[str, float]) -> tuple[str, ...]:
+    """Say, a sentence each, which values of a gate lie below the usual ones."""
+    return tuple(
+        f"the gate {name} is {gate[name]:g} in place of {least:g}, as --gate asked"
+        for name, least in usual.items()
+        if gate.get(name, least) < least
+    )
 
 
 def bearing(overrides: Mapping[str, float], precision: str) -> dict[str, float]:
@@ -281,6 +342,8 @@ def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Comp
             raise StageError(f"output {spec.name!r} of feed {feed!r} has shape {found.shape}, expected {truth.shape}")
         given += truth.size
         sums[feed] = _Sums()
+        if mask is not None:  # what is not compared must not be NaN either: 0 · NaN poisons a mean over positions
+            sums[feed].nonfinite = int((np.isfinite(truth) & ~np.isfinite(found))[~mask].sum())
         if classes is not None:
             first, second = (sqnr.channels(v, mask, [classes]).argmax(axis=1) for v in (truth, found))
             sums[feed].agreed, sums[feed].ranked = int((first == second).sum()), len(first)
@@ -289,31 +352,36 @@ def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Comp
     mean = sqnr.mean([t for _, t, _ in pairs])
     for ok, (feed, truth, found) in zip(finite, pairs, strict=True):
         _add(sums[feed], truth, found, ok, mean)
-    total = _total(sums.values())
+    told = [s for feed, s in sums.items() if not is_coverage(feed)] or list(sums.values())
+    total, every = _total(told), _total(sums.values())
     if flat := few or total.signal <= total.level * 10 ** (-FLAT_DB / 10):
         for part in (total, *sums.values()):
             part.signal = part.level + part.count * SMALL**2
     power = total.signal / total.count if total.count else 0.0
     by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
-    worst = min(((db, feed) for feed, db in by_feed.items() if db is not None), default=(math.inf, ""))
+    shown = {f for f in SHAPE_POINTS if f in by_feed}
+    shown |= set(sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))[:1])
+    worst = min(((db, f) for f, db in by_feed.items() if db is not None and is_sample(f)), default=(math.inf, ""))
     agreement = total.agreed / total.ranked if total.ranked else None
     if _is_integer(spec):
-        agreement = total.equal / total.seen if total.seen else 1.0
+        agreement = every.equal / every.seen if every.seen else 1.0
     norms = math.sqrt(total.signal) * math.sqrt(total.other)
     row = OutputParity(
         name=spec.name,
         max_abs=total.max_abs,
         cosine=total.dot / norms if norms > 0 and not flat else None,
         sqnr_db=sqnr.decibels(total.signal, total.noise),
-        exact=total.equal == total.seen,
+        exact=every.equal == every.seen,
         agreement=agreement,
         atol_needed=total.max_abs,
         rtol_needed=total.max_rel if math.isfinite(total.max_rel) else None,
-        by_shape_db={f: by_feed[f] for f in SHAPE_POINTS if f in by_feed},
-        nonfinite=total.nonfinite,
+        by_shape_db={f: by_feed[f] for f in by_feed if f in shown},
+        nonfinite=every.nonfinite,
         by_shape_mse={f: sums[f].noise / sums[f].count for f in SHAPE_POINTS if f in by_feed and sums[f].count},
     )
-    tolerance = sqnr.decibels((total.largest + SMALL) ** 2, total.max_abs**2)
+    each = [total, *(s for feed, s in sums.items() if is_coverage(feed))]
+    tolerances = [sqnr.decibels((max(total.largest, s.largest) + SMALL) ** 2, s.max_abs**2) for s in each]
+    tolerance = min((db for db in tolerances if db is not None), default=None)
     return _Compared(row, tolerance, *worst, blank=given > 0 and not any(f.any() for f in finite))
 
 
@@ -400,22 +468,31 @@ def _total(parts: Iterable[_Sums]) -> _Sums:
     return total
 
 
-def _inexact(rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[OutputParity]:
-    """List the float outputs that differ somewhere: what SQNR speaks about."""
-    pairs = zip(rows, outputs, strict=True)
-    return [row for row, spec in pairs if not _is_integer(spec) and not row.exact and row.max_abs > 0]
+def _figures(name: str, compared: Sequence[_Compared], outputs: Sequence[TensorSpec]) -> list[_Figure]:
+    """List what a gate in dB speaks about, worst first: float outputs that differ, at each place or over all."""
+    floats = [c for c, spec in zip(compared, outputs, strict=True) if not _is_integer(spec) and not c.row.exact]
+    if name == "sqnr_db":
+        found = [_Figure(_number(c.row.sqnr_db), c.row, None) for c in floats if c.row.max_abs > 0]
+    elif name == "tolerance_db":
+        found = [_Figure(c.tolerance_db, c.row, None) for c in floats if c.tolerance_db is not None]
+    else:
+        found = [_Figure(_number(db), c.row, place) for c in floats for place, db in c.row.by_shape_db.items()]
+    return sorted(found, key=lambda f: f.db)
 
 
-def _places(rows: Sequence[OutputParity], outputs: Sequence[TensorSpec]) -> list[tuple[str, str, float | None]]:
-    """List output, checked shape and SQNR there, for all that SQNR speaks about."""
-    return [(row.name, shape, db) for row in _inexact(rows, outputs) for shape, db in row.by_shape_db.items()]
+def _number(db: float | None) -> float:
+    """Return a figure to sort by: None means that nothing could be held against the error, and is the worst of all."""
+    return -math.inf if db is None else db
 
 
-def _worst(values: Sequence[float | None]) -> float | None:
-    """Return the smallest; a None among them means a constant signal met an error and counts as the smallest of all."""
-    if not values:
-        return None
-    return -math.inf if None in values else min(v for v in values if v is not None)
+def _least(least: float, noise: Noise | None, figure: _Figure) -> tuple[float, OutputParity | None]:
+    """Return a gate in dB as low as the source's own noise makes it, and the noise of the output, where it has any."""
+    row = next((r for r in noise.outputs if r.name == figure.row.name and not r.exact), None) if noise else None
+    if row is None:
+        return least, None
+    every = [db for db in (row.sqnr_db, *row.by_shape_db.values()) if db is not None]
+    own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, min(every, default=None))
+    return (least if own is None else min(least, max(own - NOISE_ROOM_DB, NOISE_LEAST_DB))), row
 
 
 def _verdict(
@@ -424,6 +501,7 @@ def _verdict(
     compared: Sequence[_Compared],
     outputs: Sequence[TensorSpec],
     lost: Sequence[str],
+    noise: Noise | None,
 ) -> Parity:
     rows = [c.row for c in compared]
     reasons = [
@@ -438,44 +516,61 @@ def _verdict(
         if c.blank
     ]
     found: dict[str, float | None] = {}
+    held, notes = dict(gate), []
     for name, least in gate.items():
-        value = values.get(name)
+        if name in _IN_DB:
+            figures = _figures(name, compared, outputs)
+            value: float | None = figures[0].db if figures else None
+            for figure in figures:
+                own, row = (least, None) if name == "tolerance_db" else _least(least, noise, figure)
+                if figure.db < own:
+                    reasons.append(
+                        f"{name} {figure.shown} is below the gate of {own:.4g} ({figure}){_told(noise, row)}"
+                    )
+                    break
+                if figure.db < least:
+                    held[name] = min(held[name], own)
+                    place = f"in place of {least:g} ({figure}){_told(noise, row)}"
+                    notes.append(f"{name} {figure.shown} is held to {own:.4g} {place}")
+        else:
+            value = values.get(name)
+            if value is not None and not value >= least:
+                reasons.append(f"{name} {value:.4g} is below the gate of {least:g}")
         found[name] = value if value is None or math.isfinite(value) else None
-        if value is not None and not value >= least:
-            reasons.append(f"{name} {_figure(value)} is below the gate of {least:g}{_where(name, compared, outputs)}")
     reasons += lost
     floor = min(SAMPLE_FLOOR_DB, gate.get("sqnr_db", -math.inf))
     reasons += [
         f"sample {c.worst_feed!r} alone keeps {c.worst_db:.4g} dB of output {c.row.name!r}, less than {floor:g}"
         for c, spec in zip(compared, outputs, strict=True)
-        if c.worst_db < floor and not _is_integer(spec) and c.worst_feed not in SHAPE_POINTS
+        if c.worst_db < floor and not _is_integer(spec)
     ]
-    return Parity(passed=not reasons, gate=dict(gate), found=found, outputs=tuple(rows), reasons=tuple(reasons))
+    return Parity(not reasons, held, found, tuple(rows), tuple(reasons), tuple(notes))
 
 
-def _figure(value: float) -> str:
-    return (
-        f"{value:.4g}"
-        if math.isfinite(value)
-        else "cannot be computed (there is no signal, and the output differs) and"
-    )
+def accept(verdict: Parity) -> str | None:
+    """Say which ``--gate`` would let a variant pass that fails by its dB alone; None where that is not all."""
+    missed = {n: v for n in _IN_DB if (v := verdict.found.get(n)) is not None and v < verdict.gate.get(n, -math.inf)}
+    if not missed or len(missed) < len(verdict.reasons):
+        return None
+    asked = " ".join(f"--gate {_ASKED.get(name, name)}={math.floor(value)}" for name, value in missed.items())
+    return f"if that is accurate enough for you: {asked}"
 
 
-def _where(name: str, compared: Sequence[_Compared], outputs: Sequence[TensorSpec]) -> str:
-    """Name the output, and the shape, behind the worst SQNR."""
-    rows = [c.row for c in compared]
-    inexact = _inexact(rows, outputs)
-    if name == "sqnr_db":
-        found = [(row.sqnr_db, f" (output {row.name!r})") for row in inexact]
-    elif name == "tolerance_db":
-        found = [
-            (c.tolerance_db, f" (output {c.row.name!r} is off by up to {c.row.max_abs:.3g})")
-            for c in compared
-            if c.row in inexact
-        ]
-    elif name == "shape_db":
-        found = [(db, f" (output {output!r} at shape {shape!r})") for output, shape, db in _places(rows, outputs)]
-    else:
+def _told(noise: Noise | None, row: OutputParity | None) -> str:
+    """Say how the error compares with the source's own noise."""
+    if noise is None:
         return ""
-    known = [(db, place) for db, place in found if db is not None]
-    return min(known)[1] if known else ""
+    if row is None:
+        return f"; the source itself, {noise.how}, gives equal values"
+    own = "no figure" if row.sqnr_db is None else f"{row.sqnr_db:.4g} dB"
+    return f"; the source itself, {noise.how}, gives {own} (largest error {row.max_abs:.2g})"
+
+
+def _wrong_dtypes(answers: Answers, outputs: Sequence[TensorSpec]) -> list[str]:
+    """Find float outputs of another width than the contract's."""
+    first = next(iter(answers.values()))
+    return [
+        f"output {spec.name!r} is {first[spec.name].dtype}, expected {spec.dtype}"
+        for spec in outputs
+        if first[spec.name].dtype.kind == "f" and first[spec.name].dtype != np.dtype(spec.dtype)
+    ]

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from accel.bench.checker import Checker
 from accel.bench.request_pool import Pool, SharedPool, request
-from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Checker, Sender, parse_response
+from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Sender, parse_response
 from accel.bench.timed_session import now_ns
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
@@ -100,13 +101,14 @@ def open_pool(
     slots: int,
     seed: int,
     timeout_s: float,
+    share: float | None = None,
 ) -> Opened:
     """Serialise all requests, send the first one, and connect.
 
     Args:
         tensors: each feed's inputs.
         bodies: ``.npz`` with the bytes of ``<feed>/<input>``.
-        check: ``.npz`` for ``Checker``.
+        check: ``.npz`` for ``Checker``; ``share`` is its share of the time.
         shared_memory: what the regions' names begin with, or None to send everything inline.
         slots: most requests under way in a closed loop, and with shared memory in an open one.
 
@@ -134,7 +136,7 @@ def open_pool(
     checker = None
     if check is not None:
         with np.load(check, allow_pickle=False) as file:
-            checker = Checker({key: file[key] for key in file.files})
+            checker = Checker({key: file[key] for key in file.files}, share=share)
     room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
     sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s)
     _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())

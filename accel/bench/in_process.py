@@ -12,6 +12,8 @@ import numpy as np
 
 from accel.bench import stability, timed
 from accel.bench.card import CardWatch
+from accel.bench.checker import Check
+from accel.core.errors import CheckFailed
 from accel.core.processes import Worker
 from accel.core.values import Artifact, CallSplit, Measurement
 
@@ -24,11 +26,12 @@ LONG_CALL_MS = 500.0
 
 @dataclass(frozen=True, slots=True)
 class TimedShape:
-    """One batch size and its input shapes, by the key of its feed."""
+    """One batch size and its input shapes, by the key of its feed; ``feed`` is that feed's name in the proof."""
 
     key: str
     batch: int
     shapes: Mapping[str, tuple[int, ...]]
+    feed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class ProcessRunner:
         timed_shapes: what it is timed at; a static build has its one shape.
         precision: what it really computes in, as its proof found: asking the timed process would change its memory.
         feeds: ``.npz`` with keys ``<point>/<input>``.
+        check: what its answers are held against after every round; None where they need not be right.
         watch: looks at the GPU while a variant on it works.
         calls_ns: for each point the calls of each round (int64 ns); ``item_ms`` is the time of a batch item in each.
     """
@@ -73,6 +77,7 @@ class ProcessRunner:
     threads: int
     timeout_s: float
     watch: CardWatch | None = None
+    check: Check | None = None
     calls_ns: dict[str, list[np.ndarray]] = field(default_factory=dict)
     item_ms: dict[str, list[float]] = field(default_factory=dict)
     peak_rss_mib: float = 0.0
@@ -89,7 +94,14 @@ class ProcessRunner:
         points = tuple(p.key for p in self.timed_shapes)
         with self.watch.loading(self.name) if self.watch else nullcontext():
             opened = worker.call(
-                timed.open_timed, self.artifact, self.folder, self.threads, self.plan.scenario, self.feeds, points
+                timed.open_timed,
+                self.artifact,
+                self.folder,
+                self.threads,
+                self.plan.scenario,
+                self.feeds,
+                points,
+                self.check,
             )
             self.opened = self.opened or opened
             for point in self.timed_shapes:
@@ -115,6 +127,8 @@ class ProcessRunner:
             self.calls_ns.setdefault(point.key, []).append(times)
             self.item_ms.setdefault(point.key, []).append(call_ns / 1e6 / point.batch)
             self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
+        if reasons := worker.call(timed.wrong):
+            raise CheckFailed(f"timed for {plan.scenario}, it answers otherwise than when it was proved: {reasons[0]}")
 
     def discard(self) -> None:
         for key in self._last:

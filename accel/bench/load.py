@@ -174,6 +174,7 @@ class Generator:
         slots: int = 64,
         shared_memory: bool = False,
         check: Mapping[str, np.ndarray] | None = None,
+        share: float | None = None,
         seed: int = 0,
     ) -> None:
         """Serialise the feeds and send the first one.
@@ -182,7 +183,8 @@ class Generator:
             feeds: what is sent, fitted to the contract; drawn in an order that ``seed`` decides.
             slots: largest concurrency of a closed loop; with shared memory also the most an open loop has under way.
             shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
-            check: what every response is held against, as ``sender.check_arrays`` gives it.
+            check: what responses are held against, as ``checker.check_arrays`` gives it: every one, or as many as
+                can be looked at in a ``share`` of the time.
 
         Raises:
             InputError: the server does not know the model, or refuses the first request.
@@ -202,6 +204,7 @@ class Generator:
                 slots=slots,
                 seed=seed,
                 timeout_s=self._timeout_s,
+                share=share,
             )
             for worker in self._workers
         ]

@@ -14,14 +14,14 @@ import random
 import selectors
 import threading
 from array import array
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import numpy as np
 
+from accel.bench.checker import Checker
 from accel.bench.request_pool import Pool
 from accel.bench.timed_session import now_ns
-from accel.core.feeds import Feed
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -139,7 +139,7 @@ class Sender:
             self._rows.extend((feed, due_ns, sent_ns, end_ns, 1))
             self._missed = 0
             if self._checker is not None:
-                self._checker.look(feed, self._pool.outputs(parse_response(body), slot))
+                self._checker.look(str(feed), self._pool.outputs(parse_response(body), slot))
         except grpc.aio.AioRpcError as error:
             self._rows.extend((feed, due_ns, sent_ns, now_ns(), 0))
             self._failures += 1
@@ -173,54 +173,6 @@ class Sender:
             task.cancel()
         if left:
             await asyncio.wait(left)
-
-
-def check_arrays(expected: Sequence[Feed], masks: Sequence[Feed]) -> dict[str, np.ndarray]:
-    """Return what a ``Checker`` takes.
-
-    Args:
-        expected: outputs of each feed.
-        masks: for each feed, output → mask over its leading axes; what is not 1 there is not compared.
-    """
-    arrays = {f"expected/{i}/{name}": v for i, feed in enumerate(expected) for name, v in feed.items()}
-    return arrays | {f"mask/{i}/{name}": v for i, feed in enumerate(masks) for name, v in feed.items()}
-
-
-class Checker:
-    """Holds responses against what their feeds should give, and keeps the worst of each feed and output.
-
-    Args:
-        arrays: see ``check_arrays``.
-    """
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._expected = {k.partition("/")[2]: v for k, v in arrays.items() if k.startswith("expected/")}
-        self._masks = {k.partition("/")[2]: v.astype(bool) for k, v in arrays.items() if k.startswith("mask/")}
-        self.checked = 0
-        self.noise: dict[str, float] = {}
-        self.worst: dict[str, np.ndarray] = {}
-
-    def look(self, feed: int, outputs: Mapping[str, np.ndarray]) -> None:
-        """Compare one response."""
-        self.checked += 1
-        for name, found in outputs.items():
-            key = f"{feed}/{name}"
-            if key not in self._expected:
-                continue
-            noise = self._distance(key, found)
-            if noise > self.noise.get(key, -1.0):
-                self.noise[key], self.worst[key] = noise, np.array(found)
-
-    def _distance(self, key: str, found: np.ndarray) -> float:
-        """Sum of squared errors over what the mask keeps; infinite where the shapes differ or a value is no number."""
-        expected, mask = self._expected[key], self._masks.get(key)
-        if found.shape != expected.shape:
-            return float("inf")
-        if mask is not None:
-            found, expected = found[mask], expected[mask]
-        error = found.astype(np.float64) - expected.astype(np.float64)
-        noise = float(np.vdot(error, error))
-        return noise if noise == noise else float("inf")
 
 
 def due_times(begin_ns: int, *, rate_per_s: float, arrivals: str, seed: int, index: int, count: int) -> Iterator[int]:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from accel.bench.checker import SHARE, Check, Checker, checker
 from accel.bench.timed_session import TimedSession, now_ns, peak_rss_mib
 from accel.builders import targets
 from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, CallSplit
 
 _timed: list[TimedSession] = []
+_checked: list[tuple[Check, Checker]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +44,31 @@ def open_timed(
     mode: Literal["latency", "throughput"],
     feeds: Path,
     points: tuple[str, ...],
+    check: Check | None = None,
 ) -> Opened:
     """Load a variant for timing at ``points``.
 
     Args:
         folder: where the artifact's files lie.
         feeds: ``.npz`` with keys ``<point>/<input>``.
+        check: what its answers are held against meanwhile: every one of single calls, as many as cost little of others.
     """
     builder = targets.discover()[artifact.variant.target.name]
     start = now_ns()
     session = builder.open(artifact, folder, threads=threads, mode=mode)
     loaded = now_ns()
     stored = read_feeds(feeds)
-    _timed[:] = [TimedSession(session, {point: stored[point] for point in points})]
+    _checked[:] = [(check, checker(check, share=None if mode == "latency" else SHARE))] if check else []
+    look = [made.look for _, made in _checked] or [lambda *_: None]
+    _timed[:] = [TimedSession(session, {point: stored[point] for point in points}, *look)]
     first = _timed[0].call_ns(points[0])
     return Opened((loaded - start) / 1e6, first / 1e6, session.slots)
+
+
+def wrong() -> tuple[str, ...]:
+    """Hold the worst answers so far against their gate; returns what is wrong with them."""
+    verdicts = [made.judge(check) for check, made in _checked]
+    return tuple(reason for verdict in verdicts if verdict is not None for reason in verdict.reasons)
 
 
 def warm(point: str, limit_s: float) -> float:

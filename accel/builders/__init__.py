@@ -202,6 +202,8 @@ class Session(ABC):
     """
 
     slots: int = 1
+    fresh: bool = False
+    """Whether ``read`` gives arrays of the request's own, which stay valid."""
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         self.inputs = tuple(inputs)

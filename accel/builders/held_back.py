@@ -98,8 +98,8 @@ def for_gate(
         detections=source.detections,
     )
     first = next(iter(gate))
-    floors = {name: least for name, least in gate.items() if name == first or name in request.gates}
-    floors.pop("shape_db", None)  # no feed here has a checked shape
+    wanted = {first, "sqnr_db", *request.gates} - {"shape_db"}  # no feed here has a checked shape
+    floors = {name: least for name, least in gate.items() if name in wanted}
     if "sqnr_db" in floors:
         floors["sqnr_db"] += ROOM_DB
     judges = {str(number): feed for number, feed in enumerate(feeds[-count:])}

@@ -110,6 +110,8 @@ def declared_specs(session: Any) -> tuple[list[TensorSpec], list[TensorSpec]]:
 class OrtSession(Session):
     """One loaded file; in throughput mode one slot for each thread, and two on a GPU."""
 
+    fresh = True
+
     def __init__(self, artifact: Artifact, folder: Path, provider: Provider, *, threads: int, mode: Mode) -> None:
         built = artifact.built
         super().__init__(built.inputs, built.outputs)

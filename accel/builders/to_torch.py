@@ -178,6 +178,8 @@ class TorchBuilder(Builder):
 class TorchSession(Session):
     """A callable that takes tensors in the order of the inputs and returns a tuple in the order of the outputs."""
 
+    fresh = True
+
     def __init__(
         self,
         inputs: Sequence[TensorSpec],
@@ -271,10 +273,7 @@ def _export(request: BuildRequest, precision: Precision, device: torch.device) -
     except AccelError:
         raise
     except Exception as error:
-        raise StageError(
-            f"torch.export could not trace {source.name}: {first_line(error)}",
-            fix="the log names the line of the forward; data-dependent control flow cannot be exported",
-        ) from error
+        raise from_torch.unexportable(f"torch.export could not trace {source.name}", error) from error
 
 
 def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:

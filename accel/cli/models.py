@@ -1,4 +1,4 @@
-"""One file: ``accel inspect`` shows it, ``accel narrow`` makes its integers smaller."""
+"""One model: ``accel inspect`` shows it, ``accel narrow`` makes the integers of an ONNX file smaller."""
 
 from __future__ import annotations
 
@@ -15,11 +15,29 @@ Strings = list[str] | None
 LEVELS = ("keep", "io", "interior")
 
 
-def inspect(file: Path, as_json: Json = False) -> None:
-    """Show inputs, outputs, operators and precision of an ONNX file, an IR or a run."""
-    from accel.run import inspection
+def inspect(
+    source: Annotated[str, typer.Argument(help="What accel convert takes, an OpenVINO IR, a TensorRT plan or a run")],
+    shape: Annotated[Strings, typer.Option(help="input_ids:1x128,…  of a source that does not say")] = None,
+    range: Annotated[Strings, typer.Option(help="NAME=LO:HI of an integer input")] = None,
+    part: Annotated[str | None, typer.Option(help="Part of a Hugging Face model")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a source is before it is converted, or what an ONNX file, an IR, a plan or a run holds."""
+    from accel.exporters.sources import recognise
+    from accel.run import inspection, job
 
-    found = inspection.inspect(file)
+    path = Path(source)
+    if inspection.is_artifact(path):
+        found = inspection.inspect(path)
+    else:
+        shapes, ranges = job.shapes(shape or ()), job.ranges(range or ())
+        options = [
+            w for flag, given in (("--shape", shape), ("--range", range)) for v in given or () for w in (flag, v)
+        ]
+        options += ["--part", part] if part else []
+        found = inspection.inspect_source(recognise(source, opt_shapes=shapes, ranges=ranges, part=part), options)
+        if path.suffix == ".onnx":
+            found = inspection.inspect(path) | found
     if as_json:
         print_json(found)
     else:

@@ -26,7 +26,7 @@ def watching(*, quiet: bool, verbose: bool) -> Iterator[Any]:
         return
     from rich.console import Console
 
-    from accel.cli.live import LiveProgress, PlainProgress
+    from accel.api.live import LiveProgress, PlainProgress
 
     console = Console(stderr=True)
     shown = LiveProgress(console) if console.is_terminal and not verbose else PlainProgress(console, every=verbose)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accel.core.calls import CallForm
 from accel.core.errors import InputError
 from accel.core.hardware import Cpu, Gpu
 from accel.core.values import (
     SCHEMA,
+    Artifact,
+    Built,
     Decision,
     FileRef,
     Measurement,
@@ -24,8 +27,10 @@ from accel.core.values import (
     Parity,
     Profile,
     Runtime,
+    Target,
     TaskSpan,
     TensorSpec,
+    Variant,
     clean,
     from_foreign_json,
 )
@@ -94,6 +99,7 @@ class Model:
     samples: Samples | None
     onnx: OnnxModel | None
     integers: Integers | None
+    call: CallForm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What was built of a variant. ``precision`` was asked for, ``effective_precision`` was observed."""
+    """What was built of a variant. ``precision`` was asked for, ``effective_precision`` was observed.
+
+    Attributes:
+        entry: what the runtime opens; None in a run of an earlier version, as ``inputs`` and ``outputs`` are empty.
+        inputs / outputs: as the built file declares them.
+    """
 
     files: tuple[FileRef, ...]
     bytes: int | None
@@ -121,6 +132,9 @@ class Build:
     versions: Mapping[str, str]
     facts: Mapping[str, Any]
     parent_sha256: str | None
+    entry: str | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +184,28 @@ class VariantRecord:
     unverified_for_release: tuple[str, ...]
     cached: bool
     measurements: tuple[Measurement, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_artifact(self) -> Artifact:
+        """Return the artifact, whose files lie in ``variants/<id>`` of the run directory.
+
+        Raises:
+            InputError: nothing was built of the variant, or the run is of a version that does not say what.
+        """
+        made = self.artifact
+        if made is None or made.entry is None:
+            why = self.reason or "the run was written by an earlier version of accel"
+            raise InputError(
+                f"nothing that can be opened was built of {self.id}: {why}", fix=self.fix or "convert it again"
+            )
+        target = Target(self.target, self.device)
+        return Artifact(
+            Variant(target, self.shapes, static=self.static, options=self.options),
+            made.files,
+            made.parent_sha256 or "",
+            Built(made.entry, made.inputs, made.outputs, made.precision or "none", made.facts, made.versions),  # type: ignore[arg-type]
+            made.build_s or 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

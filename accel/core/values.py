@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union
 
+from accel.core.calls import CallForm
+
 SCHEMA = 1
 """Version of the JSON forms in this module. Readers take the two before it and refuse newer ones."""
 
@@ -137,8 +139,9 @@ class ModelSource:
         task: Hugging Face task or class override, when one was given.
         mask: name of the input that is 0 at padded positions, when there is one.
         family: what kind of network it is; picks NNCF's model type and the samples' form.
-        gate: name of the task metric that replaces SQNR, and the least value that passes, when the zoo declares one.
+        gate: name of the task metric, and the least value that passes, when the zoo declares one.
         static: targets for which the zoo also asks for a build fixed at the opt shape.
+        part: part of a transformers model that this is; None for the whole.
         samples: what the samples are: ``zoo``, ``random`` or the path that the user gave (``--samples``).
         notice: one line the user must see (weights could not be had, inputs are random), or None.
         native: what the model itself takes or gives, by input or output, where clients see another dtype (``int64``
@@ -146,10 +149,11 @@ class ModelSource:
         unproved_int64: 64-bit values inside the model that are not proved to fit int32, each with the interval found.
         detections: the outputs that are compared as sets of rows, when there are any.
         graph: what was chosen of a TensorFlow source.
+        call: how Python code calls it; None where its inputs and outputs are all that is known.
     """
 
     name: str
-    kind: Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
+    kind: Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
     reference: str
     framework: Literal["torch", "onnx", "tensorflow"]
     weights: str
@@ -159,6 +163,7 @@ class ModelSource:
     outputs: tuple[TensorSpec, ...]
     profile: Mapping[str, ShapeRange]
     task: str | None = None
+    part: str | None = None
     mask: str | None = None
     family: Literal["transformer", "vision", "other"] = "other"
     gate: tuple[str, float] | None = None
@@ -169,6 +174,7 @@ class ModelSource:
     unproved_int64: tuple[str, ...] = ()
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
+    call: CallForm | None = None
 
     @property
     def batched(self) -> bool:
@@ -184,15 +190,16 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class SampleSet:
-    """Inputs for calibration, gate and timing: three ``.npz`` files whose keys read ``<index>/<input>``.
+    """Inputs for calibration, gate and timing: ``.npz`` files whose keys read ``<index>/<input>``.
 
     Attributes:
         calibration: feeds for INT8 calibration; disjoint from ``gate``. None where there are only random inputs.
         gate: feeds on which variants are compared with the reference.
         shapes: feeds keyed ``min``, ``odd``, ``opt``, ``max`` in place of an index.
         calibration_items / gate_items: batch items over all feeds of the file.
-        sha256: hash over the three files: the dataset's hash.
+        sha256: hash over the files: the dataset's hash.
         origin: one phrase for the report ("zoo sentences, tokenised", "random values in the declared ranges").
+        coverage: feeds for what samples do not hold (``exporters.coverage``), and those that are timed.
     """
 
     calibration: FileRef | None
@@ -202,6 +209,12 @@ class SampleSet:
     gate_items: int
     sha256: str
     origin: str
+    coverage: FileRef | None = None
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """All files there are."""
+        return tuple(f for f in (self.calibration, self.gate, self.shapes, self.coverage) if f is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +402,8 @@ class OutputParity:
         exact: every value equal.
         agreement: share of equal top-1 positions, where the output is a score per class.
         atol_needed / rtol_needed: the tolerance that would pass with the other one at zero.
-        by_shape_db: SQNR of each checked shape, against its own signal power or the whole set's, whichever is more.
+        by_shape_db: SQNR of each checked shape, and of the worst coverage feed, against its own signal power or the
+            whole set's, whichever is more.
         by_shape_mse: mean squared error of each, which later answers of the same build can be held against alone.
         nonfinite: how many values are NaN or infinite where the reference is not; any one fails every gate.
     """
@@ -416,6 +430,7 @@ class Parity:
         found: the same names → the value found (worst over outputs and shapes).
         passed: whether every found value reaches its gate.
         reasons: one sentence for each gate that failed, worst first.
+        notes: what a reader must know of a verdict: each gate that was lowered, by whom and why, and what was covered.
     """
 
     passed: bool
@@ -423,6 +438,7 @@ class Parity:
     found: Mapping[str, float | None]
     outputs: tuple[OutputParity, ...]
     reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,7 +696,7 @@ class Decision:
         chosen: id of the variant, or None where nothing qualified.
         speedup: baseline time over chosen time (throughput ratio for that objective), with its interval.
         via: how the variants were measured: ``inprocess`` or ``triton``.
-        repository: which repository of the variant was served, relative to the run directory; None in process.
+        repository: the one that was served, or that of what ran in process; relative to the run directory.
         rejected: every other variant, and why.
         verdict: ``decided`` where the winner is known up to its ``ties``, ``undecided`` where others may be as fast or
             faster; None where nothing was chosen, and in files of older versions.

@@ -19,6 +19,7 @@ DESCRIBE: Mapping[str, Callable[[SourceRequest], ModelSource]] = {
     "zoo": from_zoo.describe,
     "huggingface": from_huggingface.describe,
     "exported": from_torch.describe,
+    "torchscript": from_torch.describe,
     "onnx": from_onnx.describe,
     **dict.fromkeys(TENSORFLOW_FILES, from_tensorflow.describe),
 }

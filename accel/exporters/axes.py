@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accel.core.errors import UsageError, nearest
-from accel.core.values import ShapeRange, TensorSpec
+from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters.request import SourceRequest
 
 BATCH = ShapeRange((1,), (1,), (16,))
@@ -76,6 +76,21 @@ def odd_sizes(axes: Mapping[str, Extent]) -> dict[str, int]:
         inside = sorted(room, key=lambda n: (n == e.opt, n // e.multiple % 2 == 0, abs(n - middle)))
         chosen[name] = inside[0] if inside else e.min
     return chosen
+
+
+def batch_axis(source: ModelSource) -> str | None:
+    """Return ``batch`` where that axis leads every input, or None: another one in front counts no items."""
+    return "batch" if source.batched else None
+
+
+def batches(source: ModelSource) -> list[int]:
+    """Return the batch sizes of the throughput scenario: powers of two from the least to the largest of the profile."""
+    axis = batch_axis(source)
+    if axis is None:
+        return [1]
+    first = source.profile[source.inputs[0].name]
+    low, high = first.min[0], first.max[0]
+    return [n for n in (1 << i for i in range(high.bit_length())) if low <= n <= high] or [low]
 
 
 def trace_sizes(axes: Mapping[str, Extent], *, taken: Iterable[int] = ()) -> dict[str, int]:

@@ -58,21 +58,10 @@ def _extent(size: Any, axis: int, bounds: Mapping[str, tuple[int, Any]]) -> Exte
 
 
 def flat_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
-    """Make a program take its inputs by position, however they were nested when it was exported."""
-    import torch
+    """Make a program take its inputs by keyword, however they were nested when it was exported."""
+    from accel.exporters.positional import Nested
 
-    class Flat(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.training = False
-            self.program = program.module()
-            self.spec = program.call_spec.in_spec
-
-        def forward(self, *flat: torch.Tensor) -> Any:
-            args, kwargs = torch.utils._pytree.tree_unflatten(list(flat), self.spec)
-            return self.program(*args, **kwargs)
-
-    return Flat()
+    return Nested(program.module(), program.graph_signature.user_inputs, program.call_spec.in_spec)
 
 
 def read_program(path: Path) -> torch.export.ExportedProgram:

@@ -71,7 +71,7 @@ def make(reference: str) -> FactoryResult:
     result = call(reference, "factory", _seed)
     module, samples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if _is_tensorflow(module):
-        names = input_names(module)
+        names = input_names(module, samples[0] if isinstance(samples, list) and samples else samples)
         return FactoryResult("tensorflow", module, () if samples is None else read_samples(samples, names))
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
@@ -79,11 +79,10 @@ def make(reference: str) -> FactoryResult:
             f"factory {reference} returned {type(module).__name__}: expected an nn.Module, a Keras model or a "
             "tf.function, or (that, samples)"
         )
-    module = module.cpu().eval()
-    if any(t.dtype in (torch.float16, torch.bfloat16) for t in module.state_dict().values()):
-        module = module.float()
-    names = [p.name for p in parameters(module)]
-    return FactoryResult("torch", module, () if samples is None else read_samples(samples, names))
+    from accel.exporters.torch_module import bound, plain
+
+    module = plain(module)
+    return FactoryResult("torch", *((module, ()) if samples is None else bound(module, samples)))
 
 
 def _seed() -> None:
@@ -113,14 +112,8 @@ def _is_tensorflow(value: Any) -> bool:
     return keras is not None and isinstance(value, keras.layers.Layer)
 
 
-def parameters(module: torch.nn.Module) -> list[inspect.Parameter]:
-    """Return forward's parameters that can be inputs."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
-
-
 def read_samples(samples: Any, names: Sequence[str]) -> tuple[Mapping[str, np.ndarray], ...]:
-    """Turn a factory's or generator's samples into feeds of the inputs ``names``.
+    """Turn the samples of a TensorFlow factory into feeds of the inputs ``names``.
 
     Raises:
         SampleError: neither a dict, a tuple of arrays, nor a list of such; or a name that the model does not take.
@@ -143,16 +136,12 @@ def read_samples(samples: Any, names: Sequence[str]) -> tuple[Mapping[str, np.nd
             )
         for name in feed:
             known_input(name, names, f"sample {index}")
-        feeds.append({n: _array(v) for n, v in feed.items()})
+        feeds.append({n: np.asarray(v) for n, v in feed.items()})
     if not feeds:
         raise SampleError("the factory returned an empty list of samples", fix="return the module alone, or samples")
     if any(list(f) != list(feeds[0]) for f in feeds):
         raise SampleError("the factory's samples do not all have the same inputs", fix=fix)
     return tuple(feeds)
-
-
-def _array(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
 def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
@@ -161,14 +150,16 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
     Raises:
         UsageError: nothing says what shape an input has, or a shape is given for an input that does not exist.
     """
-    params = parameters(made.module)
+    from accel.exporters.torch_module import arguments
+
+    takes = arguments(made.module)
     given = {**request.min_shapes, **request.opt_shapes, **request.max_shapes}
     for name in given:
-        known_input(name, [p.name for p in params], "--shape")
+        known_input(name, takes, "--shape")
     if made.samples:
         names = list(made.samples[0])
     else:
-        names = [p.name for p in params if p.default is inspect.Parameter.empty or p.name in given]
+        names = [name for name, required in takes.items() if required or name in given]
     if not names:
         raise UsageError(
             f"{request.text}: forward names no inputs", fix="give forward named parameters, or return samples as a dict"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.core.errors import AccelError, InputError, UnavailableError, UsageError, nearest
-from accel.core.values import ModelSource, ShapeRange, TensorSpec
+from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import resolve
 from accel.exporters.from_torch import probe_outputs
 from accel.exporters.hub import download, huggingface_folder
+from accel.exporters.huggingface_inputs import model_inputs
 from accel.exporters.processing_files import PLAIN_ENCODER, sentence_modules
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import content_key
@@ -23,8 +22,6 @@ from accel.exporters.sources import content_key
 if TYPE_CHECKING:
     import torch
 
-Inputs = tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], Literal["transformer", "vision"]]
-"""Inputs, their profile, and what kind of network takes them."""
 RANDOM = "random(seed=0)"
 PARTLY = "random(seed=0) in part"
 """Weights of a checkpoint that lacks some of the class's weights: what it computes has no proved meaning."""
@@ -50,18 +47,22 @@ def describe(request: SourceRequest) -> ModelSource:
         InputError: the folder's files are broken, or its weights are pickles only.
         UsageError: an unknown task, or a model whose inputs accel cannot make up.
     """
+    from accel.exporters.huggingface_parts import part, parts_of
+
     folder = huggingface_folder(request.reference, request.revision)
     folder = folder or download(request.reference, request.revision)
     key = content_key(request)
     if key is None:
         raise InputError(f"{request.text} vanished while it was read")
-    model, missing = open_model(folder, request.task or _sentence_task(folder), random=request.weights == "random")
-    inputs, profile, family = text_inputs(model, folder) or image_inputs(model, folder)
-    encoder, model = model, _pooled(model, folder, request.task)
+    whole, missing = open_model(folder, request.task or _sentence_task(folder), random=request.weights == "random")
+    parts = parts_of(whole)
+    inputs, profile, family = model_inputs(whole, folder, request.part)
+    encoder = part(whole, request.part)
+    model = _pooled(encoder, folder, request.task)
     inputs, profile, _ = resolve(inputs, profile, request)
     stored = "local" if Path(request.reference).is_dir() else "pretrained"
     # A tokenizer or a picture size is all it takes to turn the zoo's sentences and pictures into this model's inputs.
-    real = family == "vision" or (folder / "tokenizer.json").is_file()
+    real = family == "vision" or (family == "transformer" and (folder / "tokenizer.json").is_file())
     samples = request.samples_or("zoo" if real else "random")
     notices = []
     if model is not encoder:
@@ -70,7 +71,10 @@ def describe(request: SourceRequest) -> ModelSource:
     if missing:
         notices.append(f"{len(missing)} weights are not in the checkpoint and were drawn at random ({missing[0]}, …)")
     if samples == "random" and not request.random_samples:
-        notices.append("no tokenizer.json in the folder: inputs are random ids, accuracy is unproved")
+        why = "no tokenizer.json in the folder" if family == "transformer" else "accel has no such data"
+        notices.append(f"{why}: inputs are random values, accuracy is unproved")
+    if parts and request.part is None:
+        notices.append(f"this is the whole model; --part takes {' or '.join(parts)}")
     return ModelSource(
         name=request.name,
         kind="huggingface",
@@ -83,6 +87,7 @@ def describe(request: SourceRequest) -> ModelSource:
         outputs=probe_outputs(model, inputs, profile),
         profile=profile,
         task=request.task,
+        part=request.part,
         mask="attention_mask" if any(s.name == "attention_mask" for s in inputs) else None,
         family=family,
         samples=samples,
@@ -99,8 +104,10 @@ def load(source: ModelSource) -> torch.nn.Module:
     folder = huggingface_folder(source.reference, source.revision)
     if folder is None:
         raise InputError(f"{source.reference} is gone from this machine", fix="run accel convert again")
+    from accel.exporters.huggingface_parts import part
+
     model, _ = open_model(folder, source.task or _sentence_task(folder), random=source.weights == RANDOM)
-    return _pooled(model, folder, source.task)
+    return _pooled(part(model, source.part), folder, source.task)
 
 
 def _sentence_task(folder: Path) -> str | None:
@@ -157,8 +164,9 @@ def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, li
     except Exception as error:
         raise _explained(folder, error) from error
     model.config.return_dict = True
-    if getattr(model.config, "use_cache", None):
-        model.config.use_cache = False
+    for inner in model.modules():  # a decoder may have a copy of the config
+        if getattr(getattr(inner, "config", None), "use_cache", None):
+            inner.config.use_cache = False
     return model.float().eval(), missing
 
 
@@ -196,71 +204,6 @@ def model_class(config: Any, task: str | None) -> Any:
             )
         raise UnavailableError(f"this transformers has no class {name!r}", fix="--task names another, or upgrade it")
     return found
-
-
-def text_inputs(model: Any, folder: Path) -> Inputs | None:
-    """Return the inputs of a text encoder or decoder, or None where the model takes something else."""
-    config = model.config
-    if getattr(model, "main_input_name", "") != "input_ids" or config.is_encoder_decoder:
-        return None
-    accepted = inspect.signature(model.forward).parameters
-    names = ["input_ids", "attention_mask"]
-    if "token_type_ids" in accepted and getattr(config, "type_vocab_size", 0) > 1:
-        names.append("token_type_ids")
-    top = {"input_ids": config.vocab_size - 1, "attention_mask": 1}
-    top["token_type_ids"] = getattr(config, "type_vocab_size", 2) - 1
-    inputs = tuple(TensorSpec(n, "int64", ("batch", "seq"), (0, top[n])) for n in names if n in accepted)
-    longest = min(512, longest_text(folder, config))
-    shapes = ShapeRange((1, 1), (1, min(128, longest)), (16, longest))
-    return inputs, {s.name: shapes for s in inputs}, "transformer"
-
-
-def longest_text(folder: Path, config: Any) -> int:
-    """Return how many tokens the model takes, as tokenizer and config say."""
-    limits = [getattr(config, "max_position_embeddings", None) or 512]
-    if limits[0] % 2 == 0 and limits[0] % 32 == 2:
-        # RoBERTa's family counts positions from the padding id on: 514 positions carry 512 tokens.
-        limits[0] -= 2
-    path = folder / "tokenizer_config.json"
-    if path.is_file():
-        declared = json.loads(path.read_text()).get("model_max_length")
-        limits += [int(declared)] if declared else []
-    return max(1, min(limits))
-
-
-def image_inputs(model: Any, folder: Path) -> Inputs:
-    """Return the input of a vision model.
-
-    Raises:
-        UsageError: the model takes neither text alone nor pictures alone.
-    """
-    config = model.config
-    if getattr(model, "main_input_name", "") != "pixel_values" or config.is_encoder_decoder:
-        raise UsageError(
-            f"{type(model).__name__} takes {getattr(model, 'main_input_name', 'unknown')!r} and perhaps more: accel "
-            "makes up inputs for text encoders, decoders and picture models only",
-            fix="write a `file.py:factory` that returns (module, samples)",
-        )
-    size = picture_size(folder, config)
-    channels = getattr(config, "num_channels", 3)
-    spec = TensorSpec("pixel_values", "float32", ("batch", channels, size[0], size[1]))
-    shapes = {k: (b, channels, *size) for k, b in (("min", 1), ("opt", 1), ("max", 16))}
-    return (spec,), {spec.name: ShapeRange(shapes["min"], shapes["opt"], shapes["max"])}, "vision"
-
-
-def picture_size(folder: Path, config: Any) -> tuple[int, int]:
-    """Return height and width from the config, else from the preprocessor, else 224."""
-    found = getattr(config, "image_size", None)
-    path = folder / "preprocessor_config.json"
-    if not found and path.is_file():
-        declared = json.loads(path.read_text())
-        found = declared.get("crop_size") or declared.get("size")
-    if isinstance(found, Mapping):
-        edge = found.get("shortest_edge", 224)
-        found = (found.get("height", edge), found.get("width", edge))
-    if isinstance(found, list | tuple):
-        return int(found[0]), int(found[-1])
-    return (int(found), int(found)) if found else (224, 224)
 
 
 def tokenise(folder: Path, texts: Iterable[str], inputs: Iterable[TensorSpec], longest: int) -> list[dict[str, Any]]:

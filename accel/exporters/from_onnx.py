@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SEQUENCE = Extent(1, 128, 512)
 LEADING = Extent(1, 1, 16)
+MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
+"""Operators that give the values of their first input elsewhere."""
+
 DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress", "Loop", "SequenceAt"})
 """Operators behind which the size of an axis may follow from values."""
 
@@ -105,6 +108,9 @@ def describe(request: SourceRequest) -> ModelSource:
                 axes[dim], known = _extent(request, spec, axis)
                 guessed += [] if known else [dim]
     inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
+    if request.samples is None:
+        inputs, assumed_ranges = _ranged(inputs, graph.graph)
+        notices += assumed_ranges
     shaped = {*request.min_shapes, *request.opt_shapes, *request.max_shapes}
     found = study(
         answer,
@@ -127,6 +133,27 @@ def describe(request: SourceRequest) -> ModelSource:
         samples=request.samples or "random",
         notices=[*notices, *found.notices],
     )
+
+
+def _ranged(inputs: tuple[TensorSpec, ...], graph: onnx.GraphProto) -> tuple[tuple[TensorSpec, ...], list[str]]:
+    """Bound integer inputs without a range by the constant tables that they index.
+
+    Returns:
+        The inputs, and what to tell the user.
+    """
+    tables = {tensor.name: tensor.dims for tensor in graph.initializer}
+    origin = {s.name: s.name for s in inputs if "int" in s.dtype and s.range is None}
+    rows: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in MOVES and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "Gather" and node.input[0] in tables and node.input[1] in origin:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            name, size = origin[node.input[1]], tables[node.input[0]][axis]
+            rows[name] = min(size, rows.get(name, size))
+    inputs = tuple(dataclasses.replace(s, range=(0, rows[s.name] - 1)) if s.name in rows else s for s in inputs)
+    said = "input {!r}: values 0 to {} assumed, the rows of the table that it indexes (--range sets them)"
+    return inputs, [said.format(name, size - 1) for name, size in rows.items()]
 
 
 def _renamed(

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import logging
+import re
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +25,14 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters import exported, factory, probe
 from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
+from accel.exporters.factory_result import FactoryResult
+from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
+from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
     import torch
 
-    from accel.exporters.factory_result import FactoryResult
     from accel.exporters.source_model import SourceModel
 
 
@@ -37,16 +42,70 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
     Args:
         made: what the factory returned; None for an exported program.
     """
+    from accel.exporters import torchscript
+
+    notices: list[str] = []
+    if request.kind == "torchscript":
+        made = FactoryResult("torch", torchscript.read_script(Path(request.reference)), ())
     if made is None:
         module, inputs, profile, key = exported.open_program(request)
         samples = request.samples_or("random")
     else:
         module = made.module
         inputs, profile = factory.inputs(made, request)
-        key = factory.content_key(request.reference, module)
+        key = content_key(request) or factory.content_key(request.reference, module)
+        inputs, profile, notices = _tried(module, inputs, profile, made, request)
         samples = request.samples_or(request.reference if made.samples else "random")
-    outputs = probe_outputs(module, inputs, profile, by_name=made is not None)
-    return request.source("torch", key=key, inputs=inputs, outputs=outputs, profile=profile, samples=samples)
+    module = torchscript.exportable(module, inputs, profile)
+    outputs = probe_outputs(module, inputs, profile)
+    return request.source(
+        "torch", key=key, inputs=inputs, outputs=outputs, profile=profile, samples=samples, notices=notices
+    )
+
+
+def _tried(
+    module: torch.nn.Module,
+    inputs: tuple[TensorSpec, ...],
+    profile: dict[str, ShapeRange],
+    made: FactoryResult,
+    request: SourceRequest,
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
+    """Fix leading axes that were taken for a batch, where nobody said so, and of which the model takes one size only.
+
+    Returns:
+        The inputs, their profile, and what to tell the user.
+
+    Raises:
+        StageError: the model does not run at its typical shapes either.
+    """
+    given = {*request.min_shapes, *request.max_shapes}
+    sizes = {s.name: {feed[s.name].shape[:1] for feed in made.samples} for s in inputs}
+    assumed = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given and len(sizes[s.name]) < 2]
+    run = _runner(module, inputs)
+    typical = {name: shape.opt for name, shape in profile.items()}
+    run(example_arrays(inputs, typical))
+    leading = typical[assumed[0]][0] if assumed else 0
+    alike = [name for name in assumed if typical[name][0] == leading]
+    for batched in dict.fromkeys((tuple(assumed), tuple(alike), ())):
+        try:
+            for size in (1, leading + 1) if batched else ():
+                shapes = {n: (size, *s[1:]) if n in batched else s for n, s in typical.items()}
+                run(example_arrays(inputs, shapes))
+            break
+        except StageError:
+            continue
+    fixed = [name for name in assumed if name not in batched]
+    notices = []
+    if fixed:
+        places = ", ".join(f"{name} {list(typical[name])}" for name in fixed)
+        notices.append(f"no batch: the model takes no other length of the first axis of {places} (found by trial)")
+    specs = tuple(
+        dataclasses.replace(s, dims=typical[s.name][:1] + s.dims[1:]) if s.name in fixed else s for s in inputs
+    )
+    for name in fixed:
+        lo, opt, hi = profile[name].min, profile[name].opt, profile[name].max
+        profile[name] = ShapeRange(opt[:1] + lo[1:], opt, opt[:1] + hi[1:])
+    return specs, profile, notices
 
 
 def load(source: ModelSource) -> torch.nn.Module:
@@ -57,37 +116,50 @@ def load(source: ModelSource) -> torch.nn.Module:
     """
     if source.kind == "exported":
         return exported.flat_module(exported.read_program(Path(source.reference)))
+    from accel.exporters import torchscript
+
+    native = [dataclasses.replace(s, dtype=source.native.get(s.name, s.dtype)) for s in source.inputs]
+    if source.kind == "torchscript":
+        return torchscript.exportable(torchscript.read_script(Path(source.reference)), native, source.profile)
     made = factory.make(source.reference)
     if factory.content_key(source.reference, made.module) != source.key:
         raise InputError(
             f"{source.reference} gave other weights or code than a moment ago",
             fix="do not edit the file during a run; load weights from a file, or seed their generator",
         )
-    module: torch.nn.Module = made.module
-    return module
+    return torchscript.exportable(made.module, native, source.profile)
 
 
 def probe_outputs(
     model: torch.nn.Module,
     inputs: Sequence[TensorSpec],
     profile: Mapping[str, ShapeRange],
-    *,
-    by_name: bool = True,
 ) -> tuple[TensorSpec, ...]:
     """Run the module to read its outputs' names and dtypes, and which of their axes follow which input axes.
 
-    Args:
-        by_name: as for ``Positional``.
+    Raises:
+        InputError: it answers the same inputs differently.
+        StageError: its code raised, or it returns what no client could receive.
     """
+    from accel.exporters import determinism
+
+    run = _runner(model, inputs)
+    outputs = probe.probe_outputs(run, inputs, profile)
+    feed = example_arrays(inputs, {name: shape.min for name, shape in profile.items()})
+    determinism.check(model, lambda: run(feed))
+    return outputs
+
+
+def _runner(model: torch.nn.Module, inputs: Sequence[TensorSpec]) -> Callable[[Feed], dict[str, np.ndarray]]:
     from accel.exporters.positional import Positional, call, client_array, named_tensors
 
-    module = Positional(model, [s.name for s in inputs], outputs=None, by_name=by_name)
+    module = Positional(model, [s.name for s in inputs], outputs=None)
 
     def run(feed: Feed) -> dict[str, np.ndarray]:
         found = named_tensors(call(module.result, module.inputs, feed))
         return {name: client_array(tensor) for name, tensor in found.items()}
 
-    return probe.probe_outputs(run, inputs, profile)
+    return run
 
 
 def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
@@ -193,12 +265,41 @@ def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
     except AccelError:
         raise
     except Exception as error:
-        # torch.onnx wraps the reason in advice; the innermost error is what the user can fix.
-        root: BaseException = error
-        while root.__cause__ is not None:
-            root = root.__cause__
-        cause = f"{type(root).__name__}: {(str(root).strip().splitlines() or ['no message'])[0]}"
-        raise StageError(
-            f"torch.onnx could not export {source.name}: {cause}",
-            fix="the log names the operator or guard; fix the axis with --min-shape/--max-shape, or rewrite that part",
-        ) from error
+        raise unexportable(f"torch.onnx could not export {source.name}", error) from error
+
+
+def unexportable(what: str, error: BaseException) -> StageError:
+    """Explain why torch could not trace a model: the cause, the line of the model's code, and the way around."""
+    from accel.exporters.determinism import line_of
+
+    # torch wraps the reason in advice; the innermost error is what the user can fix.
+    chain = [error]
+    while (inner := chain[-1].__cause__) is not None:
+        chain.append(inner)
+    root = chain[-1]
+    text = str(root).strip() or "no message"
+    cause = f"{type(root).__name__}: {text.splitlines()[0]}"
+    places = [line_of(traceback.extract_tb(e.__traceback__)) for e in reversed(chain)]
+    place = next((p for p in places if ".py:" in p), None)
+    if place is None and (found := re.search(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*(.*)', text)):
+        place = f"{Path(found[1]).name}:{found[2]} `{found[3].strip()}`"
+    at = f" at {place}" if place else ""
+    if re.search(r"[Dd]ata-dependent|\.item\(\)|[Dd]ynamic control flow", f"{type(root).__name__} {text}"):
+        return StageError(
+            f"{what}: the model decides by the values of a tensor{at}, and a graph takes one way only ({cause})",
+            fix="write torch.where(condition, a, b) where both can be computed, torch.cond(condition, f, g, (x,)) "
+            "where only one may be, or decide before or after the model",
+        )
+    if "onstraints violated" in text or "ConstraintViolation" in type(root).__name__:
+        ties = re.findall(r"^\s*(\S+ = .+)$", text, re.MULTILINE)
+        told = "; ".join(ties) or text.splitlines()[-1]
+        return StageError(
+            f"{what}: its sizes are tied, and each axis was to vary alone{at}: {told}",
+            fix="fix these axes by the same --min-shape, --shape and --max-shape, or make one from the other inside "
+            "forward",
+        )
+    return StageError(
+        f"{what}{at}: {cause}",
+        fix="rewrite that part of forward, or fix the axis it needs with equal --min-shape and --max-shape; the log "
+        "has all that torch says",
+    )

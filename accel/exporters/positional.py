@@ -5,11 +5,13 @@ The only module of accel that imports torch at its top; it is imported inside fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from accel.core.errors import AccelError, StageError
 
@@ -18,10 +20,9 @@ class Positional(torch.nn.Module):
     """Wrap a model so that it takes tensors in the order of ``inputs`` and returns those in ``outputs`` as a tuple.
 
     Args:
-        model: any module.
+        model: any module that takes its inputs by keyword.
         inputs: names of its inputs, in the order in which this module takes them.
         outputs: names of the outputs wanted, in order; None for all.
-        by_name: whether the model takes its inputs as keywords, else by position.
         takes: dtype that the model wants of an input where clients give another, by name.
         gives: dtype that clients see of an output where the model gives another, by name.
     """
@@ -32,7 +33,6 @@ class Positional(torch.nn.Module):
         inputs: Sequence[str],
         *,
         outputs: Sequence[str] | None,
-        by_name: bool,
         takes: Mapping[str, str] | None = None,
         gives: Mapping[str, str] | None = None,
     ) -> None:
@@ -42,20 +42,55 @@ class Positional(torch.nn.Module):
         self.model = model
         self.inputs = tuple(inputs)
         self.outputs = None if outputs is None else tuple(outputs)
-        self.by_name = by_name
         self._takes = {name: getattr(torch, dtype) for name, dtype in (takes or {}).items()}
         self._gives = {name: getattr(torch, dtype) for name, dtype in (gives or {}).items()}
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the model on tensors in the order of ``inputs``, with casts where it and its clients differ."""
+        """Run the model on tensors in the order of ``inputs``, with casts where it and its clients differ.
+
+        A scalar is given as one element: Triton has no tensors without dims.
+        """
         given = [_cast(a, self._takes.get(name)) for name, a in zip(self.inputs, args, strict=True)]
         tensors = named_tensors(self.result(*given))
         names = tensors if self.outputs is None else self.outputs
-        return tuple(_cast(tensors[name], self._gives.get(name)) for name in names)
+        return tuple(_cast(torch.atleast_1d(tensors[name]), self._gives.get(name)) for name in names)
 
     def result(self, *args: torch.Tensor) -> Any:
         """Run the model and return its own result, before it is cut down to a tuple."""
-        return self.model(**dict(zip(self.inputs, args, strict=True))) if self.by_name else self.model(*args)
+        return self.model(**dict(zip(self.inputs, args, strict=True)))
+
+
+class Nested(torch.nn.Module):
+    """Make a module take its tensors by keyword, however its own arguments nest them.
+
+    Args:
+        model: the module.
+        names: a name for each tensor among its arguments, in the order in which the tree is flattened.
+        spec: the tree of ``(args, kwargs)``; a leaf that is no tensor stands in ``fixed``.
+        fixed: place among the tree's leaves → the value that is given there every time.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        names: Sequence[str],
+        spec: pytree.TreeSpec,
+        fixed: Mapping[int, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        # Not eval(): the module of an exported program refuses to be switched.
+        self.training = False
+        self.model = model
+        self.names = tuple(names)
+        self._spec = spec
+        self._fixed = dict(fixed or {})
+
+    def forward(self, **given: torch.Tensor) -> Any:
+        """Run the model on tensors by name."""
+        tensors = iter([given[name] for name in self.names])
+        leaves = [self._fixed[i] if i in self._fixed else next(tensors) for i in range(self._spec.num_leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self.model(*args, **kwargs)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -85,29 +120,47 @@ def call(function: Callable[..., Any], inputs: Sequence[str], feed: Mapping[str,
 
 
 def client_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return what a client gets; narrow floats, which NumPy or clients lack, as float32."""
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+    """Return what a client gets; narrow floats, which NumPy or clients lack, as float32, scalars as one element."""
+    plain = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    return torch.atleast_1d(plain).numpy()
 
 
 def named_tensors(result: Any) -> dict[str, torch.Tensor]:
-    """Give the tensors of a forward's result names: mapping keys, ``output``, or ``output_0``, ``output_1``, …
+    """Give the tensors of a forward's result names.
+
+    A lone tensor is ``output``; else the keys of mappings, the fields of named tuples and dataclasses, and the places
+    in tuples and lists (``output_0`` at the top), joined by ``_`` where they are nested. Parts that are None are left
+    out.
 
     Raises:
-        StageError: the result holds no tensor, or a nested or foreign value that no client could receive.
+        StageError: the result holds no tensor, a value that no client could receive, or two parts of one name.
     """
     if isinstance(result, torch.Tensor):
         return {"output": result}
-    if isinstance(result, Mapping):
-        items = [(str(k), v) for k, v in result.items() if v is not None]
-    elif isinstance(result, tuple | list):
-        names = getattr(result, "_fields", None) or [f"output_{i}" for i in range(len(result))]
-        items = [(n, v) for n, v in zip(names, result, strict=True) if v is not None]
-    else:
-        items = []
-    if not items or any(not isinstance(v, torch.Tensor) for _, v in items):
-        kinds = ", ".join(f"{n}: {type(v).__name__}" for n, v in items) or type(result).__name__
+    parts = list(_parts(result, ""))
+    names = [name for name, _ in parts]
+    if not parts or any(not isinstance(v, torch.Tensor) for _, v in parts) or len(set(names)) < len(names):
+        kinds = ", ".join(f"{n or 'the result'}: {type(v).__name__}" for n, v in parts) or type(result).__name__
         raise StageError(
-            f"the model's forward returned {kinds}: expected a tensor, or a flat tuple or dict of tensors",
+            f"the model's forward returned {kinds}: expected tensors, alone or in tuples, lists, dicts and dataclasses",
             fix="wrap the model in a `file.py:factory` whose forward returns the tensors that clients need",
         )
-    return dict(items)
+    return dict(parts)
+
+
+def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a result holds, each with its name."""
+    items: Iterable[tuple[str, Any]]
+    if isinstance(value, Mapping):
+        items = ((str(k), v) for k, v in value.items())
+    elif isinstance(value, tuple | list):
+        names = getattr(value, "_fields", None) or [str(i) if name else f"output_{i}" for i in range(len(value))]
+        items = zip(names, value, strict=True)
+    elif dataclasses.is_dataclass(value):
+        items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    else:
+        if value is not None:
+            yield name, value
+        return
+    for key, part in items:
+        yield from _parts(part, f"{name}_{key}" if name else key)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from accel.core.calls import CallForm
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
 
-Kind = Literal["zoo", "huggingface", "factory", "exported", "onnx", "savedmodel", "keras", "graphdef"]
+Kind = Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
 
 
 Weights = Literal["auto", "pretrained", "random"]
@@ -35,6 +36,7 @@ class SourceRequest:
         kind: which exporter loads it.
         reference: zoo name, hub id, or absolute path (``/p/file.py:factory`` for a factory).
         task: Hugging Face task or class that overrides the one in the folder's config.
+        part: part of a transformers model, or None for the whole.
         weights: ``auto`` takes pretrained weights that are on this machine (a hub id that the user typed may be
             downloaded) and falls back to random ones; ``pretrained`` may download and is an error without them.
         revision: revision of a hub id.
@@ -46,12 +48,14 @@ class SourceRequest:
         axis_names: names of axes over those of the source, by ``<input>:<position>``.
         model_name: name of the model on the server, when the user chose it.
         graph: what to take of a TensorFlow source.
+        call: how Python code calls the model that the file was made of.
     """
 
     text: str
     kind: Kind
     reference: str
     task: str | None = None
+    part: str | None = None
     weights: Weights = "auto"
     revision: str | None = None
     samples: str | None = None
@@ -64,6 +68,7 @@ class SourceRequest:
     axis_names: Mapping[str, str] = field(default_factory=dict)
     model_name: str | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
+    call: CallForm | None = None
 
     def samples_or(self, own: str) -> str:
         """Return what the samples are: the user's file, random values where the user asked for them, or ``own``."""
@@ -100,6 +105,7 @@ class SourceRequest:
             samples=samples,
             notice="; ".join(notices) or None,
             graph=self.graph if framework == "tensorflow" else GraphChoice(),
+            call=self.call,
         )
 
     @property
@@ -109,8 +115,8 @@ class SourceRequest:
             return self.model_name
         if self.kind == "factory":
             stem = Path(self.reference.rpartition(":")[0]).stem
-        elif self.kind in ("exported", "onnx", "keras", "graphdef"):
+        elif self.kind in ("exported", "torchscript", "onnx", "keras", "graphdef"):
             stem = Path(self.reference).stem
         else:
             stem = self.reference.rstrip("/").rpartition("/")[2]
-        return re.sub(r"[^A-Za-z0-9_.-]", "_", stem) or "model"
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{stem}-{self.part}" if self.part else stem) or "model"

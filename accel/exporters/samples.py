@@ -16,6 +16,7 @@ import numpy as np
 from accel.core.errors import SampleError
 from accel.core.feeds import Feed, fit_inputs, write_feeds
 from accel.core.values import ModelSource, SampleSet, TensorSpec, file_ref, sha256_json
+from accel.exporters import coverage
 from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
 from accel.exporters.request import SourceRequest
@@ -52,7 +53,7 @@ def fit_shape(
 
 
 def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, seed: int = 0) -> SampleSet:
-    """Write ``calibration.npz``, ``gate.npz`` and ``shapes.npz`` into ``out_dir``.
+    """Write ``calibration.npz``, ``gate.npz``, ``shapes.npz`` and ``coverage.npz`` into ``out_dir``.
 
     The user's samples come before the zoo's, and random values stand only where there is nothing else; those are no
     calibration data unless the user asked for them. Fewer items than wanted are split 1 : 2, and ``origin`` says so.
@@ -74,7 +75,10 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
         note += ", for calibration too, as asked"
     write_feeds(out_dir / "gate.npz", batched(gate, source))
     write_feeds(out_dir / "shapes.npz", shape_feeds(gate, source))
-    gate_ref, shapes_ref = file_ref(out_dir / "gate.npz", out_dir), file_ref(out_dir / "shapes.npz", out_dir)
+    write_feeds(out_dir / "coverage.npz", coverage.feeds(source, lambda shapes: _at(shapes, gate, source)))
+    gate_ref, shapes_ref, coverage_ref = (
+        file_ref(out_dir / f"{name}.npz", out_dir) for name in ("gate", "shapes", "coverage")
+    )
     calibration_ref = None
     if calibration:
         write_feeds(out_dir / "calibration.npz", batched(calibration, source))
@@ -85,8 +89,9 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
         shapes=shapes_ref,
         calibration_items=_count(calibration, source),
         gate_items=_count(gate, source),
-        sha256=sha256_json([f.sha256 if f else None for f in (calibration_ref, gate_ref, shapes_ref)]),
+        sha256=sha256_json([f.sha256 if f else None for f in (calibration_ref, gate_ref, shapes_ref, coverage_ref)]),
         origin=origin + note,
+        coverage=coverage_ref,
     )
 
 
@@ -221,13 +226,16 @@ def _joined(group: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 def shape_feeds(items: Sequence[dict[str, np.ndarray]], source: ModelSource) -> dict[str, dict[str, np.ndarray]]:
     """Make one feed for each of ``POINTS``, every row from another item, tiled and cropped to the exact shape."""
-    feeds = {}
-    for point, shapes in shape_points(source).items():
-        if _batch(source) is None:
-            feeds[point] = fit_shape(items[0], source.inputs, shapes, mask=source.mask)
-            continue
-        count = next(iter(shapes.values()))[0]
-        one = {n: (1, *s[1:]) for n, s in shapes.items()}
-        rows = [fit_shape(items[r % len(items)], source.inputs, one, mask=source.mask) for r in range(count)]
-        feeds[point] = {n: np.concatenate([r[n] for r in rows]) for n in shapes}
-    return feeds
+    return {point: _at(shapes, items, source) for point, shapes in shape_points(source).items()}
+
+
+def _at(
+    shapes: Mapping[str, tuple[int, ...]], items: Sequence[dict[str, np.ndarray]], source: ModelSource
+) -> dict[str, np.ndarray]:
+    """Make one feed of exact shapes, every row from another item."""
+    if _batch(source) is None:
+        return fit_shape(items[0], source.inputs, shapes, mask=source.mask)
+    count = next(iter(shapes.values()))[0]
+    one = {n: (1, *s[1:]) for n, s in shapes.items()}
+    rows = [fit_shape(items[r % len(items)], source.inputs, one, mask=source.mask) for r in range(count)]
+    return {n: np.concatenate([r[n] for r in rows]) for n in shapes}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from accel.core.errors import StageError
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import ModelSource
+from accel.exporters.axes import batch_axis
 from accel.exporters.from_onnx import answers
 from accel.graph.evaluate import open_unoptimised
 
@@ -57,7 +61,6 @@ def of_torch(source: ModelSource, model: torch.nn.Module) -> SourceModel:
         model,
         [s.name for s in source.inputs],
         outputs=[s.name for s in source.outputs],
-        by_name=source.kind != "exported",
         takes={s.name: source.native[s.name] for s in source.inputs if s.name in source.native},
         gives={s.name: s.dtype for s in source.outputs if s.name in source.native},
     )
@@ -67,6 +70,44 @@ def of_torch(source: ModelSource, model: torch.nn.Module) -> SourceModel:
         return {s.name: client_array(r) for s, r in zip(source.outputs, results, strict=True)}
 
     return SourceModel(source, answer, module=module)
+
+
+Answers = dict[str, dict[str, np.ndarray]]
+
+
+def another_way(model: SourceModel, feeds: Mapping[str, Feed]) -> tuple[str, Answers] | None:
+    """Compute the source's answers otherwise: in float64 where torch can, else each item in a feed of its own.
+
+    Returns:
+        How, and the answers by feed; None where neither can be done.
+    """
+    source = model.source
+    if model.module is not None:
+        with contextlib.suppress(StageError):  # a cast to float32 inside the model does not fit float64 weights
+            return "in float64", _in_float64(model.module, source, feeds)
+    axis = batch_axis(source)
+    if axis is None or source.profile[source.inputs[0].name].min[0] > 1:
+        return None
+    if any(not spec.dims or spec.dims[0] != axis for spec in source.outputs):
+        return None
+    found = {}
+    for name, feed in feeds.items():
+        count = next(iter(feed.values())).shape[0]
+        rows = [model.run({n: v[i : i + 1] for n, v in feed.items()}) for i in range(count)]
+        found[name] = {n: np.concatenate([row[n] for row in rows]) for n in rows[0]}
+    return "item by item", found
+
+
+def _in_float64(module: Positional, source: ModelSource, feeds: Mapping[str, Feed]) -> Answers:
+    from accel.exporters.positional import call
+
+    wide = copy.deepcopy(module).double()
+    found = {}
+    for name, feed in feeds.items():
+        given = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in feed.items()}
+        results = call(wide, module.inputs, given)
+        found[name] = {s.name: r.numpy() for s, r in zip(source.outputs, results, strict=True)}
+    return found
 
 
 def of_graph(source: ModelSource, graph: Graph) -> SourceModel:

@@ -2,14 +2,17 @@
 
     SOURCE := ZOO_NAME["@small"] | HUB_ID ("org/name") | FOLDER (with config.json, or a SavedModel) | FILE.py:FACTORY
               | FILE.pt2 | FILE.onnx | FILE.keras | FILE.h5 | FILE.pb (a frozen graph)
+              | FILE.pt, FILE.pth, FILE.jit (TorchScript)
 
 Nothing here imports a framework or runs a model: loading is ``accel.exporters``' work, in a worker process. A pickle is
-recognised by its suffix and refused: opening one runs whatever code it holds.
+recognised by its suffix and refused: opening one runs whatever code it holds. A TorchScript archive, which often has
+the suffix of one, is recognised by the names of its records.
 """
 
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from accel.exporters.onnx_file import external_files
 from accel.exporters.request import FACTORY, SAVED_MODEL, TENSORFLOW_FILES, Kind, SourceRequest, Weights
 from accel.exporters.zoo import SMALL, zoo
 
+SCRIPTS = {".jit", ".ts", ".torchscript", ".script"}
 PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"}
 KERAS: tuple[Kind, str] = "keras", "Keras model"
 FILES: Mapping[str, tuple[Kind, str]] = {
@@ -30,15 +34,16 @@ FILES: Mapping[str, tuple[Kind, str]] = {
     ".pt2": ("exported", "exported program"),
 }
 """Suffix → the kind of source, and what a message calls it."""
-GIVEN = ".onnx, .pt2, .keras, .h5, a frozen .pb, file.py:factory or a folder"
+GIVEN = ".onnx, .pt2, TorchScript, .keras, .h5, a frozen .pb, file.py:factory or a folder"
 SAMPLES = (".npz", ".jsonl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def recognise(
-    text: str,
+    text: str | Path,
     *,
     task: str | None = None,
+    part: str | None = None,
     weights: Weights = "auto",
     revision: str | None = None,
     samples: str | None = None,
@@ -58,6 +63,13 @@ def recognise(
         UsageError: neither a known zoo name (the nearest is suggested) nor anything else, or a bad ``model_name``.
         InputError: a file or folder that is missing, or of a kind that is refused (a pickle).
     """
+    if isinstance(text, Path):
+        text = str(text)
+    if not isinstance(text, str):
+        raise UsageError(
+            f"a source is named by a path, a zoo name or a hub id, and this is {type(text).__name__}",
+            fix="accel.optimize(model, samples=[…]) takes a model in memory",
+        )
     kind, reference = _kind(text.strip())
     if model_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", model_name):
         raise UsageError(f"model name {model_name!r} is no file name: use letters, digits, '_', '.' and '-'")
@@ -65,6 +77,8 @@ def recognise(
         raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
     if task is not None and kind != "huggingface":
         raise UsageError(f"--task is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --task out")
+    if part is not None and kind != "huggingface":
+        raise UsageError(f"--part is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --part out")
     if weights == "random" and kind not in ("zoo", "huggingface"):
         raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
     if axis_names and kind != "onnx":
@@ -76,6 +90,7 @@ def recognise(
         kind=kind,
         reference=reference,
         task=task,
+        part=part,
         weights=weights,
         revision=revision,
         samples=_samples(samples),
@@ -128,12 +143,14 @@ def _kind(text: str) -> tuple[Kind, str]:
     if suffix == ".pb":
         path = _file(text, "graph")
         return ("savedmodel", str(path.parent)) if path.name == SAVED_MODEL else ("graphdef", str(path))
+    if (suffix in PICKLES or suffix in SCRIPTS) and _is_script(_file(text, "model")):
+        return "torchscript", str(_file(text, "model"))
     if suffix in PICKLES:
-        _file(text, "model")
         raise InputError(
             f"{text} is a pickle by its suffix: opening one runs whatever code it holds, so accel never does",
             fix="give `file.py:factory`, a function that builds the module and loads the weights (torch.load with "
-            "weights_only=True), a Hugging Face folder with safetensors, or a .pt2 from torch.export.save",
+            "weights_only=True), a Hugging Face folder with safetensors, a .pt2 from torch.export.save, or TorchScript "
+            "from torch.jit.save",
         )
     if suffix == ".safetensors":
         _file(text, "model")
@@ -150,6 +167,16 @@ def _kind(text: str) -> tuple[Kind, str]:
         f"unknown model {text!r}{nearest(text, known)}",
         fix="`accel zoo` lists the names; a hub id is written org/name, a folder or file by its path",
     )
+
+
+def _is_script(path: Path) -> bool:
+    """Say whether a file is an archive with code of TorchScript beside its pickles."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+    except (zipfile.BadZipFile, OSError):
+        return False
+    return "constants.pkl" in names and any(name.startswith("code/") for name in names)
 
 
 def _path(text: str) -> Path:
@@ -286,7 +313,7 @@ def content_key(request: SourceRequest) -> str | None:
     weights = request.weights if request.weights == "random" else "stored"
     # Files stand for themselves wherever they lie; only a name that is not a path belongs to the content.
     name = request.reference if request.kind == "zoo" else ""
-    return sha256_json([request.kind, name, request.task, weights, hashes, to_json(request.graph)])
+    return sha256_json([request.kind, name, [request.task, request.part], weights, hashes, to_json(request.graph)])
 
 
 def quick_key(request: SourceRequest) -> str | None:
@@ -325,7 +352,7 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
     path = Path(request.reference)
     if request.kind == "savedmodel":
         return {p.relative_to(path).as_posix(): p for p in sorted(path.rglob("*")) if p.is_file()}
-    if request.kind in ("exported", "keras", "graphdef"):
+    if request.kind in ("exported", "torchscript", "keras", "graphdef"):
         return {path.name: path}
     return {path.name: path} | {name: path.parent / name for name in external_files(path)}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import InputError, UsageError, nearest
+from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.values import GraphChoice
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SAVED_MODEL
@@ -53,6 +54,12 @@ def open_saved_model(folder: Path, wanted: str | None) -> Opened:
         with quiet():
             loaded = tf.saved_model.load(str(folder), tags=list(meta.meta_info_def.tags))
     except Exception as error:
+        try:
+            return _open_main_graph(folder, meta, name)
+        except AccelError:
+            raise
+        except Exception:  # noqa: BLE001  what the loader of TensorFlow 2 said is the reason
+            pass
         raise InputError(
             f"TensorFlow {tf.__version__} cannot load {folder}: {explain(error)}",
             fix="save it again; an operator that is not registered belongs to a library that accel does not load",
@@ -69,6 +76,45 @@ def open_saved_model(folder: Path, wanted: str | None) -> Opened:
 
     gives = {n: t.dtype.name for n, t in function.structured_outputs.items()}
     return Opened(ports, call, loaded, signature=name, gives=gives)
+
+
+def _open_main_graph(folder: Path, meta: Any, name: str) -> Opened:
+    """Open a signature by the main graph alone, as TensorFlow 1 and servers do, its variables frozen.
+
+    Objects beside the graph (an optimiser of another Keras, say) may be such that TensorFlow 2 cannot make them. What
+    this runs is a part of what ``check_saved_model`` has checked.
+    """
+    tf = import_tensorflow()
+    from tensorflow.python.framework import convert_to_constants
+
+    with quiet(), tf.compat.v1.Session(graph=tf.Graph()) as session:
+        loaded = tf.compat.v1.saved_model.load(session, list(meta.meta_info_def.tags), str(folder))
+        signature = loaded.signature_def[name]
+        nodes = sorted({node_of(t.name) for t in signature.outputs.values()})
+        frozen = convert_to_constants.convert_variables_to_constants_from_session_graph(
+            session, session.graph.as_graph_def(), nodes
+        )
+    check_graph(frozen, f"signature {name!r} of {folder}")
+    inputs, outputs = ({n: t.name for n, t in sorted(part.items())} for part in (signature.inputs, signature.outputs))
+    return _imported(frozen, inputs, outputs)
+
+
+def _imported(definition: Any, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Opened:
+    """Make a function of a graph; ``inputs`` and ``outputs`` are clients' names → tensors."""
+    tf = import_tensorflow()
+    with quiet():
+        whole = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(definition, name=""), [])
+        feeds, fetches = (
+            [whole.graph.get_tensor_by_name(t if ":" in t else f"{t}:0") for t in names.values()]
+            for names in (inputs, outputs)
+        )
+        function = whole.prune(feeds, fetches)
+    ports = tuple(_port(n, t.shape, t.dtype) for n, t in zip(inputs, feeds, strict=True))
+
+    def call(*tensors: Any) -> dict[str, Any]:
+        return named_tensors(list(function(*tensors)), list(outputs))
+
+    return Opened(ports, call, function)
 
 
 def _serving_graph(folder: Path) -> Any:
@@ -155,6 +201,11 @@ def of_keras(model: Any) -> Opened:
     import keras
 
     shape = _input_structure(model)
+    if shape is None:
+        raise InputError(
+            f"the Keras model {model.name!r} was never built: it has no weights and nothing says what it takes",
+            fix="call it once, or model.build(shape), before it is saved; a factory may return it with samples",
+        )
     tensors = keras.tree.flatten(shape)
     for tensor in tensors:
         if tensor.sparse or getattr(tensor, "ragged", False):
@@ -186,7 +237,10 @@ def open_made(made: FactoryResult, given: Sequence[str]) -> Opened:
     model = made.module
     if _knows_inputs(model):
         opened = of_keras(model)
-        return Opened(opened.ports, opened.call, model, made.samples)
+        ports = opened.ports
+        if made.samples and len(ports) == 1:  # the samples' name, where Keras made one up
+            ports = (dataclasses.replace(ports[0], name=next(iter(made.samples[0]))),)
+        return Opened(ports, opened.call, model, made.samples)
     specs = _declared(model)
     if specs is None:
         wanted = list(made.samples[0]) if made.samples else _required(model, given)
@@ -199,18 +253,32 @@ def open_made(made: FactoryResult, given: Sequence[str]) -> Opened:
         raise InputError(f"the factory's {type(model).__name__} names no inputs", fix="give its parameters names")
     fixed = {"training": False} if "training" in _parameters(model) and not isinstance(model, tf.Module) else {}
 
+    required = _required(model, given)
+    names = {p.name for p in ports}
+    whole = specs is None and len(required) == 1 and not names & set(required)
+
     def call(*tensors: Any) -> dict[str, Any]:
-        return named_tensors(model(**{p.name: t for p, t in zip(ports, tensors, strict=True)}, **fixed))
+        parts = {p.name: t for p, t in zip(ports, tensors, strict=True)}
+        if whole:  # the samples are the one argument, or the parts of the dict that it is
+            return named_tensors(model(parts if len(parts) > 1 else tensors[0], **fixed))
+        return named_tensors(model(**parts, **fixed))
 
     return Opened(ports, call, model, made.samples)
 
 
-def input_names(model: Any) -> list[str]:
-    """Return the names that samples may have, in order."""
+def input_names(model: Any, sample: Any) -> list[str]:
+    """Return the names that samples may have, in order.
+
+    A model of one argument takes a sample of other names as that argument, or as the dict that it is.
+    """
     if _knows_inputs(model):
-        return [p.name for p in of_keras(model).ports]
-    specs = _declared(model)
-    return list(_parameters(model)) if specs is None else list(specs)
+        names = required = [p.name for p in of_keras(model).ports]
+    else:
+        specs = _declared(model)
+        names = list(_parameters(model)) if specs is None else list(specs)
+        required = _required(model, ()) if specs is None else []
+    own = isinstance(sample, Mapping) and len(required) == 1 and not set(sample) & set(names)
+    return list(sample) if own and (len(sample) == 1 or not _knows_inputs(model)) else names
 
 
 def _knows_inputs(model: Any) -> bool:
@@ -297,25 +365,14 @@ def open_frozen(path: Path, choice: GraphChoice) -> Opened:
     if not inputs:
         raise InputError(f"{path.name} has no placeholder before {outputs}: it computes a constant")
     try:
-        with quiet():
-            whole = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(definition, name=""), [])
-            graph = whole.graph
-            feeds, fetches = (
-                [graph.get_tensor_by_name(t if ":" in t else f"{t}:0") for t in names] for names in (inputs, outputs)
-            )
-            function = whole.prune(feeds, fetches)
+        return _imported(definition, *({client_name(t): t for t in names} for names in (inputs, outputs)))
+    except AccelError:
+        raise
     except Exception as error:
         raise InputError(
             f"TensorFlow {tf.__version__} cannot import {path.name}: {explain(error)}",
             fix="name other --input-tensors and --output-tensors, or freeze the graph again",
         ) from error
-    ports = tuple(_port(client_name(t.name), t.shape, t.dtype) for t in feeds)
-    names = [client_name(t.name) for t in fetches]
-
-    def call(*tensors: Any) -> dict[str, Any]:
-        return named_tensors(list(function(*tensors)), names)
-
-    return Opened(ports, call, function)
 
 
 def client_name(tensor: str) -> str:

@@ -7,16 +7,24 @@ from collections.abc import Mapping
 import numpy as np
 
 from accel.accuracy import parity
-from accel.accuracy.parity import Answers
+from accel.accuracy.parity import Answers, Noise
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, Parity
 from accel.exporters.zoo import zoo
 
 
 def compare(
-    source: ModelSource, feeds: Mapping[str, Feed], reference: Answers, answers: Answers, gate: Mapping[str, float]
+    source: ModelSource,
+    feeds: Mapping[str, Feed],
+    reference: Answers,
+    answers: Answers,
+    gate: Mapping[str, float],
+    noise: Noise | None = None,
 ) -> Parity:
     """Compare the answers to ``feeds`` with the reference's; ``gate`` is from ``gate_for``.
+
+    Args:
+        noise: the source's own, where it was measured.
 
     Raises:
         StageError: as ``parity.compare``.
@@ -41,4 +49,5 @@ def compare(
         gate=gate,
         metric=metric if source.gate is not None else None,
         detections=source.detections,
+        noise=noise,
     )

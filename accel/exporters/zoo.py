@@ -51,7 +51,7 @@ class Entry:
         family: what kind of network it is.
         detections: the outputs that are compared as sets of rows: order and padding mean nothing in them.
         static: targets for which a build fixed at the opt shape is worth making.
-        gate: name of the task metric and the least value that passes; it replaces SQNR.
+        gate: name of the task metric and the least value that passes; a floor in dB stays beside it.
         metric: (reference outputs, outputs, feeds), each a sequence over the gate's feeds → the gate's value.
         pipeline: the steps of an ensemble around the model; ``tokenizer`` and the weights' folder complete them.
         small: returns the entry of the reduced model, whose random weights alone exist.

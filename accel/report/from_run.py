@@ -77,7 +77,11 @@ def _row(record: VariantRecord) -> VariantView:
         reason=record.reason or (parity and "; ".join(parity.reasons)) or None,
         gates=tuple(gates),
         outputs=parity.outputs if parity else (),
-        facts=(*(pairs(artifact.facts) if artifact else ()), *_on_the_gpu(record.measurements)),
+        facts=(
+            *(pairs(artifact.facts) if artifact else ()),
+            *(("proof", note) for note in (parity.notes if parity else ())),
+            *_on_the_gpu(record.measurements),
+        ),
     )
 
 
@@ -120,7 +124,8 @@ def _constraint(name: str, value: str) -> str:
 def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionView:
     chosen = by_id.get(decision.chosen or "")
     points = chosen.measurements if chosen else ()
-    latency, best = _shown([p for p in points if (p.via, p.repository) == (_via(decision), decision.repository)])
+    served = None if _via(decision) == "inprocess" else decision.repository
+    latency, best = _shown([p for p in points if (p.via, p.repository) == (_via(decision), served)])
     return DecisionView(
         device=decision.device or "?",
         objective=decision.objective,
@@ -129,7 +134,7 @@ def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionV
         latency=latency,
         best=best,
         via=_via(decision),
-        repository=decision.repository,
+        repository=served,
         reason=_told(decision),
         speedup=decision.speedup,
         speedup_ci=decision.speedup_ci,

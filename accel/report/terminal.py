@@ -35,19 +35,21 @@ class RunTable:
         yield Text("")
         for decision in self.run.decisions:
             yield from _headline(self.run, decision, say)
+        if not self.run.measures:
+            yield Text(say(f"no decision: {self.run.undecided}"), "dim")
         notice = self.run.document.model.notice
         if notice or not self.run.proved:
             yield Text(self.run.accuracy_line, "bold yellow")
         if notice:
             yield Text(say(notice), "yellow")
         for device, rows in self.run.by_device:
-            measured = [v for v in rows if v.latency or v.best]
-            if measured:
+            shown = [v for v in rows if v.latency or v.best or (v.status == "ok" and not self.run.measures)]
+            if shown:
                 yield Text(f"\non {say(device)}\n" if device else "", "bold")
                 wide = options.max_width >= WIDE
-                plain = _table(measured, say, wide=wide)
+                plain = _table(shown, say, wide=wide)
                 room = options.max_width - Measurement.get(console, options, plain).maximum - 3
-                yield _table(measured, say, wide=True, why=room) if wide and room >= LEAST_WHY else plain
+                yield _table(shown, say, wide=True, why=room) if wide and room >= LEAST_WHY else plain
         yield Text("")
         yield from _remarks(self.run, say)
 

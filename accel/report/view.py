@@ -267,6 +267,18 @@ class RunView:
         return "Accuracy UNPROVED: only speed was compared; agreement on these weights or samples proves nothing."
 
     @property
+    def measures(self) -> bool:
+        """Whether the run was to measure anything."""
+        return self.document.settings.get("bench") != "none"
+
+    @property
+    def undecided(self) -> str:
+        """Why a run without decisions has none."""
+        if not self.measures:
+            return "nothing was measured, as asked (--bench none): variants were built, proved and packaged only"
+        return "the run was stopped early, or no variant could be measured"
+
+    @property
     def model(self) -> tuple[tuple[str, str], ...]:
         """Where the model came from and what it takes and gives, as name and text."""
         model = self.document.model
@@ -287,6 +299,8 @@ class RunView:
     @property
     def method(self) -> tuple[str, ...]:
         """How the figures came about, in sentences."""
+        if not self.measures:
+            return (f"Not at all: {self.undecided}.",)
         settings = dict(pairs(self.document.settings))
         rounds = f"Up to {settings['rounds']} rounds" if "rounds" in settings else "Rounds"
         length = f" of {settings['round_s']} s" if "round_s" in settings else ""

@@ -1,16 +1,25 @@
-"""What a model file or a run holds, as plain JSON values for ``accel inspect``."""
+"""What a source, a model file or a run holds, as plain JSON values for ``accel inspect``."""
 
 from __future__ import annotations
 
 import math
+import shlex
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
-from accel.core import document
+from accel.core import document, hardware
 from accel.core.errors import InputError
+from accel.core.processes import Worker
 from accel.core.values import to_json
+from accel.exporters.axes import extents
+from accel.exporters.request import SourceRequest
+from accel.run import tasks
+
+TIMEOUT_S = 600.0
 
 _INT8_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention")
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "MultiHeadAttention", "FusedMatMul")
@@ -44,6 +53,60 @@ def inspect(path: Path) -> dict[str, Any]:
         f"{path.name}: {path.suffix or 'no'} suffix is none that accel inspects",
         fix=f"give .onnx, {', '.join(readers)} or a run",
     )
+
+
+def is_artifact(path: Path) -> bool:
+    """Say whether a path is a run or what a builder made, and no source."""
+    made = {suffix for builder in targets.discover().values() for suffix in builder.inspects}
+    return (path / document.FILENAME).is_file() or path.name == document.FILENAME or path.suffix in made
+
+
+def inspect_source(request: SourceRequest, options: Sequence[str] = ()) -> dict[str, Any]:
+    """Load a source in a worker process and say what it is, what will be hard, and the command that converts it.
+
+    Args:
+        options: what the user gave beside the source, for the command.
+
+    Returns:
+        ``kind``, ``framework``, ``weights``, ``batch`` (whether requests can be merged), ``axes`` (smallest, typical
+        and largest size of each), ``inputs``, ``outputs``, ``hard`` (sentences) and ``command``.
+
+    Raises:
+        AccelError: the source is missing, broken or refused, or nothing says what it takes; the fix names the option.
+    """
+    with tempfile.TemporaryDirectory(prefix="accel-inspect-") as folder:
+        log = Path(folder) / "source.log"
+        with Worker(log, threads=hardware.cpu_threads(), timeout_s=TIMEOUT_S) as worker:
+            source = worker.call(tasks.source_of, request)
+    unbounded = [s.name for s in source.inputs if "int" in s.dtype and s.range is None]
+    batch = all(s.dims[:1] == ("batch",) for s in source.inputs)
+    hard = source.notice.split("; ") if source.notice else []
+    hard += [f"input {name!r} holds integers, and nothing says which: --range {name}=LO:HI" for name in unbounded]
+    if not batch:
+        hard.append("not every input has a batch axis in front: a server cannot merge requests")
+    if source.samples == "random":
+        hard.append("INT8 targets need real inputs: --samples FILE (.npz, .jsonl or file.py:generator)")
+    if any(s.dtype == "int64" for s in source.inputs):
+        hard.append("64-bit integers: --ints io lets clients send 32-bit ones, which OpenVINO and TensorRT compute in")
+    open_axes = {str(d) for s in source.outputs for d in s.dims if isinstance(d, str)} - extents(
+        source.inputs, source.profile
+    ).keys()
+    if open_axes:
+        hard.append(f"sizes of outputs that no input axis has: {', '.join(sorted(open_axes))}")
+    words = ["accel", "convert", request.text, "--targets", "cpu", *options]
+    words += [word for name in unbounded for word in ("--range", f"{name}=LO:HI")]
+    words += ["--samples", "FILE"] if source.samples == "random" else []
+    return {
+        "kind": source.kind,
+        "framework": source.framework,
+        "weights": source.weights,
+        "batch": batch,
+        "axes": {n: [e.min, e.opt, e.max] for n, e in extents(source.inputs, source.profile).items()},
+        "inputs": to_json(source.inputs),
+        "outputs": to_json(source.outputs),
+        "hard": hard,
+        "command": shlex.join(words),
+    }
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -157,6 +157,9 @@ class Job(BaseModel):
     device: Annotated[Literal["cpu", "cuda"] | None, Field(description="Only this device: cpu or cuda")] = None
     weights: Annotated[Weights, Field(description="auto, pretrained or random")] = "auto"
     task: Annotated[str | None, Field(description="Hugging Face task or class, over the one in the config")] = None
+    part: Annotated[
+        str | None, Field(description="Part of a Hugging Face model: encoder, decoder, text, image or step")
+    ] = None
     revision: Annotated[str | None, Field(description="Revision of a hub id")] = None
     signature: Annotated[
         str | None, Field(description="Signature of a SavedModel  [default: serving_default, or the only one]")
@@ -227,8 +230,8 @@ class Job(BaseModel):
         Field(description="Also serve text or pictures in, answers out"),
     ] = None
     bench: Annotated[
-        Literal["inprocess", "triton", "both"],
-        Field(description="Measure inprocess, as triton serves it, or both  [default: inprocess]"),
+        Literal["inprocess", "triton", "both", "none"],
+        Field(description="Measure inprocess, as triton serves it, both, or none (prove only)  [default: inprocess]"),
     ] = "inprocess"
     via: Annotated[
         Literal["embedded", "local", "docker"] | None,
@@ -258,6 +261,7 @@ class Job(BaseModel):
         return sources.recognise(
             self.source,
             task=self.task,
+            part=self.part,
             weights=self.weights,
             revision=self.revision,
             samples=self.samples,
@@ -327,7 +331,7 @@ class Job(BaseModel):
                 raise UsageError(
                     f"--require {text!r} is not among the targets{nearest(text, known)}", fix="add it to --targets"
                 )
-        if job.sandbox and job.bench != "inprocess":
+        if job.sandbox and job.bench in ("triton", "both"):
             raise UsageError(
                 f"--sandbox holds accel's own processes, and --bench {job.bench} runs a server beside them",
                 fix="measure in process, or run accel in a container",

@@ -72,7 +72,7 @@ def portable(source: ModelSource, onnx: str) -> ModelSource:
     samples = source.samples if source.samples in ("zoo", "random") else "given"
     if source.kind == "zoo":
         return replace(source, samples=samples)
-    return replace(source, kind="onnx", reference=onnx, task=None, samples=samples)
+    return replace(source, kind="onnx", reference=onnx, task=None, part=None, samples=samples)
 
 
 def check_source(source: ModelSource, onnx: str) -> None:
@@ -91,7 +91,7 @@ def check_source(source: ModelSource, onnx: str) -> None:
         if source.reference not in zoo().entries() and source.reference.rpartition("@")[0] not in zoo().entries():
             raise refuse(f"the zoo of this accel has no {source.reference!r}")
         metric = zoo().entry(source.reference).gate
-    elif (source.kind, source.reference, source.task) == ("onnx", onnx, None):
+    elif (source.kind, source.reference, source.task, source.part) == ("onnx", onnx, None, None):
         metric = None
     else:
         raise refuse(f"source is {source.kind} {source.reference!r}: expected an entry of the zoo, or onnx {onnx!r}")

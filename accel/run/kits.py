@@ -121,8 +121,7 @@ def write(
     kit = replace(kit, source=kit_rules.portable(kit.source, f"{ONNX}/{kit.onnx.file.path}"))
     wanted = {f"{ONNX}/{f.path}": onnx / f.path for f in (kit.onnx.file, *kit.onnx.data)}
     wanted |= {f"{ONNX}/{p.name}": p for p in sorted(onnx.glob("*.json")) if p.name != "value.json"}
-    parts = (kit.samples.calibration, kit.samples.gate, kit.samples.shapes)
-    wanted |= {f"{SAMPLES}/{f.path}": samples / f.path for f in parts if f is not None}
+    wanted |= {f"{SAMPLES}/{f.path}": samples / f.path for f in kit.samples.files}
     wanted[REFERENCE] = reference
     for name, source in wanted.items():
         target = folder / name
@@ -187,8 +186,7 @@ def _check(kit: DeferredBuild, folder: Path) -> None:
         raise kit_rules.refuse("the typed file did not pass its gate where it was made")
     kit_rules.check_number("feeds", kit.feeds, 1, 1 << 20)
     needed: dict[str, FileRef | None] = {f"{ONNX}/{f.path}": f for f in (kit.onnx.file, *kit.onnx.data)}
-    parts = (samples.calibration, samples.gate, samples.shapes)
-    needed |= {f"{SAMPLES}/{f.path}": f for f in parts if f is not None} | {REFERENCE: None, SCRIPT: None}
+    needed |= {f"{SAMPLES}/{f.path}": f for f in samples.files} | {REFERENCE: None, SCRIPT: None}
     kit_rules.check_files(kit.files, needed, folder, {MANIFEST, signing.SIGNATURE})
     kit_rules.check_overrides(kit.settings["overrides"], (f.path for f in kit.files), GIVEN)
 

@@ -11,24 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from accel.bench.card import watch_card
+from accel.bench.checker import Check
+from accel.bench.expected import Expected, held_to
 from accel.bench.in_process import Plan, ProcessRunner, TimedShape
 from accel.bench.race import LEAST_ROUNDS, Contest, Race
 from accel.bench.rounds import measure
 from accel.bench.stability import p99_calls
 from accel.core.document import Served
-from accel.core.feeds import read_feeds, write_feeds
+from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware, available_memory_bytes
 from accel.core.values import Failed, Measurement, ModelSource, Variant
-from accel.exporters.samples import fit_shape
+from accel.exporters import coverage
+from accel.exporters.axes import batch_axis, batches
 from accel.run import serving, store
 from accel.run.decide import Objective, finalists
 from accel.run.job import Job
 from accel.run.results import Result, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
-from accel.run.stages import FILES, REPOSITORY, Stage, Stages
+from accel.run.stages import FILES, REPOSITORY, Answered, Stage, Stages
 from accel.run.tasks import Described
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
@@ -70,6 +74,7 @@ class MeasuringSession:
 def measure_in_process(
     results: Sequence[Result],
     described: Stage[Described],
+    reference: Stage[Answered] | None,
     scenario: Objective,
     *,
     job: Job,
@@ -80,14 +85,16 @@ def measure_in_process(
 ) -> None:
     """Time everything that was built, also what failed its gate: a reader sees what the error would have bought.
 
-    What no stored session holds is measured; each result gets its points of all sessions, oldest first.
+    What no stored session holds is measured; each result gets its points of all sessions, oldest first. The inputs are
+    among the feeds of the proof; while it is timed a variant that passed is held against the same answers.
     """
     built = {r.variant.id: r for r in results if r.outcome is None and r.built is not None and r.proof is not None}
-    if not built:
+    if not built or reference is None:
         return
     made = described.value
     plan = _plan(scenario, job)
-    points = {id: _points(r.variant, made.source, scenario) for id, r in built.items()}
+    proved = _proved(described, reference)
+    points = {id: _points(r.variant, made.source, scenario, proved) for id, r in built.items()}
     settings = store.key(
         plan=plan,
         budget_s=job.budget_s,
@@ -109,7 +116,10 @@ def measure_in_process(
         number = 1 + max((s.number for s in sessions.values()), default=0)
         key = store.key(settings=settings, number=number, entries=[(id, keys[id]) for id in chosen])
         with kept.writing("measure", key) as folder:
-            feeds = _feeds({p.key: p.shapes for id in chosen for p in points[id]}, described, folder)
+            feeds, expected = folder / "feeds.npz", folder / "expected.npz"
+            timed = {p.key: proved[p.feed] for id in chosen for p in points[id]}
+            write_feeds(feeds, {key: pair.inputs for key, pair in timed.items()})
+            write_feeds(expected, {key: pair.outputs for key, pair in timed.items()})
             watch = watch_card(built[id].variant.target.device for id in chosen)
             runners = [
                 ProcessRunner(
@@ -122,6 +132,9 @@ def measure_in_process(
                     precision=proof.value.precision,
                     plan=plan,
                     feeds=feeds,
+                    check=Check(expected, made.source.outputs, held_to(proof.value.parity), made.source.detections)
+                    if proof.value.parity.passed
+                    else None,
                     threads=job.threads,
                     timeout_s=job.timeout_s,
                     watch=watch,
@@ -157,6 +170,7 @@ def measure_in_process(
 def measure_served(
     results: Sequence[Result],
     described: Stage[Described],
+    reference: Stage[Answered] | None,
     *,
     job: Job,
     kept: store.Store,
@@ -173,7 +187,7 @@ def measure_served(
     """
     passed = [r for r in results if status_of(r)[0] == "ok" and r.proof is not None]
     owners = {name: r for r in passed for name in r.repositories}
-    if not owners:
+    if not owners or reference is None:
         return None
     made = described.value
     emitted = {name: r.repositories[name] for name, r in owners.items()}
@@ -187,8 +201,7 @@ def measure_served(
     )
     if (session := kept.get("served", key, MeasuringSession)) is None:
         with kept.writing("served", key) as folder:
-            shapes = {"opt": {name: shape.opt for name, shape in made.source.profile.items()}}
-            stored = read_feeds(_feeds(shapes, described, folder, items=FEEDS))
+            samples = _samples(made.source, _proved(described, reference))
             runners = [
                 ServerRunner(
                     name,
@@ -198,7 +211,13 @@ def measure_served(
                     has_python_variant=owners[name].python_variant is not None
                     and stage.value.repository.backend != "python",
                     job=job,
-                    feeds=[stored[feed] for feed in sorted(stored)],
+                    feeds=[sample.inputs for sample in samples],
+                    expected=Expected(
+                        [sample.outputs for sample in samples],
+                        made.source.outputs,
+                        held_to(proof.value.parity),
+                        detections=made.source.detections,
+                    ),
                 )
                 for name, stage in emitted.items()
                 if (proof := owners[name].proof)
@@ -259,21 +278,6 @@ def serve(
     return MeasuringSession("", "served", 1, entries, via, release)
 
 
-def batch_axis(source: ModelSource) -> str | None:
-    """Return ``batch`` where that axis leads every input, or None: another one in front counts no items."""
-    return "batch" if source.batched else None
-
-
-def batches(source: ModelSource) -> list[int]:
-    """Return the batch sizes of the throughput scenario: powers of two from the least to the largest of the profile."""
-    axis = batch_axis(source)
-    if axis is None:
-        return [1]
-    first = source.profile[source.inputs[0].name]
-    low, high = first.min[0], first.max[0]
-    return [n for n in (1 << i for i in range(high.bit_length())) if low <= n <= high] or [low]
-
-
 def _show_raw(result: Path, name: str, job: Job) -> None:
     """Let the run directory hold the raw samples of a session, also where a kill or a user took them away."""
     raw = {file.name: file for file in (result / "raw").iterdir()}
@@ -300,15 +304,48 @@ def _plan(scenario: Objective, job: Job) -> Plan:
     return replace(plan, least=p99_calls(min(LEAST_ROUNDS, plan.rounds)), limit_ms=limit)
 
 
-def _points(variant: Variant, source: ModelSource, scenario: Objective) -> tuple[TimedShape, ...]:
+class _Pair(NamedTuple):
+    """A feed and what the source answered to it."""
+
+    inputs: Feed
+    outputs: Feed
+
+
+def _proved(described: Stage[Described], reference: Stage[Answered]) -> dict[str, _Pair]:
+    """Return the feeds of the proof that are timed and served, all real samples without padding, by name."""
+    files = described.value.samples
+    feeds = read_feeds(described.folder / files.shapes.path)
+    feeds |= read_feeds(described.folder / files.coverage.path) if files.coverage else {}
+    answers = read_feeds(reference.folder / reference.value.file)
+    wanted = {"opt", *map(coverage.timed, batches(described.value.source))}
+    return {n: _Pair(feed, answers[n]) for n, feed in feeds.items() if n in wanted and n in answers}
+
+
+def _samples(source: ModelSource, proved: Mapping[str, _Pair]) -> list[_Pair]:
+    """Return up to ``FEEDS`` different samples of the typical shape: rows of a timed batch, where rows are items."""
+    axis = batch_axis(source)
+    most = max((n for n in batches(source) if n <= FEEDS and coverage.timed(n) in proved), default=0)
+    smallest = source.profile[source.inputs[0].name].min[0] if axis else 0
+    if not most or smallest != 1 or any(spec.dims[:1] != (axis,) for spec in source.outputs):
+        return [proved["opt"]]
+    inputs, outputs = proved[coverage.timed(most)]
+    rows = [tuple({k: v[i : i + 1] for k, v in side.items()} for side in (inputs, outputs)) for i in range(most)]
+    return [_Pair(*row) for row in rows]
+
+
+def _points(
+    variant: Variant, source: ModelSource, scenario: Objective, proved: Mapping[str, _Pair]
+) -> tuple[TimedShape, ...]:
     opt = {name: shape.opt for name, shape in variant.profile.items()}
     if variant.static is not None:
         batch = next(iter(opt.values()))[0] if batch_axis(source) else 1
-        return (TimedShape(f"static-{variant.static}", batch, opt),)
+        return (TimedShape(f"static-{variant.static}", batch, opt, "opt"),)
     axis = batch_axis(source)
     sizes = batches(source)[:1] if scenario == "latency" else batches(source)
     return tuple(
-        TimedShape(f"b{n}", n, {name: (n, *shape[1:]) if axis else shape for name, shape in opt.items()}) for n in sizes
+        TimedShape(name, n, {k: (n, *shape[1:]) if axis else shape for k, shape in opt.items()}, name)
+        for n in sizes
+        if (name := coverage.timed(n)) in proved  # what the source refuses is not timed
     )
 
 
@@ -340,31 +377,3 @@ def _finalists(
         seen = [replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
         found += finalists(seen, objective=scenario, baseline=baseline(pool, source, device))
     return found
-
-
-def _feeds(
-    points: Mapping[str, Mapping[str, tuple[int, ...]]],
-    described: Stage[Described],
-    folder: Path,
-    *,
-    items: int | None = None,
-) -> Path:
-    """Write the inputs that variants are timed on: real samples brought to each point's shapes.
-
-    Args:
-        points: key of the point → shapes by input.
-        items: so many samples of each point, under ``<point>-<number>``; None for one, under the point's name.
-
-    Returns:
-        An ``.npz`` with keys ``<point>/<input>``.
-    """
-    source = described.value.source
-    stored = read_feeds(described.folder / described.value.samples.gate.path)
-    shaped = {}
-    for point, shapes in points.items():
-        for number, name in enumerate(sorted(stored)[: items or 1]):
-            key = point if items is None else f"{point}-{number}"
-            shaped[key] = fit_shape(stored[name], source.inputs, shapes, mask=source.mask)
-    feeds = folder / "feeds.npz"
-    write_feeds(feeds, shaped)
-    return feeds

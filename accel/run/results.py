@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from accel.accuracy import parity
 from accel.builders import targets
 from accel.core.document import Served
 from accel.core.hardware import Hardware
@@ -124,10 +125,11 @@ def status_of(result: Result) -> tuple[Status, str | None, str | None]:
         return "deferred", result.outcome.reason, result.outcome.fix or f"accel build {result.outcome.kit}"
     typed: Proof | None = result.typed_proof.value if result.typed_proof else None
     if typed is not None and not typed.parity.passed:
-        return "gate_failed", f"the typed ONNX file, on the CPU: {'; '.join(typed.parity.reasons)}", None
+        reason = f"the typed ONNX file, on the CPU: {'; '.join(typed.parity.reasons)}"
+        return "gate_failed", reason, parity.accept(typed.parity)
     proof: Proof | None = result.proof.value if result.proof else None
     if proof is not None and not proof.parity.passed:
-        return "gate_failed", "; ".join(proof.parity.reasons), None
+        return "gate_failed", "; ".join(proof.parity.reasons), parity.accept(proof.parity)
     return "ok", None, None
 
 

@@ -32,7 +32,7 @@ from accel.core.document import (
 )
 from accel.core.errors import OutputError
 from accel.core.files import remove, replace_folder, write_text, writing
-from accel.core.values import SCHEMA, Artifact, OnnxModel, Typed, extended, to_json
+from accel.core.values import SCHEMA, Artifact, ModelSource, OnnxModel, Typed, extended, to_json
 from accel.exporters.sources import content_key
 from accel.run import store
 from accel.run.job import PYTHON_VARIANT, Job
@@ -41,7 +41,7 @@ from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
 
 OWN = {FILENAME, "report.html", "report.md", "history"} | {
-    *("onnx", "variants", "repositories", "best", "measurements", "logs"),
+    *("source", "onnx", "variants", "repositories", "best", "measurements", "logs"),
 }
 """What a run directory holds."""
 
@@ -94,6 +94,8 @@ def show(run: Run) -> None:
         replace_folder(folder / "onnx", files)
     for result in run.results:
         _show_variant(folder, result, run)
+    if run.job.bench == "none":
+        remove(folder / "best")  # what an earlier run chose is not what this one chose
     for decision in run.decisions:
         if decision.objective != run.job.objectives[0] or decision.via != run.decisions[-1].via:
             continue  # what a server answered counts more than what ran in process, and stands last
@@ -156,7 +158,7 @@ def _document(run: Run) -> RunDocument:
             source=source.reference,
             kind=source.kind,
             framework=source.framework,
-            baseline=_baseline(source.framework),
+            baseline=_baseline(source),
             weights=source.weights,
             revision=source.revision,
             inputs=source.inputs,
@@ -172,6 +174,7 @@ def _document(run: Run) -> RunDocument:
             ),
             onnx=run.onnx.value if run.onnx else None,
             integers=_integers(run),
+            call=source.call,
         ),
         hardware=extended(
             Machine,
@@ -225,10 +228,11 @@ def _integers(run: Run) -> Integers:
     )
 
 
-def _baseline(framework: str) -> Baseline:
+def _baseline(source: ModelSource) -> Baseline:
     """Return the target that runs the source as it is, and what a report calls it."""
-    target = targets.baseline(framework)
-    return Baseline(target=target, name=targets.runtime(target).name)
+    target = targets.baseline(source.framework)
+    name = targets.runtime(target).name
+    return Baseline(target=target, name=f"{name} (exported)" if source.kind == "exported" else name)
 
 
 def _variant(result: Result) -> VariantRecord:
@@ -257,6 +261,7 @@ def _variant(result: Result) -> VariantRecord:
         unverified_for_release=repository.unverified if repository else (),
         cached=bool(result.built and result.built.cached and not result.freshly_measured),
         measurements=result.points,
+        options=result.variant.options,
     )
 
 
@@ -270,6 +275,9 @@ def _build(artifact: Artifact, proof: Proof | None) -> Build:
         versions=artifact.built.versions,
         facts=artifact.built.facts,
         parent_sha256=artifact.parent_sha256,
+        entry=artifact.built.entry,
+        inputs=artifact.built.inputs,
+        outputs=artifact.built.outputs,
     )
 
 

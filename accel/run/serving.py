@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from accel.bench import stability
+from accel.bench.checker import SHARE
 from accel.bench.endpoint import Endpoint
+from accel.bench.expected import Expected
 from accel.bench.load import Generator, Load, Window, fit_feeds
 from accel.bench.race import LEAST_ROUNDS
 from accel.bench.served import Labels, Span, mark, summarise
@@ -52,6 +54,7 @@ class ServerRunner:
         precision: what the artifact really computes in.
         has_python_variant: whether another repository of the run serves the same artifact through the Python backend.
         feeds: different real samples, all at the typical shape.
+        expected: what the responses to them should be; under load as many are looked at as cost little.
     """
 
     def __init__(
@@ -64,10 +67,12 @@ class ServerRunner:
         has_python_variant: bool,
         job: Job,
         feeds: Sequence[Feed],
+        expected: Expected | None = None,
     ) -> None:
         self.name, self._root, self._has_python_variant = name, root, has_python_variant
         self._labels = Labels(backend, job.threads, precision, f"repositories/{name}")
-        self._job, self._feeds = job, feeds
+        self._job, self._feeds, self._expected = job, feeds, expected
+        self._turns = 0
         self._seen = {n: _Seen() for n in CONCURRENCY}
         self._last: list[int] = []
         self._load_ms = 0.0
@@ -78,7 +83,6 @@ class ServerRunner:
     def open(self) -> None:
         """Start the server, check its answers, and warm it up at every load."""
         from accel.triton import manifest
-        from accel.triton.servers import answers
         from accel.triton.servers.server import lacking, start
 
         if self._has_python_variant and lacking(self._root, via=self._job.via):
@@ -94,15 +98,15 @@ class ServerRunner:
         model = promised.models[0]
         if model in server.python_models:
             self._labels = replace(self._labels, backend="python")
-        errors = [f for f in answers.check(server.endpoint, server.root) if f.severity == "error"]
-        if errors:
-            raise CheckFailed(f"served, it answers otherwise than in process: {errors[0].field}: {errors[0].why}")
+        self._served_root = server.root
+        self._check("served")
         log = self.log.with_name(f"{self.name}.load.log")
         generator = Generator(server.endpoint.grpc, log=log, timeout_s=self._job.timeout_s)
         self._generator = self._open.enter_context(generator)
         self._served = generator.describe(model)
         self._fitted = fit_feeds(self._feeds, promised.inputs)
-        generator.open(model, self._fitted)
+        check = self._expected.for_load(self._fitted) if self._expected else None
+        generator.open(model, self._fitted, check=check, share=SHARE)
         for n in CONCURRENCY:
             self._window(n, WARM_S)
 
@@ -122,6 +126,23 @@ class ServerRunner:
             seen.failures += self._generator.failures
             seen.error = seen.error or self._generator.error
             seen.first_ms = seen.first_ms or self._generator.first_ms
+        if self._expected is not None and (worst := self._generator.worst()[1]):
+            verdict = self._expected.judge(self._fitted, worst)
+            if not verdict.passed:
+                raise CheckFailed(f"served under load, it answers otherwise than in process: {verdict.reasons[0]}")
+        self._turns += 1
+        answered = all(len(self._seen[n].windows[-1].answered) for n in self._last)
+        if answered and self._turns & (self._turns - 1) == 0:  # after 1, 2, 4, 8… turns: large shapes take long
+            self._check("served, after the load")
+
+    def _check(self, when: str) -> None:
+        """Hold the answers at the stored points against what they were in process."""
+        from accel.triton.servers import answers
+
+        assert self.endpoint is not None
+        errors = [f for f in answers.check(self.endpoint, self._served_root) if f.severity == "error"]
+        if errors:
+            raise CheckFailed(f"{when}, it answers otherwise than in process: {errors[0].field}: {errors[0].why}")
 
     def discard(self) -> None:
         """Forget the windows of the last turn."""

@@ -7,6 +7,7 @@ where the result depends on the machine, the hardware's fingerprint. What happen
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Callable
@@ -109,7 +110,7 @@ class Stages:
     def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
         request = self._job.request
-        quick = sources.quick_key(request) or worker.call(tasks.source_key, request)
+        quick = sources.quick_key(request) or worker.call(tasks.source_of, request).key
         code = store.code_hash("exporters", "core/feeds.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
@@ -218,6 +219,7 @@ class Stages:
                     described.folder,
                     found,
                     self._job.threads,
+                    reference.folder / reference.value.file,
                 )
                 verdict = self._compare(worker, asked, found, described, reference)
             found.unlink()
@@ -361,6 +363,7 @@ class Stages:
                     described.folder,
                     found,
                     self._job.threads,
+                    reference.folder / reference.value.file,
                 )
             held = ran.precision if asked == "none" else asked
             verdict = self._compare(worker, held, found, described, reference)
@@ -409,6 +412,7 @@ class Stages:
             reference=reference.key,
             python_variant=python_variant,
             name=made.source.name,
+            call=made.source.call,
             version=self._job.model_version,
             release=self._job.triton_release,
             overrides=overrides,
@@ -460,18 +464,41 @@ class Stages:
     def _compare(
         self, worker: Worker, held: str, found: Path, described: Stage[Described], reference: Stage[Answered]
     ) -> Parity:
-        """Hold answers against the gate of a precision."""
+        """Hold answers against the gate of a precision; where dB are missed, against the source's own noise, too."""
         source = described.value.source
-        gate = parity.gate_for(
-            held,
-            outputs=source.outputs,
-            task=source.gate,
-            overrides=dict(self._job.gates),
-            detections=source.detections,
-            items=described.value.samples.gate_items,
+        usual, gate = (
+            parity.gate_for(
+                held,
+                outputs=source.outputs,
+                task=source.gate,
+                overrides=overrides,
+                detections=source.detections,
+                items=described.value.samples.gate_items,
+            )
+            for overrides in ({}, dict(self._job.gates))
         )
         truth = reference.folder / reference.value.file
-        return worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
+        verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
+        if parity.accept(verdict) is not None and (noise := self._noise(described, reference)) is not None:
+            verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate, noise)
+        return dataclasses.replace(verdict, notes=(*parity.lowered(gate, usual), *verdict.notes))
+
+    def _noise(self, described: Stage[Described], reference: Stage[Answered]) -> parity.Noise | None:
+        """Measure how far the source differs from itself when it is computed otherwise; once, and only where asked."""
+        key = store.key(
+            reference=reference.key,
+            code=store.code_hash("exporters", "accuracy", "run/tasks.py"),
+            versions=self._versions,
+        )
+
+        def make(folder: Path) -> parity.Noise:
+            truth = reference.folder / reference.value.file
+            with self.worker("noise") as worker:
+                found = worker.call(tasks.noise, described.value, described.folder, truth)
+            return found or parity.Noise("", ())
+
+        noise = self._stage("noise", key, parity.Noise, make).value
+        return noise if noise.how else None
 
     def python(self, variant: Variant) -> Path:
         """Return the interpreter that builds and runs a variant."""

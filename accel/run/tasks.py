@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from accel.accuracy.parity import FEW_ITEMS
+from accel.accuracy.parity import FEW_ITEMS, Noise
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
 from accel.core.feeds import Feed, fixed_parts, read_feeds, write_feeds
@@ -79,11 +79,11 @@ class Emitted:
     reason: str | None = None
 
 
-def source_key(request: SourceRequest) -> str:
-    """Find the content key of a source whose weights only its own code can make (a factory)."""
+def source_of(request: SourceRequest) -> ModelSource:
+    """Load a source and say what it is, without samples."""
     from accel import exporters
 
-    return exporters.describe(request).key
+    return exporters.describe(request)
 
 
 def describe(request: SourceRequest, out_dir: Path) -> Described:
@@ -96,11 +96,41 @@ def describe(request: SourceRequest, out_dir: Path) -> Described:
 
 
 def reference(described: Described, samples_folder: Path, out: Path) -> int:
-    """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out`` and return how many they are."""
+    """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out`` and return how many they are.
+
+    Coverage feeds get as long as samples and shapes took, and at least ``COVERAGE_S``; one that the source refuses is
+    left out.
+    """
+    from accel.exporters import coverage
+
     model = _load(described.source)
-    feeds = _all_feeds(described.samples, samples_folder)
-    write_feeds(out, {name: model.run(feed) for name, feed in feeds.items()})
-    return len(feeds)
+    begin = time.monotonic()
+    found = {name: model.run(feed) for name, feed in _feeds(described.samples, samples_folder).items()}
+    deadline = time.monotonic() + max(COVERAGE_S, time.monotonic() - begin)
+    for name, feed in _coverage(described.samples, samples_folder).items():
+        if coverage.needed(name) or time.monotonic() < deadline:
+            with contextlib.suppress(StageError):
+                found[name] = model.run(feed)
+    write_feeds(out, found)
+    return len(found)
+
+
+def noise(described: Described, samples_folder: Path, reference: Path) -> Noise | None:
+    """Hold the source against itself, computed in another way: what no variant of it can be asked to undercut.
+
+    Returns:
+        None where there is no other way to compute it.
+    """
+    from accel.exporters import verdict
+    from accel.exporters.source_model import another_way
+
+    feeds = dict(list(_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
+    truth = read_feeds(reference)
+    found = another_way(_load(described.source), {name: feed for name, feed in feeds.items() if name in truth})
+    if found is None:
+        return None
+    how, answers = found
+    return Noise(how, verdict.compare(described.source, feeds, truth, answers, {}).outputs)
 
 
 def export(described: Described, samples_folder: Path, reference: Path, out_dir: Path, opset: int) -> OnnxModel:
@@ -161,34 +191,49 @@ def build(request: BuildRequest, out_dir: Path, parent_sha256: str) -> Artifact:
 
 
 def typed_answers(
-    target: str, typed: Typed, folder: Path, described: Described, samples_folder: Path, out: Path, threads: int
+    target: str,
+    typed: Typed,
+    folder: Path,
+    described: Described,
+    samples_folder: Path,
+    out: Path,
+    threads: int,
+    reference: Path | None = None,
 ) -> int:
     """Run the typed ONNX file of a target over all feeds on the CPU, and return how many they are.
 
     Args:
         folder: where the typed files lie.
         out: file for the answers.
+        reference: as for ``answers``.
     """
     builder = targets.discover()[target]
     assert isinstance(builder, ConvertingBuilder)
     session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
-        feeds = _all_feeds(described.samples, samples_folder)
+        feeds = _proof_feeds(described.samples, samples_folder, reference, target)
         write_feeds(out, {name: session.run(feed) for name, feed in feeds.items()})
         return len(feeds)
 
 
 def answers(
-    artifact: Artifact, folder: Path, described: Described, samples_folder: Path, out: Path, threads: int
+    artifact: Artifact,
+    folder: Path,
+    described: Described,
+    samples_folder: Path,
+    out: Path,
+    threads: int,
+    reference: Path | None = None,
 ) -> Ran:
     """Run a built variant over all feeds it can take, and say in what precision it really ran.
 
     Args:
         folder: where the artifact's files lie.
         out: file for the answers.
+        reference: the source's answers: what it did not answer is not asked for; None asks for all.
     """
     variant, source = artifact.variant, described.source
-    feeds = _all_feeds(described.samples, samples_folder)
+    feeds = _proof_feeds(described.samples, samples_folder, reference, variant.target.name)
     builder = targets.discover()[variant.target.name]
     session = builder.open(artifact, folder, threads=threads, mode="latency")
     with contextlib.closing(session):
@@ -204,9 +249,10 @@ def answers(
                     results[name] = _run_fixed(session.run, feed, source, fixed)
         else:
             results = {name: session.run(feed) for name, feed in feeds.items()}
-        if not results:
+        if variant.static and _different(feeds[name] for name in results) < min(2, described.samples.gate_items):
+            fits = "one gate sample alone fits" if results else "no gate sample fits"
             raise StageError(
-                "no gate sample fits the fixed shape of this build",
+                f"{fits} the fixed shape of this build: that would prove nothing",
                 fix="give samples of that shape with --samples, or leave --static out",
             )
         write_feeds(out, results)
@@ -214,18 +260,27 @@ def answers(
 
 
 def compare(
-    described: Described, samples_folder: Path, reference: Path, answers: Path, gate: Mapping[str, float]
+    described: Described,
+    samples_folder: Path,
+    reference: Path,
+    answers: Path,
+    gate: Mapping[str, float],
+    noise: Noise | None = None,
 ) -> Parity:
-    """Compare answers with the reference and hold them against the gate.
+    """Compare answers with the reference and hold them against the gate; the verdict says what was covered.
 
     Args:
         reference / answers: files of the two.
         gate: metric → least value that passes.
+        noise: the source's own, where it was measured.
     """
-    from accel.exporters import verdict
+    from accel.exporters import coverage, verdict
 
-    feeds = _all_feeds(described.samples, samples_folder)
-    return verdict.compare(described.source, feeds, read_feeds(reference), read_feeds(answers), gate)
+    feeds, truth = _proof_feeds(described.samples, samples_folder), read_feeds(reference)
+    found = {name: answer for name, answer in read_feeds(answers).items() if name in truth}
+    held = verdict.compare(described.source, feeds, truth, found, gate, noise)
+    said = coverage.covered(described.source, {name: feeds[name] for name in found}, len(feeds.keys() - truth.keys()))
+    return replace(held, notes=(*held.notes, said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +325,7 @@ def emit(made: Emission) -> Emitted:
         unproved=made.source.unproved_int64,
         mask=made.source.mask,
         detections=made.source.detections,
+        call=made.source.call,
         parity=made.parity,
         python=made.python,
         builder=targets.discover()[made.artifact.variant.target.name],
@@ -292,6 +348,13 @@ def emit(made: Emission) -> Emitted:
     return Emitted(emitted)
 
 
+COVERAGE_S = 10.0
+"""Least time that the source gets for coverage feeds."""
+NOISE_FEEDS = 20
+"""Feeds on which the source is held against itself: some samples, and the checked shapes."""
+CALIBRATED = ("int8", "fp8")
+"""Precisions whose ranges come from samples."""
+
 _loaded: list[SourceModel] = []
 
 
@@ -304,8 +367,45 @@ def _load(source: ModelSource) -> SourceModel:
     return _loaded[0]
 
 
-def _all_feeds(samples: SampleSet, folder: Path) -> dict[str, dict[str, np.ndarray]]:
+Feeds = dict[str, dict[str, np.ndarray]]
+
+
+def _feeds(samples: SampleSet, folder: Path) -> Feeds:
+    """Return the gate's samples and the checked shapes."""
     return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
+
+
+def _coverage(samples: SampleSet, folder: Path) -> Feeds:
+    return read_feeds(folder / samples.coverage.path) if samples.coverage else {}
+
+
+def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None, target: str | None = None) -> Feeds:
+    """Return all feeds on which variants are compared.
+
+    Args:
+        reference: leaves out what the source did not answer.
+        target: leaves out what is not asked of it.
+    """
+    from accel.exporters.coverage import BEYOND_FEED
+
+    feeds = _feeds(samples, folder) | _coverage(samples, folder)
+    if reference is not None:
+        with np.load(reference, allow_pickle=False) as stored:
+            answered = {key.partition("/")[0] for key in stored.files}
+        feeds = {name: feed for name, feed in feeds.items() if name in answered}
+    if target is not None and targets.discover()[target].targets[target].precision in CALIBRATED:
+        feeds.pop(BEYOND_FEED, None)
+    return feeds
+
+
+def _different(feeds: Iterable[Feed]) -> int:
+    """Count the different items of feeds, by their leading axis."""
+    rows = (tuple(value[i : i + 1].tobytes() for value in feed.values()) for feed in feeds for i in _rows(feed))
+    return len(set(rows))
+
+
+def _rows(feed: Feed) -> range:
+    return range(min((value.shape[0] for value in feed.values() if value.ndim), default=1))
 
 
 def _hidden_axes(source: ModelSource) -> Set[int | str]:

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from accel.core.calls import CallForm
+from accel.core.errors import InputError
 from accel.core.files import read_value, write_text
 from accel.core.values import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, to_json
 
 FILENAME = "manifest.json"
 REFERENCE = "reference.npz"
+ARTIFACT_FOLDER = "artifact"
+"""Where a Python-backend version folder keeps the artifact's files; native backends want them at its top."""
 MASK = "attention_mask"
 """Input that hides padded positions, by the name it had in every manifest that does not state it."""
 
@@ -44,6 +48,7 @@ class Manifest:
         pipeline: the ensemble that takes text or pictures and gives answers, where one was added.
         mask: input that is 0 at padded positions, which no check of the outputs looks at; None where there is none.
         detections: the outputs that are compared as sets of rows, when there are any.
+        call: how Python code calls the model that the artifact was built from (``accel.load``).
     """
 
     variant: str
@@ -66,6 +71,7 @@ class Manifest:
     pipeline: str | None = None
     mask: str | None = MASK
     detections: Detections | None = None
+    call: CallForm | None = None
     schema: int = field(default=SCHEMA)
 
 
@@ -102,5 +108,18 @@ def read(root: Path) -> Manifest:
         root / FILENAME,
         Manifest,
         missing="give the root of a repository that accel emitted",
+        fix="emit the repository again",
+    )
+
+
+def holder(root: Path, manifest: Manifest) -> tuple[str, Path]:
+    """Return the model that has the artifact, and the folder in which the artifact's files lie."""
+    for model in manifest.models:
+        version = root / model / str(manifest.version)
+        for folder in (version, version / ARTIFACT_FOLDER):
+            if all((folder / file.path).is_file() for file in manifest.artifact.files):
+                return model, folder
+    raise InputError(
+        f"no model of {root} has all files of {manifest.variant}: {[f.path for f in manifest.artifact.files]}",
         fix="emit the repository again",
     )

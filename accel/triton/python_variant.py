@@ -17,7 +17,7 @@ from typing import Any
 
 from accel.builders import targets
 from accel.core import temporary
-from accel.core.errors import InputError, OutputError, UnavailableError
+from accel.core.errors import OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
 from accel.core.values import Repository, Skipped
@@ -28,7 +28,7 @@ from accel.triton.launch import script, write_launch
 from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
 from accel.triton.releases import Release, release as find_release
-from accel.triton.repository import ARTIFACT_FOLDER, emit
+from accel.triton.repository import emit
 
 
 def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
@@ -57,9 +57,12 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
     for model in manifest.models:
         check_model_name(model)
     configs = read_configs(root)
-    holder, files = _holder(root, manifest)
+    holder, files = manifests.holder(root, manifest)
     name = _client_name(configs, holder)
-    with replacing(out) as fresh, tempfile.TemporaryDirectory(prefix="twin-", dir=temporary.root()) as scratch:
+    with (
+        replacing(out) as fresh,
+        tempfile.TemporaryDirectory(prefix="variant-", dir=temporary.root()) as scratch,
+    ):
         samples, reference = _points(root, manifest, Path(scratch))
         made = emit(
             manifest.artifact,
@@ -78,6 +81,7 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
             unproved=manifest.unproved_int64,
             mask=manifest.mask,
             detections=manifest.detections,
+            call=manifest.call,
             python=True,
             overrides=_batch_asked(manifest),
         )
@@ -92,19 +96,6 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         pipeline = ensemble.read(root)
         added = ensemble.add(fresh, pipeline) if pipeline is not None else ()
     return dataclasses.replace(made, root=out.name, models=(name, *carried, *added))
-
-
-def _holder(root: Path, manifest: Manifest) -> tuple[str, Path]:
-    """Return the model that has the artifact, and the folder in which the artifact's files lie."""
-    for model in manifest.models:
-        version = root / model / str(manifest.version)
-        for folder in (version, version / ARTIFACT_FOLDER):
-            if all((folder / file.path).is_file() for file in manifest.artifact.files):
-                return model, folder
-    raise InputError(
-        f"no model of {root} has all files of {manifest.variant}: {[f.path for f in manifest.artifact.files]}",
-        fix="emit the repository again",
-    )
 
 
 def _client_name(configs: Mapping[str, Any], holder: str) -> str:
@@ -180,7 +171,9 @@ def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: 
     (out / manifests.FILENAME).unlink()
     unchanged = tuple(f"{model}/" for model in carried)
     known = {f.path: f for f in native.files if f.path.startswith(unchanged)}
-    known |= {f.path: f for f in emitted.files if f.path.startswith(f"{name}/{emitted.version}/{ARTIFACT_FOLDER}/")}
+    known |= {
+        f.path: f for f in emitted.files if f.path.startswith(f"{name}/{emitted.version}/{manifests.ARTIFACT_FOLDER}/")
+    }
     manifests.write(
         dataclasses.replace(
             emitted,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import Builder, targets
+from accel.core.calls import CallForm
 from accel.core.errors import InputError, UsageError
 from accel.core.files import replacing
 from accel.core.values import (
@@ -47,8 +48,6 @@ from accel.triton.verify import verify
 
 __all__ = ["emit", "verify"]
 
-ARTIFACT_FOLDER = "artifact"
-"""Where a Python-backend version folder keeps the artifact's files; native backends want them at its top."""
 CONFIGS_FOLDER = "configs"
 """Where a server started with ``--model-config-name`` looks for ``<name>.pbtxt`` before it takes ``config.pbtxt``.
 
@@ -74,6 +73,7 @@ def emit(
     unproved: tuple[str, ...] = (),
     mask: str | None = manifests.MASK,
     detections: Detections | None = None,
+    call: CallForm | None = None,
     python: bool = False,
     overrides: str = "",
     threads: int | None = None,
@@ -92,6 +92,7 @@ def emit(
         unproved: 64-bit values inside the model that are not proved to fit int32.
         mask: name of the input that is 0 at padded positions.
         detections: the outputs that are compared as sets of rows.
+        call: how Python code calls the model.
         python: serve it through the Python backend, whatever backend the builder would choose.
         overrides: what the user changes in the config, as the text of a partial ``config.pbtxt`` (``overrides``).
         threads: CPU threads it was measured with; None leaves them to the backend.
@@ -167,7 +168,7 @@ def emit(
             batches=merges(served),
         )
         version_folder = fresh / inner / str(model_version)
-        files_folder = version_folder / ARTIFACT_FOLDER if is_python else version_folder
+        files_folder = version_folder / manifests.ARTIFACT_FOLDER if is_python else version_folder
         known = link(artifact.files, artifact_folder, target=files_folder, root=fresh)
         if is_python:
             write_model(
@@ -224,6 +225,7 @@ def emit(
                 hardware=hardware,
                 mask=mask,
                 detections=detections,
+                call=call,
             ),
             fresh,
         )

@@ -60,7 +60,9 @@ def run(asked: argparse.Namespace) -> bool:
             continue
         row = running.run(source, asked.targets, asked.out / "work", limit_s=asked.limit_s)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(row, indent=1) + "\n")
+        whole = file.with_suffix(".part")
+        whole.write_text(json.dumps(row, indent=1) + "\n")
+        whole.replace(file)
         if not asked.keep:
             shutil.rmtree(asked.out / "work" / source.id, ignore_errors=True)
         rows.append(row)

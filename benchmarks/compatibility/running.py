@@ -12,16 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.compatibility.packages import FOLDER
 from benchmarks.compatibility.source import Source
 
-CHEAP = ("--rounds", "2", "--round-s", "0.05", "--objective", "latency", "--threads", "1")
-"""The least that measuring may take, where it cannot be left out."""
-NO_BENCH = ("--bench", "none")
+SETTINGS = ("--bench", "none", "--threads", "1")
+"""Build and prove only, each source on one core."""
 STAGES = {
     "load source": "loaded",
     "reference": "loaded",
@@ -41,19 +39,6 @@ NOT_HERE = 3
 """Exit code of ``make`` for a source whose package is not on this machine."""
 
 Row = dict[str, Any]
-
-
-@cache
-def settings() -> tuple[str, ...]:
-    """Return the cheapest way to build and prove that this ``accel`` has."""
-    found = subprocess.run(
-        [sys.executable, "-m", "accel", "convert", "--help"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "500"},
-    )
-    line = next((part for part in found.stdout.splitlines() if "--bench" in part), "")
-    return NO_BENCH if re.search(r"\bnone\b", line.partition("[default")[0]) else CHEAP
 
 
 def run(source: Source, targets: str, work: Path, *, limit_s: float, extra: Sequence[str] = ()) -> Row:
@@ -78,7 +63,7 @@ def run(source: Source, targets: str, work: Path, *, limit_s: float, extra: Sequ
         return _without_paths({**row, **empty, **_ending(made, start)}, folder)
     reference = made[1].strip().splitlines()[-1]
     arguments = [a.replace("{folder}", str(folder)) for a in source.arguments]
-    words = ["convert", reference, "--targets", targets, *arguments, *settings(), *extra]
+    words = ["convert", reference, "--targets", targets, *arguments, *SETTINGS, *extra]
     command = [sys.executable, "-m", "accel", *words, "-o", str(folder / "run"), "--json"]
     ended = _limited(command, folder, limit_s)
     document = _document(ended[1])
@@ -162,6 +147,9 @@ def _limited(command: Sequence[str], cwd: Path | None, limit_s: float) -> tuple[
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
         return None, out, err
+    except BaseException:  # Ctrl-C reaches this process alone
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def _ending(ended: tuple[int | None, str, str], start: float) -> Row:

@@ -262,7 +262,6 @@ FORMS = {
     "traced": ("Small CNN", "torch.jit.trace"),
     "compiled": ("MLP", "torch.compile"),
     "data_parallel": ("Small CNN", "nn.DataParallel"),
-    "dynamically_quantised": ("MLP", "quantize_dynamic"),
     "half": ("MLP", "FP16 weights"),
     "bfloat16": ("MLP", "BF16 weights"),
     "double": ("MLP", "float64 weights"),
@@ -284,7 +283,6 @@ FORMS = {
     "scalar_input": ("MLP", "a rank-0 input"),
     "decisions": ("MLP", "integers and booleans out"),
     "data_dependent_shape": ("MLP", "an output whose length depends on values"),
-    "tied_shapes": ("MLP", "two inputs tied in shape"),
     "custom_function": ("Binarised network", "autograd.Function"),
     "parametrised": ("MLP", "spectral_norm and weight_norm"),
     "shared_weights": ("MLP", "one layer used three times"),
@@ -295,6 +293,8 @@ FORMS = {
     "byte_pictures": ("Small CNN", "uint8 pictures, channels last"),
 }
 HOPELESS = {
+    "dynamically_quantised": ("MLP", "quantize_dynamic"),
+    "tied_shapes": ("MLP", "two inputs tied in shape"),
     "dropout_left_on": ("MLP", "dropout left on"),
     "changing_buffer": ("MLP", "a buffer that changes with each call"),
     "data_dependent": ("MLP", "control flow that depends on values"),
@@ -322,13 +322,14 @@ def _sources() -> Iterator[Source]:
         yield Source(f"torch/form-{name}", "torch", what, how, factory("forms", name))
     for name, (what, how) in HOPELESS.items():
         yield Source(f"torch/form-{name}", "torch", what, how, factory("forms", name), wants="message")
-    shape = ("--shape", "x:1x3x32x32")
+    shape = ("--shape", "input:1x3x32x32")
     for suffix in ("pt", "jit"):
         make = _written(f"traced.{suffix}", "write_torchscript")
         yield Source(f"torch/file-{suffix}", "torch", "Small CNN", f"a TorchScript file (.{suffix})", make, shape)
     shape = ("--shape", "x:1x512")
     make = installed("silero-vad", "silero_vad/data/silero_vad.jit")
-    yield Source("torch/silero-vad", "torch", "Silero VAD", "silero-vad, silero_vad.jit", make, shape)
+    what = "silero-vad, silero_vad.jit: takes a number, keeps state"
+    yield Source("torch/silero-vad", "torch", "Silero VAD", what, make, shape, wants="message")
     make = _written("state.pth", "write_state_dict")
     yield Source("torch/file-state-dict", "torch", "MLP", "weights without a network", make, wants="message")
     for name, dynamic in (("static", False), ("dynamic", True)):

@@ -45,7 +45,7 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
     cells = [_counts(TITLES[k], [r for r in rows if r["kind"] == k and not r["operator"]]) for k in KINDS]
     cells.append(_counts("all", [r for r in rows if not r["operator"]]))
     cells.append(_counts("single operators", [r for r in rows if r["operator"]]))
-    yield from markdown.table(header, cells, align="lrrrrrrr")
+    yield from _table(header, cells, align="lrrrrrrr")
     tracebacks = [markdown.code(r["id"]) for r in rows if r["traceback"]]
     raw = [markdown.code(r["id"]) for r in rows if unexplained(r)]
     yield from (
@@ -81,7 +81,7 @@ def _models(rows: Sequence[Row]) -> Iterator[str]:
                 markdown.escape(_why(row)),
             ]
         )
-    yield from markdown.table(header, cells, align="l" * len(header))
+    yield from _table(header, cells, align="l" * len(header))
 
 
 def _why(row: Row) -> str:
@@ -92,6 +92,12 @@ def _why(row: Row) -> str:
     if not reasons and row["error"]:
         reasons = [_short(row["error"])]
     return "; ".join(reasons)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
+    """Return the lines of a table; ``align`` holds ``l`` or ``r`` for each column."""
+    rule = [{"l": ":--", "r": "--:"}[side] for side in align]
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
 
 
 def _short(text: str) -> str:

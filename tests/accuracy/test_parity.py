@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from accel.accuracy.detections import match, overlaps
-from accel.accuracy.parity import GATES_DB, check_names, coarser, compare, gate_for
+from accel.accuracy.parity import (
+    GATES_DB,
+    TASK_FLOORS_DB,
+    Noise,
+    accept,
+    check_names,
+    coarser,
+    compare,
+    gate_for,
+    lowered,
+)
 from accel.core.errors import StageError, UsageError
 from accel.core.values import Detections, TensorSpec
 
@@ -184,6 +194,26 @@ def test_padding_is_not_compared():
     assert not judge(truth, found, HIDDEN).passed
 
 
+def test_nan_at_padded_positions_fails_for_it_poisons_what_pools():
+    truth, found = feeds(HIDDEN), feeds(HIDDEN)
+    mask = np.ones((4, 7), np.int64)
+    mask[:, 5:] = 0
+    found["2"]["hidden"][:, 5:] = np.nan
+    verdict = judge(truth, found, HIDDEN, masks=dict.fromkeys(truth, mask), mask_dims=("batch", "seq"))
+    assert not verdict.passed
+    assert "NaN" in verdict.reasons[0]
+    same = feeds(HIDDEN)
+    same["2"]["hidden"][:, 5:] = np.nan  # the reference's own
+    assert judge(same, found, HIDDEN, masks=dict.fromkeys(truth, mask), mask_dims=("batch", "seq")).passed
+
+
+def test_another_width_of_floats_is_another_contract():
+    wide = {f: {"hidden": v["hidden"].astype(np.float64)} for f, v in feeds(HIDDEN).items()}
+    verdict = judge(feeds(HIDDEN), wide, HIDDEN)
+    assert not verdict.passed
+    assert "is float64, expected float32" in verdict.reasons[0]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_nan_fails(bad):
     found = feeds(HIDDEN)
@@ -235,13 +265,74 @@ def test_another_shape_or_a_missing_output_is_an_error():
         judge({"0": {"label": np.arange(4)}}, {"0": {"other": np.arange(4)}}, LABEL)
 
 
-def test_a_task_metric_replaces_sqnr_but_not_a_broken_shape():
-    truth, found = feeds(HIDDEN), feeds(HIDDEN, noise=0.5)
-    verdict = judge(truth, found, HIDDEN, "fp32", task=("rank", 0.98), metric=lambda a, b: 0.99)
-    assert verdict.passed
-    assert not judge(truth, found, HIDDEN, "int8", task=("rank", 0.98), metric=lambda a, b: 0.97).passed
-    found["max"]["hidden"][:] = 0
-    assert not judge(truth, found, HIDDEN, "int8", task=("rank", 0.98), metric=lambda a, b: 0.99).passed
+@pytest.mark.parametrize("precision", GATES_DB)
+def test_beside_a_task_metric_a_floor_stays(precision):
+    """A metric of ranks let half of the noise on a weight pass as FP32: 19 to 25 dB."""
+    least = TASK_FLOORS_DB[precision]
+    task = {"task": ("rank", 0.98), "metric": lambda a, b: 0.99}
+    for room, passes in ((1.5, True), (-1.5, False)):
+        noisy = feeds(HIDDEN, noise=10 ** (-(least + room) / 20))
+        assert judge(feeds(HIDDEN), noisy, HIDDEN, precision, **task).passed == passes
+    poor = {"task": ("rank", 0.98), "metric": lambda a, b: 0.97}
+    assert not judge(feeds(HIDDEN), feeds(HIDDEN), HIDDEN, precision, **poor).passed
+    broken = feeds(HIDDEN)
+    broken["max"]["hidden"][:] = 0
+    assert not judge(feeds(HIDDEN), broken, HIDDEN, precision, **task).passed
+
+
+def test_a_floor_is_lowered_by_name_and_said():
+    noisy = feeds(HIDDEN, noise=10 ** (-30 / 20))
+    usual = gate_for("fp32", outputs=[HIDDEN], task=("rank", 0.98), overrides={})
+    asked = gate_for("fp32", outputs=[HIDDEN], task=("rank", 0.98), overrides={"fp32": 25.0})
+    assert compare(feeds(HIDDEN), noisy, outputs=[HIDDEN], masks={}, gate=asked, metric=lambda a, b: 1.0).passed
+    assert any("sqnr_db is 25 in place of 80" in note for note in lowered(asked, usual))
+    assert not lowered(usual, usual)
+
+
+def test_a_failing_gate_says_where_how_much_and_what_would_pass():
+    verdict = judge(feeds(HIDDEN), feeds(HIDDEN, noise=10 ** (-63.5 / 20)), HIDDEN)
+    assert "output 'hidden'" in verdict.reasons[0]
+    assert f"is off by up to {verdict.outputs[0].max_abs:.3g}" in verdict.reasons[0]
+    assert accept(verdict) == "if that is accurate enough for you: --gate sqnr_db=63"
+    assert judge(feeds(HIDDEN), feeds(HIDDEN, noise=10 ** (-63.5 / 20)), HIDDEN, overrides={"sqnr_db": 63.0}).passed
+
+
+def test_a_gate_above_the_sources_own_noise_is_lowered_to_what_it_can_have():
+    truth = feeds(HIDDEN)
+
+    def at(db):
+        return feeds(HIDDEN, noise=10 ** (-db / 20))
+
+    def held(db, noise_db):
+        own = Noise("in float64", judge(truth, at(noise_db), HIDDEN).outputs)
+        return judge(truth, at(db), HIDDEN, noise=own)
+
+    noisy = held(63, 66)
+    assert noisy.passed
+    assert noisy.gate["sqnr_db"] == pytest.approx(60, abs=1.5)
+    assert "in place of 80 (output 'hidden' is off by up to" in noisy.notes[0]
+    assert "; the source itself, in float64, gives 6" in noisy.notes[0]
+    assert not held(50, 66).passed
+    wrong = held(63, 115)
+    assert not wrong.passed
+    assert "in float64, gives 11" in wrong.reasons[0]
+    assert not held(3, 5).passed  # no noise of a source lets everything pass
+    assert held(110, 66).gate["sqnr_db"] == 80
+
+
+def test_a_coverage_feed_is_held_alone_and_counts_in_no_mean():
+    truth, found = feeds(HIDDEN), feeds(HIDDEN)
+    for side in (truth, found):
+        side["values-3"] = {"hidden": 50 * side["1"]["hidden"]}
+    assert judge(truth, found, HIDDEN).passed
+    found["values-3"]["hidden"][0, 0] += 1
+    verdict = judge(truth, found, HIDDEN)
+    assert verdict.found["sqnr_db"] is None
+    assert not verdict.passed
+    assert "feed 'values-3'" in verdict.reasons[0]
+    ids = {"0": {"label": np.arange(4)}, "values-0": {"label": np.arange(4)}}
+    other = {"0": {"label": np.arange(4)}, "values-0": {"label": np.arange(4) + 1}}
+    assert not judge(ids, other, LABEL).passed
 
 
 def test_top1_agreement():

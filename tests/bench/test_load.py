@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from accel.bench.checker import check_arrays
 from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import concurrencies, rates
-from accel.bench.sender import check_arrays, due_times
+from accel.bench.sender import due_times
 from accel.bench.served import most_at_once
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.triton.servers import server

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from accel.bench import rounds
+from accel.bench.checker import Check
 from accel.bench.in_process import Plan, ProcessRunner, TimedShape
 from accel.bench.race import Contest, Race
 from accel.bench.rounds import measure
@@ -23,7 +24,7 @@ def session(tmp_path):
     processes.start()
     np.savez(tmp_path / "feeds.npz", **{"b1/x": np.zeros((1, 4), np.int64), "bad/x": np.zeros((1, 3), np.int64)})
 
-    def run(plan=LATENCY, points=("b1",), **files):
+    def run(plan=LATENCY, points=("b1",), check=None, **files):
         runners = []
         for id, content in files.items():
             folder = tmp_path / id
@@ -45,6 +46,7 @@ def session(tmp_path):
                     feeds=tmp_path / "feeds.npz",
                     threads=1,
                     timeout_s=60,
+                    check=check,
                 )
             )
         return measure(
@@ -73,6 +75,22 @@ def test_a_failing_runner_leaves_whatever_class_its_error_has(session):
     assert point.effective_precision == "fp32"
     assert len(point.rounds_ms) == 3
     assert not processes._running
+
+
+@pytest.mark.parametrize("scenario", ["latency", "throughput"])
+def test_wrong_answers_while_timed_are_a_failure(session, tmp_path, scenario):
+    """The null target answers zeros: it keeps its figures only where zeros are right."""
+    plan = Plan(scenario, rounds=2, round_s=0.02, warm_s=0.01)
+    outputs = (TensorSpec("y", "float32", ("batch",)),)
+    for name, value in (("right", 0.0), ("wrong", 1.0)):
+        np.savez(tmp_path / f"{name}.npz", **{"b1/y": np.full(1, value, np.float32)})
+        found = session(
+            plan=plan, check=Check(tmp_path / f"{name}.npz", outputs, {"shape_db": 59.0}), **{name: '{"latency_ms": 1}'}
+        )
+        if name == "right":
+            assert not isinstance(found["right"], Failed)
+    assert isinstance(found["wrong"], Failed)
+    assert f"timed for {scenario}, it answers otherwise than when it was proved: shape_db" in found["wrong"].cause
 
 
 @pytest.mark.parametrize("reserve", [0.0, 2.0])

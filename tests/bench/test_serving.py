@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import null_repository
+import numpy as np
 import pytest
 
+from accel.bench.expected import Expected
 from accel.core.values import sha256_file
 from accel.exporters.request import SourceRequest
 from accel.run import measuring, serving
@@ -24,6 +26,24 @@ class Breaking(TritonPythonModel):
 
 
 TritonPythonModel = Breaking
+"""
+
+
+WRONG = """
+
+class Wrong(TritonPythonModel):
+    calls = 0
+
+    def run(self, feeds):
+        found = super().run(feeds)
+        Wrong.calls += 1
+        if {when}:
+            for answer in found:
+                answer["pooled"] = answer["pooled"] + 1
+        return found
+
+
+TritonPythonModel = Wrong
 """
 
 
@@ -58,7 +78,7 @@ def test_a_repository_that_answers_with_errors_fails_alone(repositories, tmp_pat
 
     def progress(name: str, doing: str) -> None:
         told.append((name, doing))
-        if doing == "served, round 2 of 2":
+        if doing == "served, round 2":
             flag.touch()
 
     source = SourceRequest("factory", "factory", "/null.py:build")
@@ -77,3 +97,37 @@ def test_a_repository_that_answers_with_errors_fails_alone(repositories, tmp_pat
     assert "it broke" in broken.failed.cause
     assert sorted(told[:2]) == [("breaks", "starting a server"), ("good", "starting a server")]
     assert len(told) == 6
+
+
+def test_wrong_answers_under_load_and_after_it_are_a_failure(tmp_path, monkeypatch):
+    """One response in 40, and all from a moment on: each answered rightly when the server was started."""
+    for name, value in (("ROUNDS", 2), ("ROUND_S", 0.4), ("WARM_S", 0.1), ("SETTLE_S", 0.05), ("CONCURRENCY", (4,))):
+        monkeypatch.setattr(serving, name, value)
+    flag = tmp_path / "turned"
+    source = SourceRequest("factory", "factory", "/null.py:build")
+    job = Job(source=source, targets="null", out=tmp_path / "run", via="embedded")
+    feeds = [null_repository.feed(null_repository.SHAPES["opt"], seed) for seed in range(4)]
+    right = Expected([{"pooled": np.zeros((1, 4), np.float32)}] * 4, null_repository.OUTPUTS, {"sqnr_db": 59.0})
+    runners = []
+    for name, when, expected in (
+        ("sound", "False", right),
+        ("seldom", "Wrong.calls > 50 and Wrong.calls % 40 == 0", right),
+        ("later", f"os.path.exists({str(flag)!r})", None),
+    ):
+        root = null_repository.write(tmp_path / name)
+        with (root / "nothing" / "1" / "model.py").open("a") as file:
+            file.write(WRONG.format(when=when))
+        _seal(root, "nothing/1/model.py")
+        how = {"backend": "python", "precision": "none", "has_python_variant": False, "job": job, "feeds": feeds}
+        runners.append(ServerRunner(name, root, **how, expected=expected))
+    (tmp_path / "out").mkdir()
+
+    def progress(name: str, doing: str) -> None:
+        if doing == "served, round 2":
+            flag.touch()
+
+    session = measuring.serve(runners, {r.name: "key" for r in runners}, tmp_path / "out", progress)
+    sound, seldom, later = session.entries
+    assert sound.failed is None
+    assert "served under load, it answers otherwise than in process: sqnr_db" in seldom.failed.cause
+    assert "served, after the load, it answers otherwise than in process: outputs/" in later.failed.cause

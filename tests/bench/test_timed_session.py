@@ -1,10 +1,14 @@
 """The timed loops, on a session whose calls take a known time."""
 
+import time
+
 import numpy as np
 import pytest
 
+from accel.bench.checker import VALUES, Check, Checker, checker
 from accel.bench.timed_session import TimedSession
 from accel.builders.to_null import NullSession
+from accel.core.feeds import write_feeds
 from accel.core.values import TensorSpec
 
 SPEC = TensorSpec("x", "float32", ("batch", 2))
@@ -28,3 +32,68 @@ def test_calls_over_the_limit_are_not_repeated_for_a_percentile(timed, limit_ms,
     assert len(timed.latency("b1", 0.0, 40, limit_ms)) <= most
     assert len(timed.throughput("b1", 0.0, 20, limit_ms)[0]) <= most
     assert len(timed.latency("b1", 0.0, 40, 1e6)) == 40
+
+
+class Turning(NullSession):
+    """Answers what is right until it turns."""
+
+    def __init__(self, wrong, slots=2):
+        super().__init__((SPEC,), (OUT,), latency_ms=0.05, slots=slots)
+        self._wrong, self.calls = wrong, 0
+
+    def read(self, *, slot=0):
+        self.calls += 1
+        found = super().read(slot=slot)
+        return found if self._wrong(self.calls, slot) else {"y": found["y"] + RIGHT}
+
+
+OUT = TensorSpec("y", "float32", ("batch", 2))
+RIGHT = np.float32([[1.0, -2.0]])
+
+
+@pytest.mark.parametrize("mode", ["latency", "throughput"])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("sound", lambda call, slot: False),
+        ("from call 81 on", lambda call, slot: call > 80),
+        ("one call in 40", lambda call, slot: call % 40 == 0),
+        ("the second slot", lambda call, slot: slot == 1),
+        ("this mode only", lambda call, slot: True),
+    ],
+)
+def test_answers_are_looked_at_while_they_are_timed(tmp_path, mode, name, wrong):
+    """A session that answers zeros after its proof was proved, measured and chosen."""
+    feed = {"x": np.zeros((2, 2), np.float32)}
+    write_feeds(tmp_path / "expected.npz", {"b2": {"y": np.float32([[1, -2], [1, -2]])}})
+    check = Check(tmp_path / "expected.npz", (OUT,), {"shape_db": 59.0})
+    watch = checker(check, share=None if mode == "latency" else 0.2)
+    made = TimedSession(Turning(wrong), {"b2": feed}, watch.look)
+    times = made.latency("b2", 0.0, 400) if mode == "latency" else made.throughput("b2", 0.5, 400)[0]
+    assert len(times) >= 400
+    assert watch.checked >= 20
+    reasons = watch.judge(check).reasons
+    right = name == "sound" or (name == "the second slot" and mode == "latency")
+    assert (not reasons) == right, reasons
+
+
+def test_looking_takes_no_more_than_its_share():
+    """Between calls under way a look costs what it takes: few are made where calls are short."""
+    watch = Checker({"expected/b1/y": np.zeros((512, 512), np.float32)}, share=0.02)
+    answer = {"y": np.zeros((512, 512), np.float32)}
+    begin = time.perf_counter()
+    for _ in range(20_000):
+        watch.look("b1", answer)
+    each = time.perf_counter() - begin
+    assert 0 < watch.checked < 2_000
+    assert each < 20
+
+
+def test_a_look_reaches_every_value_in_turn():
+    truth = np.zeros((1, 3 * VALUES), np.float32)
+    found = truth.copy()
+    found[0, 7] = 1.0
+    watch = Checker({"expected/b1/y": truth})
+    for _ in range(3):
+        watch.look("b1", {"y": found})
+    assert watch.noise["b1/y"] == 1.0

@@ -57,7 +57,7 @@ def frozen():
 
 class Nested(Net):
     def forward(self, x):
-        return {"a": (x, x)}
+        return {"a": (x, "text")}
 
 def nested():
     return Nested()

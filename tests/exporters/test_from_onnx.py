@@ -10,7 +10,9 @@ import onnx
 import pytest
 
 from accel.core.errors import InputError, SampleError, StageError, UsageError
+from accel.core.feeds import read_feeds
 from accel.exporters import describe, export_onnx, load
+from accel.exporters.samples import make_samples
 from accel.exporters.sources import quick_key, recognise
 
 MakeOnnx = Callable[..., Path]
@@ -206,3 +208,45 @@ def test_strings_are_refused_by_name(tmp_path: Path, what: str) -> None:
     onnx.save(h.make_model(h.make_graph(nodes, "g", [x], [y]), opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
     with pytest.raises(InputError, match=rf"{what} '{'x' if what == 'input' else 'y'}' holds strings"):
         describe(recognise(str(tmp_path / "m.onnx")))
+
+
+def table_model(path: Path) -> Path:
+    """Look ids up in a table of 50 rows, through a cast and another axis, and positions in one of 9 columns."""
+    h, t = onnx.helper, onnx.TensorProto
+    nodes = [
+        h.make_node("Cast", ["ids"], ["narrow"], to=t.INT32),
+        h.make_node("Unsqueeze", ["narrow", "axis"], ["wide"]),
+        h.make_node("Gather", ["words", "wide"], ["rows"]),
+        h.make_node("Gather", ["places", "at"], ["columns"], axis=1),
+        h.make_node("Identity", ["rows"], ["y"]),
+        h.make_node("Identity", ["columns"], ["z"]),
+    ]
+    stored = [
+        onnx.numpy_helper.from_array(np.ones((50, 4), np.float32), "words"),
+        onnx.numpy_helper.from_array(np.ones((2, 9), np.float32), "places"),
+        onnx.numpy_helper.from_array(np.array([1]), "axis"),
+    ]
+    inputs = [h.make_tensor_value_info(n, t.INT64, ["batch"]) for n in ("ids", "at")]
+    outputs = [
+        h.make_tensor_value_info("y", t.FLOAT, ["batch", 1, 4]),
+        h.make_tensor_value_info("z", t.FLOAT, [2, "batch"]),
+    ]
+    graph = h.make_graph(nodes, "g", inputs, outputs, stored)
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def test_without_samples_integers_are_bounded_by_the_tables_they_index(tmp_path: Path) -> None:
+    path = table_model(tmp_path / "m.onnx")
+    source = describe(recognise(str(path)))
+    assert [s.range for s in source.inputs] == [(0, 49), (0, 8)]
+    assert "input 'ids': values 0 to 49 assumed" in (source.notice or "")
+    samples = make_samples(source, recognise(str(path)), tmp_path / "out")
+    values = np.concatenate([f["ids"].ravel() for f in read_feeds(tmp_path / "out" / "gate.npz").values()])
+    assert (values.min(), values.max()) == (0, 49)
+    assert (source.accuracy, samples.calibration) == ("unproved", None)
+    told = describe(recognise(str(path), ranges={"ids": (3, 7)}))
+    assert [s.range for s in told.inputs] == [(3, 7), (0, 8)]
+    np.savez(tmp_path / "s.npz", ids=np.arange(-4, 4), at=np.arange(8))
+    own = describe(recognise(str(path), samples=str(tmp_path / "s.npz")))
+    assert [s.range for s in own.inputs] == [None, None], "what the user has is not held against a guess"

@@ -117,6 +117,25 @@ def half():
 
 def other():
     return 3
+
+def unbuilt():
+    return keras.Sequential([keras.layers.Dense(3)]), {"x": np.ones((4, 8), "float32")}
+
+def built():
+    model, samples = unbuilt()
+    model(samples["x"])
+    return model, samples
+
+class Dicts(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(3)
+
+    def call(self, inputs):
+        return {"sum": self.head(inputs["left"] + inputs["right"])}
+
+def dicts():
+    return Dicts(), {"left": np.ones((4, 8), "float32"), "right": np.ones((4, 8), "float32")}
 """
 
 
@@ -278,6 +297,58 @@ def test_functions_and_subclassed_models_are_sources(
     exporters.export_onnx(source, tmp_path, model=model)
     for point in reference_points(model):
         assert all(np.isfinite(v).all() for v in point.answer.values())
+
+
+@pytest.mark.parametrize(("name", "inputs"), [("unbuilt", ["x"]), ("built", ["x"]), ("dicts", ["left", "right"])])
+def test_the_one_argument_of_a_keras_model_is_called_as_the_samples_call_it(
+    describe: Callable[..., ModelSource], name: str, inputs: list[str]
+) -> None:
+    """A Sequential that was never built is built from its samples; a dict of samples is given as the dict it is."""
+    source = describe(f"f.py:{name}")
+    assert [s.name for s in source.inputs] == inputs
+    found = exporters.load(source).run({n: np.ones((4, 8), np.float32) for n in inputs})
+    assert next(iter(found.values())).shape == (4, 3)
+
+
+def test_a_keras_file_that_was_never_built_says_so(describe: Callable[..., ModelSource], made: Path) -> None:
+    import keras
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        keras.Sequential([keras.layers.Dense(3)]).save(made / "unbuilt.keras")
+    with pytest.raises(InputError, match="was never built"):
+        describe("unbuilt.keras")
+
+
+def test_objects_that_tensorflow_2_cannot_make_do_not_matter(describe: Callable[..., ModelSource], made: Path) -> None:
+    """An optimiser of another Keras has slots, and loads as an object without ``add_slot``: the graph is enough."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    tf = import_tensorflow()
+    net = tf.Module()
+    net.weight, net.bias = tf.Variable(tf.eye(4, 3)), tf.Variable(tf.ones(3))
+    net.score = tf.function(
+        lambda x: {"y": x @ net.weight + net.bias}, input_signature=[tf.TensorSpec((None, 4), name="x")]
+    )
+    tf.saved_model.save(net, str(made / "slots"), signatures=net.score)
+    file = made / "slots" / "saved_model.pb"
+    model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    nodes = model.meta_graphs[0].object_graph_def.nodes
+    variables = [i for i, node in enumerate(nodes) if node.WhichOneof("kind") == "variable"]
+    optimiser = nodes.add()
+    optimiser.user_object.identifier = "optimizer"
+    optimiser.user_object.version.producer = 1
+    optimiser.slot_variables.add(
+        original_variable_node_id=variables[0], slot_name="m", slot_variable_node_id=variables[1]
+    )
+    nodes[0].children.add(node_id=len(nodes) - 1, local_name="optimizer")
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(AttributeError, match="add_slot"):
+        tf.saved_model.load(str(made / "slots"))
+    source = describe("slots")
+    assert [(s.name, s.dims) for s in (*source.inputs, *source.outputs)] == [("x", ("batch", 4)), ("y", ("batch", 3))]
+    found = exporters.load(source).run({"x": np.ones((2, 4), np.float32)})["y"]
+    np.testing.assert_array_equal(found, np.full((2, 3), 2, np.float32))
 
 
 def test_names_that_keras_makes_up_stay(describe: Callable[..., ModelSource]) -> None:

@@ -29,6 +29,24 @@ def test_a_factory_without_samples_gets_a_dynamic_batch(factory_file: Path) -> N
     assert answer["hidden"].shape == (5, 16)
 
 
+def test_a_scalar_output_is_one_element(tmp_path: Path) -> None:
+    code = """import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x * 2, "total": x.sum()}
+
+def make():
+    return Net()
+"""
+    (tmp_path / "scalar.py").write_text(code)
+    source = describe(recognise(f"{tmp_path / 'scalar.py'}:make", opt_shapes={"x": (1, 8)}))
+    assert [s.dims for s in source.outputs] == [("batch", 8), (1,)]
+    model = load(source)
+    assert model.run({"x": np.ones((3, 8), np.float32)})["total"].tolist() == [24.0]
+    assert export_onnx(source, tmp_path / "out", model=model).outputs[1].dims == (1,)
+
+
 def test_a_factory_with_samples_needs_no_shapes(factory_file: Path) -> None:
     source = describe(recognise(f"{factory_file}:sampled"))
     assert source.inputs[0].dims == ("batch", 8)
@@ -72,7 +90,7 @@ def test_the_key_of_a_factory_is_its_source_and_weights(factory_file: Path) -> N
     ("function", "error", "says"),
     [
         ("raises", StageError, "forward raised ZeroDivisionError on x float32"),
-        ("nested", StageError, "expected a tensor"),
+        ("nested", StageError, "a_1: str: expected tensors"),
         ("breaks", InputError, "weights.bin is not here"),
         ("not_a_module", InputError, "returned int"),
         ("absent", InputError, "no function 'absent'"),

@@ -34,7 +34,7 @@ def test_defaults():
         ({"require": ["ort@cuda"]}, "not among the targets"),
         ({"require": ["aoti"]}, "not among the targets"),
         ({"objective": "speed"}, "latency or throughput"),
-        ({"bench": "tritn"}, r"inprocess, triton or both \(did you mean triton"),
+        ({"bench": "tritn"}, r"inprocess, triton, both or none \(did you mean triton"),
         ({"via": "podman"}, "embedded, local or docker"),
         ({"ints": "all"}, "keep, io or interior"),
     ],

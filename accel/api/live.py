@@ -1,9 +1,13 @@
-"""What a person sees while a command runs: rich progress on a terminal, plain lines elsewhere. All on stderr."""
+"""What a person sees while a run goes on: rich progress on a terminal, plain lines elsewhere. All on stderr."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +17,62 @@ from rich.table import Table
 from rich.text import Text
 
 from accel.core.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of a run.
+
+    Attributes:
+        kind: a ``stage`` begins, a ``variant`` is worked on, is ``done``, or there is a ``notice``.
+        id: of the variant; empty for a stage and a notice.
+        text: what happens.
+        ok: whether a variant that is done is good so far; None for other kinds.
+    """
+
+    kind: Literal["stage", "variant", "done", "notice"]
+    text: str
+    id: str = ""
+    ok: bool | None = None
+
+
+Watcher = Progress | Callable[[Event], None] | bool | None
+"""Who is told of a run: None for whoever looks on, False for nobody, or a function of events."""
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher) -> Iterator[Progress]:
+    """Give the progress of a run to whoever is to be told: by default a terminal or a notebook, and no log file."""
+    if watcher is None or watcher is True:
+        console = Console(stderr=True)
+        if console.is_terminal and not console.is_jupyter:
+            with LiveProgress(console) as shown:
+                yield shown
+            return
+        yield PlainProgress(console) if console.is_jupyter or watcher else Progress()
+    elif isinstance(watcher, Progress):
+        yield watcher
+    else:
+        yield CalledProgress(watcher) if watcher else Progress()
+
+
+class CalledProgress(Progress):
+    """Gives each event to a function; what that raises ends the run."""
+
+    def __init__(self, function: Callable[[Event], None]) -> None:
+        self._function = function
+
+    def stage(self, name: str) -> None:
+        self._function(Event("stage", name))
+
+    def variant(self, id: str, doing: str) -> None:
+        self._function(Event("variant", doing, id))
+
+    def done(self, id: str, outcome: str, *, ok: bool) -> None:
+        self._function(Event("done", outcome, id, ok))
+
+    def notice(self, text: str) -> None:
+        self._function(Event("notice", text))
 
 
 class LiveProgress(Progress):

@@ -1,0 +1,308 @@
+"""A built variant as something to call: the arguments and the result of the model that it was built from.
+
+Knows artifacts and their sessions. Imports NumPy, the core of accel and the builders' own modules, so that a process
+needs nothing but the runtime of what it loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import operator
+import queue
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from accel.builders import Session, targets
+from accel.core import document, environments, hardware
+from accel.core.calls import CallForm, Outputs, is_tensor, leaves
+from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
+from accel.core.feeds import fit_inputs
+from accel.core.values import Artifact, TensorSpec
+from accel.triton import manifest as manifests
+
+BEST, VARIANTS = "best", "variants"
+
+
+class Model:
+    """A variant, loaded into this process; call it as the model that it was built from.
+
+    Arguments may be torch tensors, TensorFlow tensors or arrays, alone or nested as they were in the samples; the
+    result holds what was given. Any thread may call it. Pickling one keeps the path and loads it again.
+
+    Attributes:
+        path: the repository it was loaded from.
+        id: of the variant.
+        inputs / outputs: names, dtypes and dims.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        artifact: Artifact,
+        folder: Path,
+        *,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        form: CallForm | None = None,
+        threads: int | None = None,
+        mode: Literal["latency", "throughput"] = "latency",
+    ) -> None:
+        self.path, self.id = path, artifact.variant.id
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._how = (threads, mode)
+        self._form = form or CallForm(tuple(spec.name for spec in inputs))
+        self._session = _opened(artifact, folder, threads or hardware.cpu_threads(), mode)
+        promised = {spec.name: spec for spec in inputs}
+        self._specs = {s.name: _inner(s, promised[s.name]) for s in self._session.inputs}
+        self._takes = tuple(self._specs.values())
+        profile = artifact.variant.profile
+        self._sizes = [(n, tuple(profile[n].min), tuple(profile[n].max), profile[n].multiples) for n in self._specs]
+        dtypes = {spec.name: np.dtype(self._form.dtypes.get(spec.name, spec.dtype)) for spec in outputs}
+        self._dtypes = list(dtypes.items())
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(self._session.slots):
+            self._free.put(slot)
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the variant.
+
+        Returns:
+            What the model itself returns: a tensor, or tensors in tuples, lists, dicts or objects of its own class
+            where this process has that class, else ``Outputs``. Of torch where torch tensors were given, else NumPy.
+
+        Raises:
+            UsageError: an argument that the model does not take, or one that was optimised with another value.
+            SampleError: an input is missing or does not fit: its rank, its dtype, or sizes that were not proved.
+            StageError: the runtime failed, or the model is closed.
+        """
+        if args:
+            kwargs = self._named(args, kwargs)
+        feed, like = self._feed(kwargs)
+        outputs = self.run(feed)
+        if like is not None:
+            outputs = {name: like(value) for name, value in outputs.items()}
+        return Outputs(outputs) if self._form.result is None else self._form.result.build(outputs)
+
+    def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run on arrays by input name, and return arrays by output name.
+
+        Raises:
+            SampleError / StageError: as for a call.
+        """
+        session = self._session
+        fitted = self._fitted(feed)
+        slot = self._free.get()
+        try:
+            if self._closed:
+                raise StageError(f"{self.id} is closed", fix="load it again")
+            session.bind(fitted, slot=slot)
+            session.submit(slot=slot)
+            session.wait(slot=slot)
+            found = session.read(slot=slot)
+            if not session.fresh:
+                found = {name: np.array(value) for name, value in found.items()}
+        finally:
+            self._free.put(slot)
+        return {name: v if (v := found[name]).dtype == dtype else v.astype(dtype) for name, dtype in self._dtypes}
+
+    async def async_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the variant on a thread of its own, and let the event loop go on."""
+        with self._lock:
+            self._pool = self._pool or ThreadPoolExecutor(self._session.slots, thread_name_prefix="accel-call")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: self(*args, **kwargs))
+
+    def close(self) -> None:
+        """Give memory and threads back, once the calls that run are done. A second time does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._pool is not None:
+                self._pool.shutdown()
+            for _ in range(self._session.slots):
+                self._free.get()
+            self._closed = True
+            self._session.close()
+            for slot in range(self._session.slots):
+                self._free.put(slot)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded_again, (self.path, *self._how)
+
+    def __repr__(self) -> str:
+        takes = ", ".join(f"{s.name}: {s.dtype}{list(s.dims)}" for s in self.inputs)
+        return f"<accel.Model {self.id} ({takes})>"
+
+    def _named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        names = self._form.parameters
+        if len(args) > len(names):
+            raise UsageError(f"{self.id} takes {len(names)} arguments {list(names)}, and {len(args)} were given")
+        named = dict(zip(names, args, strict=False))
+        if twice := sorted(named.keys() & kwargs.keys()):
+            raise UsageError(f"argument {twice[0]!r} was given twice")
+        return named | kwargs
+
+    def _feed(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], Any]:
+        """Return the arrays that arguments hold, and what makes an output like them."""
+        specs, feed, like = self._specs, {}, None
+        for argument, value in kwargs.items():
+            for name, leaf in ((argument, value),) if argument in specs else leaves(value, argument):
+                if name in specs and leaf is not None:
+                    feed[name], like = _array(leaf, like)
+                else:
+                    self._check_constant(name, leaf)
+        return feed, like
+
+    def _check_constant(self, name: str, value: Any) -> None:
+        """Refuse an argument that the model was not optimised with; None stands for an argument left out."""
+        known = self._form.constants
+        if value is None or (name in known and not is_tensor(value) and bool(known[name] == value)):
+            return
+        if name in known or name in self._form.parameters:
+            found = f"{known[name]!r}" if name in known else "nothing"
+            raise UsageError(
+                f"argument {name!r} of {self.id} is {_short(value)}: it was optimised with {found}",
+                fix=f"leave it out, or optimise with samples that have it; its inputs are {list(self._specs)}",
+            )
+        raise UsageError(f"{self.id} has no argument {name!r}", fix=f"its inputs are {list(self._specs)}")
+
+    def _fitted(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Hold arrays against the inputs; some runtimes answer also a size that was not proved."""
+        fitted = fit_inputs(feed, self._takes)
+        for name, low, high, steps in self._sizes:
+            shape = fitted[name].shape
+            outside = any(map(operator.gt, shape, high)) or any(map(operator.lt, shape, low))
+            if outside or any(map(operator.mod, shape, steps)):
+                multiples = f" in multiples of {steps}" if max(steps, default=1) > 1 else ""
+                raise SampleError(
+                    f"input {name!r} has shape {shape}, and {low} to {high}{multiples} were proved",
+                    fix="optimise with samples of that shape, or with min_shapes= and max_shapes=",
+                )
+        return fitted
+
+
+def load(path: str | Path, *, threads: int | None = None, mode: Literal["latency", "throughput"] = "latency") -> Model:
+    """Load what a repository serves, to call it in this process.
+
+    Nothing is imported but NumPy, the core of accel and the runtime of the variant.
+
+    Args:
+        path: a repository that accel emitted (``runs/bert/best/cpu``), a run directory, for its best variant, or
+            ``variants/<id>`` of one.
+        threads: CPU threads of the runtime; all that this process may use when None.
+        mode: ``latency`` for one call at a time on all threads, ``throughput`` for calls from several threads at once.
+
+    Raises:
+        InputError: no repository lies there, or files of it are missing.
+        UnavailableError: the runtime is not here, or this is not the interpreter that has it.
+    """
+    root = Path(path)
+    if root.parent.name == VARIANTS and (root.parents[1] / document.FILENAME).is_file():
+        return _of_run(root.resolve(), threads, mode)
+    if not (root / manifests.FILENAME).is_file() and (found := sorted((root / BEST).glob(f"*/{manifests.FILENAME}"))):
+        root = found[-1].parent  # of best/cpu and best/cuda the GPU's
+    manifest = manifests.read(root)
+    _, folder = manifests.holder(root, manifest)
+    return Model(
+        root.resolve(),
+        manifest.artifact,
+        folder,
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        form=manifest.call,
+        threads=threads,
+        mode=mode,
+    )
+
+
+def _of_run(folder: Path, threads: int | None, mode: Literal["latency", "throughput"]) -> Model:
+    """Load what a run built, whether or not there is a repository of it."""
+    run = document.read(folder.parents[1])
+    known = {v.id: v for v in run.variants}
+    record = known.get(folder.name)
+    if record is None:
+        raise InputError(f"the run {folder.parents[1]} has no variant {folder.name}", fix=f"it has {list(known)}")
+    model = run.model
+    return Model(
+        folder,
+        record.to_artifact(),
+        folder,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        form=model.call,
+        threads=threads,
+        mode=mode,
+    )
+
+
+def _loaded_again(path: Path, threads: int | None, mode: Literal["latency", "throughput"]) -> Model:
+    return load(path, threads=threads, mode=mode)
+
+
+def _opened(artifact: Artifact, folder: Path, threads: int, mode: Literal["latency", "throughput"]) -> Session:
+    """Open the artifact's session, or say what is missing and where it is."""
+    target = artifact.variant.target
+    builder = targets.discover().get(target.name)
+    if builder is None:
+        raise UnavailableError(f"no builder here offers the target {target.name!r}", fix="install its plug-in")
+    wanted = " ".join(f"{name}=={version}" for name, version in sorted(artifact.built.versions.items()))
+    try:
+        return builder.open(artifact, folder, threads=threads, mode=mode)
+    except (UnavailableError, ImportError) as error:
+        apart = builder.environment(target)
+        fix = f"it was built with {wanted}: pip install {wanted}"
+        if apart != environments.MAIN:
+            fix = f"its runtime is in accel's environment {apart!r}: call it from {environments.python(apart)}"
+        raise UnavailableError(
+            f"{artifact.variant.id} cannot be loaded here: {getattr(error, 'message', error)}", fix=fix
+        ) from error
+
+
+def _inner(built: TensorSpec, promised: TensorSpec) -> TensorSpec:
+    """Return an input as the artifact takes it, with the axis names and the range that callers were promised."""
+    within = promised.range
+    if within is None and built.dtype != promised.dtype and "int" in promised.dtype:
+        limits = np.iinfo(promised.dtype)
+        within = int(limits.min), int(limits.max)
+    return dataclasses.replace(built, dims=promised.dims, range=within)
+
+
+def _array(value: Any, like: Any) -> tuple[np.ndarray, Any]:
+    """Return a value as an array, and what makes a tensor of its library from an array."""
+    if isinstance(value, np.ndarray):
+        return value, like
+    if hasattr(value, "detach"):
+        import torch
+
+        device, value = value.device, value.detach()
+        if value.dtype is torch.bfloat16:
+            value = value.float()
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            made = torch.from_numpy(array if array.flags.writeable else array.copy())
+            return made if device.type == "cpu" else made.to(device)
+
+        return value.cpu().numpy() if device.type != "cpu" else value.numpy(), tensor
+    if (tensorflow := sys.modules.get("tensorflow")) is not None and tensorflow.is_tensor(value):
+        return value.numpy(), tensorflow.convert_to_tensor
+    return np.asarray(value), like
+
+
+def _short(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if is_tensor(value) else repr(value)[:80]

@@ -1,0 +1,95 @@
+"""Whether a torch model answers the same inputs alike, and what in it differs where it does not."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accel.core.errors import InputError
+
+RTOL, ATOL = 1e-4, 1e-5
+"""Difference between two runs that the order of sums may make; ``ATOL`` is relative to the largest value."""
+OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+def check(module: torch.nn.Module, run: Callable[[], Mapping[str, np.ndarray]]) -> None:
+    """Run a model twice on the same inputs and compare.
+
+    Args:
+        module: the model; its tensors and plain attributes are looked at.
+        run: gives its outputs.
+
+    Raises:
+        InputError: the answers differ; the message names the output, and what draws random numbers or changes.
+    """
+    first, drawn = run(), _Random()
+    with drawn:
+        second = run()
+    differing = [n for n, v in first.items() if not _same(v, second[n])]
+    if not differing:
+        return
+    before = _state(module)
+    run()
+    changed = [name for name, value in _state(module).items() if not _equal(value, before.get(name))]
+    found = [f"{place} draws random numbers ({', '.join(sorted(names))})" for place, names in drawn.places.items()]
+    found += [f"its {name!r} changes with every call" for name in changed]
+    eval_mode = "call model.eval(), write F.dropout(x, p, training=self.training), and take noise as an input"
+    state = "take the state as an input and return the new one, or write nothing to it in eval mode"
+    raise InputError(
+        f"the source is not deterministic: output {differing[0]!r} differs between two runs on the same inputs; "
+        f"{'; '.join(found) or 'nothing that it holds changes, and no operator of torch draws random numbers'}",
+        fix=eval_mode if drawn.places else state,
+    )
+
+
+class _Random(TorchDispatchMode):
+    """Remembers which operators draw random numbers, by the line of the model's code that calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, set[str]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.places.setdefault(line_of(traceback.extract_stack()), set()).add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def line_of(stack: traceback.StackSummary) -> str:
+    """Return the innermost line of a stack that is neither torch's nor accel's: ``net.py:12 `x * 2` ``."""
+    own = [f for f in stack if not f.filename.startswith((*OWN, "<"))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} `{own[-1].line}`" if own else "a layer of torch"
+
+
+def _state(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the tensors and numbers that a module and its parts hold, by dotted name."""
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        held = {**part._buffers, **part._parameters, **vars(part)}
+        for key, value in held.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}.{key}".lstrip(".")] = value.detach().clone()
+            elif isinstance(value, int | float):
+                found[f"{name}.{key}".lstrip(".")] = value
+    return found
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return value.shape == other.shape and torch.equal(value, other)
+    return bool(value == other)
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    return bool(np.allclose(one, other, rtol=RTOL, atol=ATOL * largest, equal_nan=True))

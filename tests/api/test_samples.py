@@ -1,0 +1,143 @@
+"""What may be given as samples, and what is said of samples that do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from accel.api import samples
+from accel.core.calls import CallForm, Outputs, Structure, structure
+from accel.core.errors import SampleError
+from accel.core.values import from_json, to_json
+
+DATA = torch.arange(40, dtype=torch.float32).reshape(10, 4)
+
+
+def forward(x: Any, mask: Any = None, *, labels: Any = None) -> None:
+    """What the samples below are given to."""
+
+
+class Rows(Dataset[dict[str, Any]]):
+    """Items without a batch axis, with a label and a text beside."""
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": DATA[index], "mask": [1, 1, 0, 0], "labels": index % 2, "text": f"row {index}"}
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {"x": torch.stack([row["x"] for row in rows])}
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "shape", "names"),
+    [
+        ([DATA[:1], DATA[1:3]], 2, (1, 4), ["x"]),
+        (DATA, 1, (10, 4), ["x"]),
+        ((DATA, DATA), 1, (10, 4), ["x", "mask"]),
+        ([{"x": DATA.numpy()}], 1, (10, 4), ["x"]),
+        (({"x": row[None]} for row in DATA), 10, (1, 4), ["x"]),
+        (DataLoader(TensorDataset(DATA, DATA), batch_size=5), 2, (5, 4), ["x", "mask"]),
+        (
+            DataLoader(Rows(), batch_size=2, collate_fn=lambda rows: {"x": torch.stack([r["x"] for r in rows])}),
+            5,
+            (2, 4),
+            ["x"],
+        ),
+        (TensorDataset(DATA), 10, (1, 4), ["x"]),
+        (Rows(), 10, (1, 4), ["x", "mask"]),
+    ],
+    ids=["list", "tensor", "tuple", "arrays", "generator", "loader", "loader-of-dicts", "dataset", "dataset-of-dicts"],
+)
+def test_kinds_of_samples(given, count, shape, names):
+    found = samples.calls(forward, given, "the model")
+    assert len(found) == count
+    assert list(found[0].feed) == names
+    assert tuple(found[0].feed["x"].shape) == shape
+
+
+def test_labels_beyond_the_arguments_are_left_out():
+    loader = DataLoader(TensorDataset(DATA, torch.zeros(10)), batch_size=5)
+    assert list(samples.calls(lambda x: None, loader, "the model")[0].feed) == ["x"]
+
+
+def test_an_endless_generator_is_cut():
+    def endless() -> Any:
+        while True:
+            yield DATA[:1]
+
+    assert len(samples.calls(forward, endless(), "the model")) == samples.MOST
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "needs samples"),
+        ([], "are empty"),
+        (7, "are int"),
+        ([{"y": DATA}], "sample 0 does not fit the model"),
+        ([{"x": DATA}, {"x": DATA, "mask": DATA}], "sample 1 gives"),
+        ([{"x": DATA, "mask": object()}], "argument 'mask' is object"),
+        ([{"x": 1.0}], "no tensor"),
+    ],
+)
+def test_samples_that_do_not_fit_are_answered_with_an_example(given, message):
+    with pytest.raises(SampleError, match=message) as raised:
+        samples.calls(forward, given, "the model")
+    assert "samples=[{" in str(raised.value) or "apart" in str(raised.value)
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: Any
+    state: Any = None
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize(
+    ("result", "names"),
+    [
+        (DATA, ["output"]),
+        ((DATA, [DATA, None]), ["output_0", "output_1_0"]),
+        ({"a": DATA, "b": {"c": (DATA, DATA)}}, ["a", "b_c_0", "b_c_1"]),
+        (Answer(DATA, Pair(DATA, DATA)), ["logits", "state_first", "state_second"]),
+    ],
+)
+def test_a_result_is_made_again_from_its_tensors(result, names):
+    found = structure(result)
+    assert list(found.names()) == names
+    read = from_json(CallForm, to_json(CallForm(("x",), result=found))).result
+    again = read.build(dict.fromkeys(names, DATA))
+    assert structure(again) == found
+    assert type(again) is type(result)
+
+
+def test_a_class_that_this_process_does_not_know_becomes_outputs():
+    made = Structure("object", "nowhere.at_all:Answer", ("logits",), (Structure("tensor", "logits"),)).build(
+        {"logits": 1}
+    )
+    assert isinstance(made, Outputs)
+    assert made.logits == made["logits"] == made[0] == 1
+    with pytest.raises(AttributeError, match="no output 'other'"):
+        _ = made.other
+
+
+@pytest.mark.parametrize("name", ["subprocess:Popen", "builtins:exec", "os:system", "pathlib:Path"])
+def test_a_file_cannot_name_a_class_to_be_called(name):
+    form = Structure("object", name, ("args",), (Structure("tensor", "args"),))
+    assert isinstance(form.build({"args": np.zeros(1)}), Outputs)
+
+
+def test_a_result_without_tensors_is_refused():
+    with pytest.raises(SampleError, match="of type str"):
+        structure({"a": "text"})

@@ -1,0 +1,195 @@
+"""PyTorch as people have it: how a network is wrapped, fed and answered, whatever the network is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.core.errors import InputError, SampleError, StageError
+from accel.exporters import describe, export_onnx, load
+from accel.exporters.sources import recognise
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about what people still use
+
+FORMS = """
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+import torch
+from torch.nn import functional as F
+
+ROWS = {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
+Pair = namedtuple("Pair", ["scores", "best"])
+
+@dataclass
+class Found:
+    scores: Any
+    best: Any = None
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(8, 6), torch.nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        return self.two(self.one(x).relu())
+
+def net(forward, samples=ROWS):
+    return type("Own", (Net,), {"forward": forward})(), samples
+
+def run(self, x):
+    return Net.forward(self, x)
+
+def two(): return torch.randn(2, 8)
+
+def compiled(): return torch.compile(Net()), ROWS
+def compiled_part(): return torch.nn.Sequential(torch.compile(Net())), {"input": ROWS["x"]}
+def data_parallel(): return torch.nn.DataParallel(Net()), ROWS
+def half(): return Net().half(), {"x": ROWS["x"].half()}
+def bfloat16(): return Net().bfloat16(), {"x": ROWS["x"].bfloat16()}
+def double_samples(): return Net(), {"x": ROWS["x"].double().numpy()}
+def one_tensor(): return Net(), two()
+def tuple_argument(): return net(lambda self, pair: run(self, pair[0]) + run(self, pair[1]), {"pair": (two(), two())})
+def list_argument(): return net(lambda self, parts: [run(self, p) for p in parts], {"parts": [two(), two()]})
+def dict_argument():
+    def forward(self, batch):
+        found = run(self, batch["x"])
+        return {"scores": found, "parts": {"best": found.amax(-1), "all": [found.sum(-1), None]}}
+    return net(forward, {"batch": {"x": two()}})
+def dict_of_two():
+    return net(lambda self, batch: run(self, batch["left"] - batch["right"]), {"left": two(), "right": two()})
+def keywords(): return net(lambda self, **given: run(self, given["left"]) - run(self, given["right"]),
+                           {"left": two(), "right": two()})
+def starred(): return net(lambda self, *given: run(self, given[0] - given[1]), (two(), two()))
+def optional_out(): return net(lambda self, x, mask=None, *, flag=True: run(self, x))
+def optional_in(): return net(lambda self, x, mask=None: run(self, x if mask is None else x * mask),
+                              {**ROWS, "mask": torch.ones(4, 8)})
+def with_a_flag(): return net(lambda self, x, flag: run(self, x) if flag else x, {**ROWS, "flag": True})
+def dataclass_out(): return net(lambda self, x: Found(run(self, x)))
+def namedtuple_out(): return net(lambda self, x: Pair(run(self, x), run(self, x).argmax(-1)))
+def nested_out(): return net(lambda self, x: (run(self, x), {"best": run(self, x).amax(-1)}))
+def model_output():
+    def forward(self, x):
+        from transformers.modeling_outputs import SequenceClassifierOutput
+        return SequenceClassifierOutput(logits=run(self, x), hidden_states=(x, self.one(x)))
+    return net(forward)
+def one_row(): return Net(), {"x": torch.randn(8)}
+def edges(): return net(lambda self, x, edges: run(self, x)[edges[0]] + run(self, x)[edges[1]],
+                        {"x": torch.randn(5, 8), "edges": torch.tensor([[0, 1, 2], [1, 2, 4]])})
+
+def scripted(): return torch.jit.script(Net()), ROWS
+def traced(): return torch.jit.trace(Net().eval(), two()), two()
+def script_inside(): return torch.nn.Sequential(torch.jit.script(Net())), {"input": two()}
+def quantised(): return torch.ao.quantization.quantize_dynamic(Net().eval(), {torch.nn.Linear}), ROWS
+def dropping(): return net(lambda self, x: run(self, F.dropout(x, 0.5)))
+def counting():
+    def forward(self, x):
+        self.calls += 1
+        return run(self, x) + self.calls
+    return net(forward)
+def branching():
+    def forward(self, x):
+        return run(self, x) * 2 if run(self, x).sum() > 0 else run(self, x) - 1
+    return net(forward)
+def uneven(): return Net(), [{"x": two()}, {"x": (two(), two())}]
+"""
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("forms") / "forms.py"
+    file.write_text(FORMS)
+    return file
+
+
+ROW, ROWS = (8,), ("batch", 8)
+
+
+@pytest.mark.parametrize(
+    ("form", "inputs", "outputs"),
+    [
+        ("compiled", {"x": ROWS}, ["output"]),
+        ("compiled_part", {"input": ROWS}, ["output"]),
+        ("data_parallel", {"x": ROWS}, ["output"]),
+        ("scripted", {"x": ROWS}, ["output"]),
+        ("traced", {"x": ROWS}, ["output"]),
+        ("half", {"x": ROWS}, ["output"]),
+        ("bfloat16", {"x": ROWS}, ["output"]),
+        ("double_samples", {"x": ROWS}, ["output"]),
+        ("one_tensor", {"x": ROWS}, ["output"]),
+        ("tuple_argument", {"pair_0": ROWS, "pair_1": ROWS}, ["output"]),
+        ("list_argument", {"parts_0": ROWS, "parts_1": ROWS}, ["output_0", "output_1"]),
+        ("dict_argument", {"batch_x": ROWS}, ["scores", "parts_best", "parts_all_0"]),
+        ("dict_of_two", {"batch_left": ROWS, "batch_right": ROWS}, ["output"]),
+        ("keywords", {"left": ROWS, "right": ROWS}, ["output"]),
+        ("starred", {"input_0": ROWS, "input_1": ROWS}, ["output"]),
+        ("optional_out", {"x": ROWS}, ["output"]),
+        ("optional_in", {"x": ROWS, "mask": ROWS}, ["output"]),
+        ("with_a_flag", {"x": ROWS}, ["output"]),
+        ("dataclass_out", {"x": ROWS}, ["scores"]),
+        ("namedtuple_out", {"x": ROWS}, ["scores", "best"]),
+        ("nested_out", {"x": ROWS}, ["output_0", "output_1_best"]),
+        ("model_output", {"x": ROWS}, ["logits", "hidden_states_0", "hidden_states_1"]),
+        ("one_row", {"x": ROW}, ["output"]),
+        ("edges", {"x": (5, 8), "edges": (2, 3)}, ["output"]),
+    ],
+)
+def test_a_form_is_taken_as_it_is(form: str, inputs: dict, outputs: list, forms: Path) -> None:
+    """Nested tensors are called by their path; what is no tensor is given to the model every time."""
+    source = describe(recognise(f"{forms}:{form}"))
+    assert {s.name: s.dims for s in source.inputs} == inputs
+    assert all(s.dtype == "float32" for s in source.inputs if s.name != "edges")
+    assert [s.name for s in source.outputs] == outputs
+
+
+@pytest.mark.parametrize("form", ["dict_argument", "one_row"])
+def test_a_form_is_exported_and_proved(form: str, forms: Path, tmp_path: Path) -> None:
+    source = describe(recognise(f"{forms}:{form}"))
+    found = export_onnx(source, tmp_path)
+    assert [s.name for s in found.inputs] == [s.name for s in source.inputs]
+
+
+def test_the_weights_are_the_wrapped_ones(forms: Path) -> None:
+    """A wrapper changes nothing: what is loaded answers as the network itself does."""
+    feed = {"x": np.ones((2, 8), np.float32)}
+    bare, *wrapped = (load(describe(recognise(f"{forms}:{form}"))) for form in ("one_tensor", "compiled", "scripted"))
+    for model in wrapped:
+        np.testing.assert_array_equal(model.run(feed)["output"], bare.run(feed)["output"])
+
+
+@pytest.mark.parametrize(
+    ("form", "error", "says", "fix"),
+    [
+        ("quantised", InputError, r"layer 'one' is quantised \(torch.ao.nn.quantized", "give the float model"),
+        ("dropping", InputError, r"not deterministic: output 'output' .* forms.py:\d+ `.*dropout", r"model.eval\(\)"),
+        (
+            "counting",
+            InputError,
+            "not deterministic: .* its 'calls' changes with every call",
+            "take the state as an input",
+        ),
+        (
+            "script_inside",
+            InputError,
+            "layer '0' is TorchScript inside a Python module",
+            "torch.jit.script of the whole",
+        ),
+        ("uneven", SampleError, "sample 1 is not made like sample 0", None),
+    ],
+)
+def test_what_cannot_be_right_is_named(form: str, error: type, says: str, fix: str | None, forms: Path) -> None:
+    with pytest.raises(error, match=says) as caught:
+        describe(recognise(f"{forms}:{form}"))
+    if fix:
+        assert caught.match(fix)
+
+
+def test_a_branch_on_values_is_named_by_its_line(forms: Path, tmp_path: Path) -> None:
+    source = describe(recognise(f"{forms}:branching"))
+    with pytest.raises(
+        StageError, match=r"decides by the values of a tensor at forms.py:\d+ `return run(.|\n)*torch.cond"
+    ):
+        export_onnx(source, tmp_path)

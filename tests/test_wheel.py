@@ -1,0 +1,56 @@
+"""The wheel holds everything that accel reads, and works outside the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import accel
+
+ROOT = Path(accel.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from a copy of the sources, and unpack it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"
+    sources.mkdir()
+    for name in ("accel", "model_zoo"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copyfile(ROOT / name, sources / name)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
+    done = subprocess.run(command, cwd=sources, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_every_file_is_inside(unpacked):
+    for package in ("accel", "model_zoo"):
+        wanted = {
+            p.relative_to(ROOT) for p in (ROOT / package).rglob("*") if p.is_file() and "__pycache__" not in p.parts
+        }
+        assert wanted == {p.relative_to(unpacked) for p in (unpacked / package).rglob("*") if p.is_file()}
+
+
+def test_it_works_outside_the_checkout(unpacked, tmp_path):
+    script = "import accel; print(accel.__file__, accel.recognise('minilm').kind, len(accel.__all__) > 20)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(unpacked)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [str(unpacked / "accel" / "__init__.py"), "zoo", "True"], done.stderr
