@@ -36,7 +36,7 @@ class RunTable:
         for decision in self.run.decisions:
             yield from _headline(self.run, decision, say)
         if not self.run.measures:
-            yield Text(say(f"no decision: {self.run.undecided}"), "dim")
+            yield Text(say(f"no decision: {self.run.why_no_decision}"), "dim")
         notice = self.run.document.model.notice
         if notice or not self.run.proved:
             yield Text(self.run.accuracy_line, "bold yellow")

@@ -272,7 +272,7 @@ class RunView:
         return self.document.settings.get("bench") != "none"
 
     @property
-    def undecided(self) -> str:
+    def why_no_decision(self) -> str:
         """Why a run without decisions has none."""
         if not self.measures:
             return "nothing was measured, as asked (--bench none): variants were built, proved and packaged only"
@@ -300,7 +300,7 @@ class RunView:
     def method(self) -> tuple[str, ...]:
         """How the figures came about, in sentences."""
         if not self.measures:
-            return (f"Not at all: {self.undecided}.",)
+            return (f"Not at all: {self.why_no_decision}.",)
         settings = dict(pairs(self.document.settings))
         rounds = f"Up to {settings['rounds']} rounds" if "rounds" in settings else "Rounds"
         length = f" of {settings['round_s']} s" if "round_s" in settings else ""
