@@ -204,6 +204,7 @@ def timeline_figure(run: RunView) -> Figure | None:
     rows = list(dict.fromkeys(html.escape(s[0]) for s in spans))
     layout = _layout(_axis("seconds since the run began"), _axis(""))
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": rows[::-1]}
+    layout["legend"] = layout["legend"] | {"y": 1.02, "yanchor": "bottom"}  # below it would lie on the axis title
     return {"data": traces, "layout": layout | {"barmode": "overlay", "height": 140 + 26 * len(rows), "bargap": 0.35}}
 
 
