@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from accel.builders import targets
 from accel.core import environments, hardware
 from accel.core.hardware import Cpu, Gpu, Hardware
 
@@ -35,6 +36,7 @@ def test_a_cgroup_quota_counts(monkeypatch):
 
 
 def test_an_unfinished_environment_does_not_count(tmp_path, monkeypatch):
+    targets.discover()  # builders declare their environments
     monkeypatch.setenv("ACCEL_HOME", str(tmp_path))
     assert environments.installed("main")
     assert not environments.installed("ort-openvino")
