@@ -130,7 +130,7 @@ def convert(
     Raises:
         UsageError: an unknown precision, a margin below 1, or ``out`` is the source.
         UnavailableError: the ``modelopt`` environment is not installed.
-        InputError: the source is not FP32, has two nodes of one name, or its types cannot be inferred.
+        InputError: the source is not FP32, or its types cannot be inferred.
         SampleError: there are no feeds, or one does not fit the model.
         StageError: autocast failed, or its result breaks the contract or leaves a kept node in half precision.
     """
@@ -194,12 +194,8 @@ def check_plain(model: ir.Model, source: Path) -> None:
     """Refuse a model that is typed already.
 
     Raises:
-        InputError: it holds half-precision weights or Q/DQ nodes, or two nodes have one name.
+        InputError: it holds half-precision weights or Q/DQ nodes.
     """
-    names = [n.name for n in model.graph]
-    if len(set(names)) < len(names):
-        twice = next(n for i, n in enumerate(names) if n in names[:i])
-        raise InputError(f"{source.name} has two nodes named {twice!r}", fix="give every node a name of its own")
     if typed := [n for n, v in model.graph.initializers.items() if v.dtype in _HALVES]:
         raise InputError(
             f"{source.name} holds weights in half precision already ({typed[0]!r}), expected FP32",

@@ -171,7 +171,7 @@ def test_accel_inspect_reads_a_plan_and_lets_no_code_of_it_run(seen):
     found = seen["inspected"]["found"]
     assert (found["kind"], found["tensorrt"]) == ("plan", seen["version"])
     assert found["inputs"] == [{"name": "x", "dtype": "float32", "dims": ["?", 3], "range": None}]
-    assert found["profile"] == {"x": {"min": [1, 3], "opt": [2, 3], "max": [4, 3]}}
+    assert found["profile"] == {"x": {"min": [1, 3], "opt": [2, 3], "max": [4, 3], "multiple": []}}
     assert found["precision"] == {"products": {"fp16": 1}}
     assert seen["inspected"]["host code"] == []
 

@@ -38,6 +38,7 @@ ranges() { tr , '\n' <<<"$1" | sed -E 's/^[0-9]+$/&-&/' | paste -sd,; }
 if [[ -n "${CPU_CORES:-}" ]]; then flags+=("--host-policy=cpu,cpu-cores=$(ranges "$CPU_CORES")"); fi
 if [[ -n "${NUMA_NODE:-}" ]]; then flags+=("--host-policy=cpu,numa-node=$NUMA_NODE"); fi
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"  # as it was measured: threads that spin starve each other on busy cores
 command -v "${TRITONSERVER:-tritonserver}" >/dev/null || missing tritonserver "set TRITONSERVER=/path/to/it, or use --docker (nvcr.io/nvidia/tritonserver:26.05-py3), or accel serve"
 exec "${TRITONSERVER:-tritonserver}" \
   --model-repository="$here" \
