@@ -60,6 +60,7 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
     if floats:
         made["flat low"] = base | {n: np.full_like(base[n], _finite(base[n]).min(initial=0)) for n in floats}
         made["flat high"] = base | {n: np.full_like(base[n], _finite(base[n]).max(initial=0)) for n in floats}
+    if floats and not source.detections:  # which rows a detector finds in no picture at all, FP32's last bit decides
         made[BEYOND_FEED] = base | {n: (base[n] * BEYOND).astype(base[n].dtype) for n in floats}
     made |= _sizes(source, make, axis)
     large = {n: s for n, s in ints.items() if _count(s) > SMALL}
