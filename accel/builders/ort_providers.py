@@ -41,7 +41,7 @@ GPU_ENVIRONMENT = environments.declare(
 OPENVINO_ENVIRONMENT = environments.declare(
     environments.Environment(
         "ort-openvino",
-        ("onnxruntime-openvino==1.24.1", "numpy==2.4.6"),
+        ("onnxruntime-openvino==1.24.1", "numpy==2.4.6", "scipy==1.17.1"),  # what a detector finds is matched in it
         "onnxruntime-openvino and onnxruntime are one Python module",
     )
 )
