@@ -396,7 +396,7 @@ def _environment(threads: int, folder: Path) -> dict[str, str]:
     if _sandbox is not None:  # a later process would run what one in a sandbox compiled
         kept["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     return (
-        # A thread that spins at a barrier holds the core that the thread it waits for needs: beside neighbours torch took
+        # A thread that spins at a barrier holds the core that the one it waits for needs: beside neighbours torch took
         # many times as long. Source: libgomp's manual, OMP_WAIT_POLICY; benchmarks/waiting.py
         {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "OMP_WAIT_POLICY": "PASSIVE"}
         | kept
