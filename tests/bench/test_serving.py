@@ -96,7 +96,7 @@ def test_a_repository_that_answers_with_errors_fails_alone(repositories, tmp_pat
     assert "no request of a whole round was answered; the first error: " in broken.failed.cause
     assert "it broke" in broken.failed.cause
     assert sorted(told[:2]) == [("breaks", "starting a server"), ("good", "starting a server")]
-    assert len(told) == 6
+    assert len([doing for _, doing in told if not doing.startswith("the machine is busy")]) == 6
 
 
 def test_wrong_answers_under_load_and_after_it_are_a_failure(tmp_path, monkeypatch):
