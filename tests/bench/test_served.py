@@ -440,7 +440,7 @@ def test_the_real_perf_analyzer_and_ours_measure_the_same_thing(running, tmp_pat
     ours = served.sweep(running.endpoint, "slow", feeds((2, 4), (2, 4)), loads, **how)
     for their, our in zip(theirs, ours, strict=True):
         assert (their.batch, their.shapes, their.rate_per_s) == (our.batch, our.shapes, our.rate_per_s)
-        # How close they come on a quiet machine is a benchmark's to say: on a busy one theirs was off by ten either way.
+        # How close they come is for a benchmark on a quiet machine: on a busy one theirs was off by ten either way.
         assert min(their.throughput_per_s, our.throughput_per_s, their.p50_ms, our.p50_ms) > 0
     assert raw.read_text().startswith("Concurrency,Inferences/Second") or not theirs[0].stable
     (opened,) = perf_analyzer.sweep(
