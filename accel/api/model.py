@@ -213,42 +213,37 @@ def load(path: str | Path, *, threads: int | None = None, mode: Literal["latency
         UnavailableError: the runtime is not here, or this is not the interpreter that has it.
     """
     root = Path(path)
+    kept: manifests.Manifest | document.Model
     if root.parent.name == VARIANTS and (root.parents[1] / document.FILENAME).is_file():
-        return _of_run(root.resolve(), threads, mode)
-    if not (root / manifests.FILENAME).is_file() and (found := sorted((root / BEST).glob(f"*/{manifests.FILENAME}"))):
-        root = found[-1].parent  # of best/cpu and best/cuda the GPU's
-    manifest = manifests.read(root)
-    _, folder = manifests.holder(root, manifest)
+        root = folder = root.resolve()
+        kept, artifact = _of_run(folder)
+    else:
+        repositories = sorted((root / BEST).glob(f"*/{manifests.FILENAME}"))
+        if repositories and not (root / manifests.FILENAME).is_file():
+            root = repositories[-1].parent  # of best/cpu and best/cuda the GPU's
+        kept = manifests.read(root)
+        _, folder = manifests.holder(root, kept)
+        root, artifact = root.resolve(), kept.artifact
     return Model(
-        root.resolve(),
-        manifest.artifact,
+        root,
+        artifact,
         folder,
-        inputs=manifest.inputs,
-        outputs=manifest.outputs,
-        form=manifest.call,
+        inputs=kept.inputs,
+        outputs=kept.outputs,
+        form=kept.call,
         threads=threads,
         mode=mode,
     )
 
 
-def _of_run(folder: Path, threads: int | None, mode: Literal["latency", "throughput"]) -> Model:
-    """Load what a run built, whether or not there is a repository of it."""
+def _of_run(folder: Path) -> tuple[document.Model, Artifact]:
+    """Return what a run says of its model and of what it built, whether or not there is a repository of it."""
     run = document.read(folder.parents[1])
     known = {v.id: v for v in run.variants}
     record = known.get(folder.name)
     if record is None:
         raise InputError(f"the run {folder.parents[1]} has no variant {folder.name}", fix=f"it has {list(known)}")
-    model = run.model
-    return Model(
-        folder,
-        record.to_artifact(),
-        folder,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        form=model.call,
-        threads=threads,
-        mode=mode,
-    )
+    return run.model, record.to_artifact()
 
 
 def _loaded_again(path: Path, threads: int | None, mode: Literal["latency", "throughput"]) -> Model:

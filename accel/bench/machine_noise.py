@@ -6,14 +6,15 @@ neighbour takes. So a turn that was disturbed is timed again, and what cannot be
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -111,9 +112,10 @@ def busiest() -> str | None:
     Takes a third of a second.
     """
     own = {process.pid for process in _own()}
-    before = _cpu_by_process()
+    before = {p: t.user + t.system for p, t in _cpu_times(psutil.process_iter())}
     time.sleep(NAMED_AFTER_S)
-    used = {p: s - before[p] for p, s in _cpu_by_process().items() if p in before and p.pid not in own}
+    others = ((p, t) for p, t in _cpu_times(psutil.process_iter()) if p in before and p.pid not in own)
+    used = {p: t.user + t.system - before[p] for p, t in others}
     if not used:
         return None
     process = max(used, key=lambda p: used[p])
@@ -130,22 +132,11 @@ def _own() -> list[psutil.Process]:
 
 
 def _own_cpu_s() -> float:
-    total = 0.0
-    for process in _own():
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+    return sum(t.user + t.system + t.children_user + t.children_system for _, t in _cpu_times(_own()))
 
 
-def _cpu_by_process() -> dict[psutil.Process, float]:
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        found[process] = times.user + times.system
-    return found
+def _cpu_times(processes: Iterable[psutil.Process]) -> Iterator[tuple[psutil.Process, Any]]:
+    """Yield the CPU times of each process that can still be read."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            yield process, process.cpu_times()
