@@ -29,7 +29,7 @@ from accel.core.errors import CheckFailed, UnavailableError, UsageError
 from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, Decision, Measurement, OnnxModel, Parity, Variant
 from accel.exporters import verdict
-from accel.run import decide as decisions
+from accel.run import decide as decisions, tasks
 from accel.run.decide import Candidate, Constraints, Objective
 from accel.run.job import Job
 from accel.run.measuring import measure_in_process
@@ -114,8 +114,7 @@ def compare(answer: Step[Artifact] | Answer, source: Step[Described], *, precisi
         if isinstance(answer, Step):
             return done.proof(answer).value.parity
         made, truth = done.described, done.reference()
-        folder, samples = made.folder, made.value.samples
-        feeds = read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
+        feeds = tasks.gate_feeds(made.value.samples, made.folder)
         found = {name: {n: np.asarray(v) for n, v in answer(feed).items()} for name, feed in feeds.items()}
         described = made.value.source
         gate = parity.gate_for(

@@ -6,7 +6,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -116,13 +116,16 @@ def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
                     np.lib.format.write_array(file, np.asarray(value, order="C"), allow_pickle=False)
 
 
-def read_feeds(path: Path) -> dict[str, dict[str, np.ndarray]]:
+def read_feeds(path: Path, *, only: Collection[str] | None = None) -> dict[str, dict[str, np.ndarray]]:
     """Read feeds by index, in the file's order.
+
+    Args:
+        only: indices of the feeds to read, where they are there; all of them when None.
 
     Raises:
         SampleError: missing, no ``.npz``, holding Python objects, or with keys that are not ``<index>/<input>``.
     """
-    return by_feed(read_npz(path), path.name)
+    return by_feed(read_npz(path, lambda key: only is None or key.partition("/")[0] in only), path.name)
 
 
 def by_feed(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, dict[str, np.ndarray]]:
@@ -140,8 +143,11 @@ def by_feed(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, dict[str,
     return feeds
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz`` by key, without ever unpickling.
+
+    Args:
+        wanted: says of a key whether its array is read.
 
     Raises:
         SampleError: missing, empty, no ``.npz``, or holding Python objects.
@@ -155,11 +161,12 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise SampleError(f"{path} cannot be read as .npz: it is no zip archive, or truncated", fix=fix)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            found = {key: archive[key] for key in archive.files}
+            keys = archive.files
+            found = {key: archive[key] for key in keys if wanted(key)}
     except UNREADABLE as error:
         raise SampleError(f"{path} cannot be read as .npz: {error or type(error).__name__}", fix=fix) from error
     if odd := next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None):
         raise SampleError(f"{path}: {odd!r} is no array", fix=fix)
-    if not found:
+    if not keys:
         raise SampleError(f"{path} holds no arrays")
     return found

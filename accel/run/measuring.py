@@ -195,6 +195,8 @@ def measure_served(
         repositories=[(name, stage.key) for name, stage in emitted.items()],
         samples=made.samples.sha256,
         via=job.via,
+        rounds=job.rounds,
+        budget_s=job.budget_s,
         limit=job.constraints.max_p99_ms,
         hardware=hardware.fingerprint,
         code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
@@ -314,11 +316,11 @@ class _Pair(NamedTuple):
 def _proved(described: Stage[Described], reference: Stage[Answered]) -> dict[str, _Pair]:
     """Return the feeds of the proof that are timed and served, all real samples without padding, by name."""
     files = described.value.samples
-    feeds = read_feeds(described.folder / files.shapes.path)
-    feeds |= read_feeds(described.folder / files.coverage.path) if files.coverage else {}
-    answers = read_feeds(reference.folder / reference.value.file)
     wanted = {"opt", *map(coverage.timed, batches(described.value.source))}
-    return {n: _Pair(feed, answers[n]) for n, feed in feeds.items() if n in wanted and n in answers}
+    feeds = read_feeds(described.folder / files.shapes.path, only=wanted)
+    feeds |= read_feeds(described.folder / files.coverage.path, only=wanted) if files.coverage else {}
+    answers = read_feeds(reference.folder / reference.value.file, only=wanted)
+    return {n: _Pair(feed, answers[n]) for n, feed in feeds.items() if n in answers}
 
 
 def _samples(source: ModelSource, proved: Mapping[str, _Pair]) -> list[_Pair]:

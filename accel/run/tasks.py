@@ -105,7 +105,7 @@ def reference(described: Described, samples_folder: Path, out: Path) -> int:
 
     model = _load(described.source)
     begin = time.monotonic()
-    found = {name: model.run(feed) for name, feed in _feeds(described.samples, samples_folder).items()}
+    found = {name: model.run(feed) for name, feed in gate_feeds(described.samples, samples_folder).items()}
     deadline = time.monotonic() + max(COVERAGE_S, time.monotonic() - begin)
     for name, feed in _coverage(described.samples, samples_folder).items():
         if coverage.needed(name) or time.monotonic() < deadline:
@@ -124,7 +124,7 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
     from accel.exporters import verdict
     from accel.exporters.source_model import another_way
 
-    feeds = dict(list(_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
+    feeds = dict(list(gate_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
     truth = read_feeds(reference)
     found = another_way(_load(described.source), {name: feed for name, feed in feeds.items() if name in truth})
     if found is None:
@@ -370,7 +370,7 @@ def _load(source: ModelSource) -> SourceModel:
 Feeds = dict[str, dict[str, np.ndarray]]
 
 
-def _feeds(samples: SampleSet, folder: Path) -> Feeds:
+def gate_feeds(samples: SampleSet, folder: Path) -> Feeds:
     """Return the gate's samples and the checked shapes."""
     return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
 
@@ -388,7 +388,7 @@ def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None
     """
     from accel.exporters.coverage import BEYOND_FEED
 
-    feeds = _feeds(samples, folder) | _coverage(samples, folder)
+    feeds = gate_feeds(samples, folder) | _coverage(samples, folder)
     if reference is not None:
         with np.load(reference, allow_pickle=False) as stored:
             answered = {key.partition("/")[0] for key in stored.files}
