@@ -9,8 +9,6 @@ exception that is no message of accel's or of the command line's, a crash, more 
 outside the child's own folder, or more than ``MOST_BYTES`` of memory. Every input that gives one is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

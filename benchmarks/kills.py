@@ -10,8 +10,6 @@ equivalents (ties), `accel verify` finds the chosen repository whole, no file ha
 folder and shared memory hold nothing. Everything is written to the JSON, also what went wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ The child finds accel by the path of this package alone, so any interpreter that
 nothing else of the parent's environment leaks in.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -46,7 +44,7 @@ MOST_LINE_BYTES = 256 << 20
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_running: set[Worker] = set()
+_running: "set[Worker]" = set()
 _spans: list[TaskSpan] = []
 _begin = time.monotonic()
 _stopped = threading.Event()
@@ -218,7 +216,7 @@ class Worker:
             self.close()
             raise WorkerDied("stopped by the user")
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,8 +5,6 @@ border or be read back years later. This module knows nothing of frameworks and 
 the worker side of accel runs it in environments that hold nothing but one runtime.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
