@@ -113,7 +113,7 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-class Generator:
+class Generator(contextlib.AbstractContextManager["Generator"]):
     """Processes that send requests to one server; a context manager.
 
     Args:
@@ -148,9 +148,6 @@ class Generator:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> "Generator":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -150,7 +150,7 @@ child()
 """
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A child process that runs tasks one after another; ``start`` or the first task starts it.
 
     Args:
@@ -215,9 +215,6 @@ class Worker:
         if _stopped.is_set():  # between the check above and here
             self.close()
             raise WorkerDied("stopped by the user")
-
-    def __enter__(self) -> "Worker":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
