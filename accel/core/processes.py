@@ -252,8 +252,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
             raise self._died(task.__name__) from None
         answer = self._answer(task.__name__)
-        begin, end = (moment - _begin for moment in answer["span"])
-        _spans.append(TaskSpan(self.log.stem, task.__name__, begin, end))
+        begin, end, cpu_s = answer["span"]
+        _spans.append(TaskSpan(self.log.stem, task.__name__, begin - _begin, end - _begin, cpu_s))
         if "result" in answer:
             try:
                 return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
@@ -381,7 +381,7 @@ def _message(line: bytes | bytearray) -> dict[str, Any] | None:
     if isinstance(message.get("doing"), str):
         return message
     span, complete = message.get("span"), "result" in message or {"error", "message", "fix"} <= message.keys()
-    timed = isinstance(span, list) and len(span) == 2 and all(isinstance(t, int | float) for t in span)
+    timed = isinstance(span, list) and len(span) == 3 and all(isinstance(t, int | float) for t in span)
     return message if complete and timed else None
 
 

@@ -100,4 +100,5 @@ def _lock(path: Path) -> int | None:
 
 def _remove(pid: int, path: Path) -> None:
     if os.getpid() == pid:  # not a fork of it
+        end_marked(path)  # what still writes there could keep the folder from going
         shutil.rmtree(path, ignore_errors=True)

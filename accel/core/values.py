@@ -658,12 +658,14 @@ class TaskSpan(NamedTuple):
     Attributes:
         worker: id of the variant, or ``source``.
         task: name of the function (``export``, ``build``, ``time_round``).
+        cpu_s: CPU time of the process and what it started, with its own start and imports before its first task.
     """
 
     worker: str
     task: str
     begin_s: float
     end_s: float
+    cpu_s: float = 0.0
 
 
 class Rejected(NamedTuple):
