@@ -347,12 +347,6 @@ def _merge(into: Any, given: Any) -> None:
         elif hasattr(value, "ListFields"):
             mine.SetInParent()
             _merge(mine, value)
-        elif isinstance(value, str | int | float):
-            setattr(into, field.name, value)
         else:
             into.ClearField(field.name)
-            for item in value:
-                if hasattr(item, "SerializeToString"):
-                    getattr(into, field.name).add().MergeFromString(item.SerializeToString())
-                else:
-                    getattr(into, field.name).append(item)
+            into.MergeFromString(type(given)(**{field.name: value}).SerializeToString())
