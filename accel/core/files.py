@@ -217,7 +217,7 @@ def read_value(path: Path, cls: type[T], *, missing: str, fix: str) -> T:
 
 def no_constant(text: str) -> float:
     """Refuse NaN and infinities, which Python's reader takes though they are no JSON (``parse_constant``)."""
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _there(path: Path) -> bool:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from google.protobuf import text_format
+
 from accel.builders import targets
 from accel.core.dtypes import DATATYPES, datatype
 from accel.core.errors import InputError, UsageError
@@ -107,10 +109,14 @@ def model_config(
 
     Raises:
         UsageError: an unsafe name.
-        InputError: a dtype Triton does not have, or what ``check`` finds.
+        InputError: a dtype Triton does not have, an ensemble with fields that belong to its steps, or what ``check``
+            finds.
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
+    # Source: triton-inference-server/core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig.
+    if steps and (accelerators or any(fields.get(f) for f in ("backend", "dynamic_batching", "model_warmup"))):
+        raise InputError(f"ensemble {name!r} has a backend, batching, warmup or accelerators: they belong to its steps")
     model = pb.ModelConfig(
         name=check_model_name(name),
         max_batch_size=max_batch_size,
@@ -135,19 +141,15 @@ def check(model: Any) -> None:
     """Refuse in a ``ModelConfig`` what every release refuses at load, whatever the backend is asked to do.
 
     Raises:
-        InputError: an ensemble with fields that belong to its steps, batching without a batch size or beyond it, a
-            response cache where the server has none, decoupled answers of the Python backend, an instance group the
-            openvino backend refuses, a host policy that is no plain name, or warm-up without concrete dims.
+        InputError: batching without a batch size or beyond it, a response cache where the server has none, decoupled
+            answers of the Python backend, an instance group the openvino backend refuses, a host policy that is no
+            plain name, or warm-up without concrete dims.
 
-    Source: triton-inference-server/core, src/model_config_utils.cc, ValidateModelConfig and
-    ValidateEnsembleSchedulingConfig, and src/backend_model_instance.cc, GenerateWarmupData; openvino_backend,
-    src/openvino.cc, ModelInstanceState.
+    Source: triton-inference-server/core, src/model_config_utils.cc, ValidateModelConfig, and
+    src/backend_model_instance.cc, GenerateWarmupData; openvino_backend, src/openvino.cc, ModelInstanceState.
     """
     name, largest = model.name, model.max_batch_size
     batching, sequences = model.HasField("dynamic_batching"), model.HasField("sequence_batching")
-    misplaced = model.backend or batching or model.model_warmup or model.HasField("optimization")
-    if model.HasField("ensemble_scheduling") and misplaced:
-        raise InputError(f"ensemble {name!r} has a backend, batching, warmup or accelerators: they belong to its steps")
     if batching and largest < 1:
         raise InputError(
             f"{name!r} has dynamic_batching with max_batch_size {largest}: it cannot batch requests",
@@ -183,8 +185,6 @@ def check(model: Any) -> None:
 
 def to_text(model: Any) -> str:
     """Return a message's text form, as ``config.pbtxt`` has it; equal messages give equal text."""
-    from google.protobuf import text_format
-
     return text_format.MessageToString(model)
 
 
@@ -194,7 +194,6 @@ def parse(text: str) -> Any:
     Raises:
         InputError: it is not a ModelConfig in text form; the message has protobuf's line and column.
     """
-    from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
     try:
