@@ -12,8 +12,6 @@ worker is a message of accel's, and counted as such (``library``); what crashes 
 command itself, which must end with a message (``worker``). Every input that gives a finding is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

@@ -9,8 +9,6 @@ unknown.
 Source: its docs/cli.md and docs/measurements_metrics.md.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """What a source, a model file or a run holds, as plain JSON values for ``accel inspect``."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import tempfile

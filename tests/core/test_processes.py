@@ -302,9 +302,9 @@ def test_what_is_no_message_is_shown_and_not_taken_for_a_lack_of_memory(tasks_fi
 
 def test_an_answer_of_another_type_is_this_task_s_failure(tasks_file):
     with pytest.raises(WorkerDied, match="something else than it declares"):
-        run("garbage", tasks_file, text='{"result": {"a": 1}, "span": [0, 0]}')
+        run("garbage", tasks_file, text='{"result": {"a": 1}, "span": [0, 0, 0]}')
     with pytest.raises(StageError, match="hm"):
-        run("garbage", tasks_file, text='{"error": "PACKAGE", "message": "hm", "fix": null, "span": [0, 0]}')
+        run("garbage", tasks_file, text='{"error": "PACKAGE", "message": "hm", "fix": null, "span": [0, 0, 0]}')
 
 
 def test_the_child_ends_with_its_parent_also_within_one_long_computation(tasks_file, monkeypatch):
