@@ -840,6 +840,8 @@ def _decode(hint: Any, data: Any, where: str, *, foreign: bool) -> Any:
         raise ValueError(f"{where}: expected {hint.__name__}, found {data!r}")
     if foreign and not (clean(data) if hint is str else _is_finite(data)):
         raise ValueError(f"{where}: {data!r} says nothing")
+    if hint is float and not foreign and isinstance(data, int) and not _is_finite(data):
+        raise ValueError(f"{where}: an integer of {data.bit_length()} bits is no number")
     return clean(data) if foreign and hint is str else float(data) if hint is float else data
 
 
