@@ -60,6 +60,7 @@ Rule = Literal[
     "scale",
     "placement",
 ]
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Finding:
     """
 
     rule: Rule
-    severity: Literal["error", "warning"]
+    severity: Severity
     node: str
     message: str
     fix: str
@@ -147,24 +148,25 @@ def _label(node: ir.Node) -> str:
 
 def _versions(model: ir.Model) -> Iterator[Finding]:
     opset = model.graph.opset_imports.get("", 0)
-    if not FIRST_OPSET <= opset <= LAST_OPSET:
-        yield Finding(
+    yield from _first(
+        "",
+        (
+            not FIRST_OPSET <= opset <= LAST_OPSET,
             "opset",
             "error",
-            "",
             f"the file has opset {opset}, expected {FIRST_OPSET} to {LAST_OPSET}",
             "export it again with --opset 18, or use onnx.version_converter",
             OPSETS,
-        )
-    elif opset > 20:
-        yield Finding(
+        ),
+        (
+            opset > 20,
             "opset",
             "warning",
-            "",
             f"the file has opset {opset}; TensorRT 10.0 reads up to 20, 10.15 up to 24, 11 up to {LAST_OPSET}",
             "build it with a TensorRT that reads this opset",
             OPERATORS,
-        )
+        ),
+    )
     if model.ir_version > LAST_IR:
         yield Finding(
             "ir",
@@ -176,32 +178,37 @@ def _versions(model: ir.Model) -> Iterator[Finding]:
         )
 
 
+def _first(node: str, *rows: tuple[bool, Rule, Severity, str, str, str]) -> list[Finding]:
+    """Return the finding of the first row that is broken: whether it is, rule, severity, message, fix and source."""
+    broken = [Finding(rule, severity, node, *texts) for wrong, rule, severity, *texts in rows if wrong]
+    return broken[:1]
+
+
 def _operators(model: ir.Model) -> Iterator[Finding]:
     local = {(domain, name) for domain, name, _ in model.functions}
     for node in model.graph.all_nodes():
         standard = node.domain in ("", "ai.onnx")
-        if standard and node.op_type in NOT_KNOWN:
-            yield Finding(
+        fused = node.domain == "com.microsoft"
+        unknown = _first(
+            _name(node),
+            (
+                standard and node.op_type in NOT_KNOWN,
                 "operator",
                 "error",
-                _name(node),
                 f"TensorRT's parser does not know {_label(node)}",
                 f"rewrite the model without {node.op_type}, or run it through a target that has it (ort-cuda, aoti)",
                 OPERATORS,
-            )
-        elif not standard and (node.domain, node.op_type) not in local:
-            fused = node.domain == "com.microsoft"
-            advice = "give TensorRT the unfused file" if fused else "register a plugin of that name"
-            yield Finding(
+            ),
+            (
+                not standard and (node.domain, node.op_type) not in local,
                 "operator",
                 "error",
-                _name(node),
                 f"TensorRT's parser does not know {_label(node)} of domain {node.domain!r}",
-                advice,
+                "give TensorRT the unfused file" if fused else "register a plugin of that name",
                 OPERATORS,
-            )
-        else:
-            yield from _restrictions(node)
+            ),
+        )
+        yield from unknown or _restrictions(node)
 
 
 def _restrictions(node: ir.Node) -> Iterator[Finding]:
@@ -248,42 +255,41 @@ def _dtypes(model: ir.Model) -> Iterator[Finding]:
             continue
         around = [*value.consumers(), *([] if (producer := value.producer()) is None else [producer])]
         paired = any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in around)
-        if kind == ir.DataType.DOUBLE:
-            yield Finding(
+        yield from _first(
+            name,
+            (
+                kind == ir.DataType.DOUBLE,
                 "double",
                 "error",
-                name,
                 f"value {name!r} is DOUBLE, which TensorRT casts down and clamps",
                 narrow,
                 OPERATORS,
-            )
-        elif kind not in KNOWN:
-            yield Finding(
+            ),
+            (
+                kind not in KNOWN,
                 "dtype",
                 "error",
-                name,
                 f"value {name!r} is {kind.name}, a type that TensorRT does not have",
                 narrow,
                 TYPES,
-            )
-        elif kind == ir.DataType.UINT8 and value not in ends and not paired:  # a pair has its own rule about UINT8
-            yield Finding(
+            ),
+            (
+                kind == ir.DataType.UINT8 and value not in ends and not paired,  # a pair has its own rule about UINT8
                 "uint8",
                 "error",
-                name,
                 f"value {name!r} inside the graph is UINT8, which only inputs and outputs may be",
                 "cast it to INT32 or FLOAT",
                 OPERATORS,
-            )
-        elif kind == ir.DataType.INT64 and value in ends and not value.is_initializer():
-            yield Finding(
+            ),
+            (
+                kind == ir.DataType.INT64 and value in ends and not value.is_initializer(),
                 "int64",
                 "warning",
-                name,
                 f"{name!r} is INT64 at the border: twice the bytes of a request, where its values fit INT32",
                 "give its range (--range NAME=LO:HI) so that it can be narrowed",
-                f"{DOCS}reference/data-format-desc.html",
-            )
+                TYPES,
+            ),
+        )
 
 
 def _one_type(model: ir.Model) -> Iterator[Finding]:
@@ -314,24 +320,25 @@ def _pairs(model: ir.Model) -> Iterator[Finding]:
         side = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
         typed = side if zero is None else point
         kind = (typed.dtype if typed is not None else None) or ir.DataType.UINT8
-        if kind == ir.DataType.UINT8:
-            yield Finding(
+        yield from _first(
+            name,
+            (
+                kind == ir.DataType.UINT8,
                 "uint8",
                 "error",
-                name,
                 f"{label} quantises to UINT8, expected INT8 or FLOAT8E4M3FN",
                 "quantise with a symmetric signed type (accel.graph.quantize.for_tensorrt)",
                 QUANTISATION,
-            )
-        elif kind not in QUANTISED:
-            yield Finding(
+            ),
+            (
+                kind not in QUANTISED,
                 "dtype",
                 "error",
-                name,
                 f"{label} quantises to {kind.name}, expected INT8 or FLOAT8E4M3FN",
                 "quantise with a type that TensorRT has",
                 QUANTISATION,
-            )
+            ),
+        )
         if point is not None and zero is None:
             yield Finding(
                 "zero-point",
