@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand
 
-from accel.cli.output import Json, Quiet, Verbose, judge, print_json, print_run, watching
+from accel.cli.output import Json, Quiet, Verbose, judge, print_run, watching
 
 SHORT = {"targets": ("-t",), "out": ("-o",)}
 
@@ -43,10 +43,7 @@ def _convert(
     job = assemble(typed, config, command=shlex.join(["accel", *sys.argv[1:]]))
     with watching(quiet=quiet, verbose=verbose) as progress:
         run = pipeline.convert(job, progress)
-    if as_json:
-        print_json(run)
-    else:
-        print_run(run, job.run_dir)
+    print_run(run, job.run_dir, as_json)
     judge(run, job.required)
 
 
@@ -121,8 +118,5 @@ def build(
         words = ["--threads", str(job.threads), "--timeout", str(job.timeout_s)]
         words += ["--quiet"] if quiet or as_json else []
         run = kits.in_docker(kits.image_of(toolchain), folder, job.run_dir, words)
-    if as_json:
-        print_json(run)
-    else:
-        print_run(run, job.run_dir)
+    print_run(run, job.run_dir, as_json)
     judge(run, ())

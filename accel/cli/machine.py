@@ -63,14 +63,11 @@ def env_list(as_json: Json = False) -> None:
 @env_app.command("install")
 def env_install(name: str, quiet: Quiet = False) -> None:
     """Make an environment and install its packages."""
-    environments = _environments()
-
-    environments.install(name, report=(lambda _: None) if quiet else (lambda line: typer.echo(line, err=True)))
+    report = (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+    _environments().install(name, report=report)
 
 
 @env_app.command("remove")
 def env_remove(name: str) -> None:
     """Delete an environment."""
-    environments = _environments()
-
-    typer.echo(f"{name} removed" if environments.remove(name) else f"{name} is not installed", err=True)
+    typer.echo(f"{name} removed" if _environments().remove(name) else f"{name} is not installed", err=True)

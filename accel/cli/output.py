@@ -32,7 +32,10 @@ def watching(*, quiet: bool, verbose: bool) -> Iterator[Any]:
         yield shown
 
 
-def print_run(run: dict[str, Any], folder: Path) -> None:
+def print_run(run: dict[str, Any], folder: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(run)
+        return
     from rich.console import Console
 
     from accel import report
