@@ -79,7 +79,8 @@ def open_session(artifact: Artifact, folder: Path, *, threads: int, mode: Mode) 
 
         program = read_program(path)
         call, dtypes = program.module(check_guards=not _recurrent(program)), _parameter_dtypes(program)
-    precision = _narrowest(dtypes)
+    # What most parameters have; a model without parameters computes in float32.
+    precision = _SHORT.get(max(dtypes, key=lambda d: dtypes[d], default="float32"), "fp32")
     if target.device == "cuda":
         return TorchDeviceSession(built.inputs, built.outputs, call, precision, device=device, slots=slots)
     return TorchSession(built.inputs, built.outputs, call, precision)
@@ -201,8 +202,3 @@ def _parameter_dtypes(program: torch.export.ExportedProgram) -> dict[str, int]:
         if value.is_floating_point():
             counts[str(value.dtype).removeprefix("torch.")] += value.numel()
     return dict(counts)
-
-
-def _narrowest(dtypes: dict[str, int]) -> str:
-    """Name the precision that most parameters have; a model without parameters computes in float32."""
-    return _SHORT.get(max(dtypes, key=lambda d: dtypes[d], default="float32"), "fp32")

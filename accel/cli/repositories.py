@@ -203,13 +203,8 @@ def _print_served(found: Any) -> None:
     how = f"Triton {found.endpoint.release} ({found.endpoint.via})"
     typer.echo("; ".join([how, *(f"{t} by the Python-backend variant of {found.native}" for t in found.twins)]))
     columns = ("point", "output", "served dB", "in process dB", "least dB", "ok")
-    figures = [(a.served_db, a.inprocess_db, a.least_db) for a in found.answers]
-    rows = [
-        dict(zip(columns, (a.point, a.output, *map(_decibels, three), not a.problem), strict=True))
-        for a, three in zip(found.answers, figures, strict=True)
-    ]
+    rows = []
+    for a in found.answers:
+        figures = ("exact" if db is None else f"{db:.1f}" for db in (a.served_db, a.inprocess_db, a.least_db))
+        rows.append(dict(zip(columns, (a.point, a.output, *figures, not a.problem), strict=True)))
     show(rows, False, "answers", columns)
-
-
-def _decibels(value: float | None) -> str:
-    return "exact" if value is None else f"{value:.1f}"

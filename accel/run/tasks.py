@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from accel import exporters
 from accel.accuracy.parity import FEW_ITEMS, Noise
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
@@ -31,8 +32,10 @@ from accel.core.values import (
     Typed,
     file_refs,
 )
+from accel.exporters.check import Point, read_onnx
 from accel.exporters.request import SourceRequest
-from accel.exporters.source_model import SourceModel
+from accel.exporters.source_model import SourceModel, another_way
+from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import Narrowed
 
 
@@ -79,14 +82,11 @@ class Emitted:
 
 def source_of(request: SourceRequest) -> ModelSource:
     """Load a source and say what it is, without samples."""
-    from accel import exporters
-
     return exporters.describe(request)
 
 
 def describe(request: SourceRequest, out_dir: Path) -> Described:
     """Load a source, find its inputs and outputs, and write its sample files into ``out_dir``."""
-    from accel import exporters
     from accel.exporters import samples
 
     source = exporters.describe(request)
@@ -120,7 +120,6 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
         None where there is no other way to compute it.
     """
     from accel.exporters import verdict
-    from accel.exporters.source_model import another_way
 
     feeds = dict(list(gate_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
     truth = read_feeds(reference)
@@ -137,9 +136,6 @@ def export(described: Described, samples_folder: Path, reference: Path, out_dir:
     Args:
         reference: the answers that the task ``reference`` wrote.
     """
-    from accel import exporters
-    from accel.exporters.check import Point
-
     source = described.source
     answers = read_feeds(reference)
     feeds = read_feeds(samples_folder / described.samples.shapes.path)
@@ -155,9 +151,6 @@ def narrow(
     Args:
         folder: where the files of ``onnx`` lie.
     """
-    from accel.exporters.check import read_onnx
-    from accel.graph.narrow import narrow_file, prove_int32_interior
-
     file, out = folder / onnx.file.path, out_dir / onnx.file.path
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
@@ -358,8 +351,6 @@ _loaded: list[SourceModel] = []
 
 def _load(source: ModelSource) -> SourceModel:
     """Load a source, or return it where an earlier task of this process loaded it."""
-    from accel import exporters
-
     if not _loaded or _loaded[0].source != source:
         _loaded[:] = [exporters.load(source)]
     return _loaded[0]

@@ -19,6 +19,7 @@ from accel.builders.tensorrt.options import TensorRtOptions
 from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed
 from accel.core.values import BuildRequest, ModelSource, Typed, to_json
+from accel.exporters.check import read_onnx
 
 REPORT = "typing.json"
 ENTRY = "model.onnx"
@@ -34,7 +35,6 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
         InputError: the source was not exported, or INT8 and FP8 have no calibration samples.
         StageError: a library failed, or the file breaks a rule of strongly typed networks.
     """
-    from accel.exporters.check import read_onnx
     from accel.graph import products, typed
 
     if request.onnx is None or request.onnx_folder is None:
