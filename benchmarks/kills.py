@@ -11,8 +11,6 @@ not be quiet), `accel verify` finds the chosen repository whole, no file has a t
 and shared memory hold nothing. Everything is written to the JSON, also what went wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

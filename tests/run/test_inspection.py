@@ -1,7 +1,5 @@
 """``accel inspect`` on sources, before they are converted."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import tempfile
