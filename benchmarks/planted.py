@@ -39,7 +39,8 @@ from accel.bench.timed_session import TimedSession
 from accel.builders import targets
 from accel.core import environments, hardware
 from accel.core.feeds import Feed, fit_inputs, read_feeds, write_feeds
-from accel.core.values import Artifact, BuildRequest, Parity, Target, TensorSpec, Variant, file_refs, from_json, to_json
+from accel.core.processes import Worker
+from accel.core.values import Artifact, BuildRequest, Parity, Target, TensorSpec, Variant, from_json, to_json
 from accel.exporters import factory, verdict
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.coverage import BEYOND_FEED
@@ -368,10 +369,13 @@ class Bench:
                 str(self.folder / "samples"),
                 self.threads,
             )
-            built = builder.build(request, builder.options(**options), out)
-            _built[out] = Artifact(variant, file_refs(out), "0", built, 0.0)
+            if target in APART:
+                with Worker(out.with_suffix(".log"), threads=1, timeout_s=600, python=_python(target)) as worker:
+                    _built[out] = worker.call(tasks.build, request, out, "0")
+            else:
+                _built[out] = tasks.build(request, out, "0")
         if target in APART:
-            return Apart(environments.python(APART[target]), _built[out], out, threads, mode)
+            return Apart(_python(target), _built[out], out, threads, mode)
         return builder.open(_built[out], out, threads=threads, mode=mode)
 
     def spread(self, answers: Mapping[str, Feed], precision: str) -> tuple[float, float]:
@@ -445,6 +449,10 @@ def answer(folder: Path, threads: int, mode: Any) -> None:
         except EOFError:
             return
         told = {n: np.array(v) for n, v in session.run(feed).items()}
+
+
+def _python(target: str) -> Path:
+    return environments.python(APART[target])
 
 
 _built: dict[Path, Artifact] = {}
