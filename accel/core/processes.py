@@ -52,11 +52,12 @@ _sandbox: sandbox.Sandbox | None = None
 
 
 def start(within: sandbox.Sandbox | None = None) -> None:
-    """Allow processes to be started (again).
+    """Allow processes to be started (again), and clear up after killed ones, also where none will be started.
 
     Args:
         within: what each of them runs in from now on; None for nothing.
     """
+    temporary.clear()
     global _begin, _sandbox
     _begin, _sandbox = time.monotonic(), within
     _stopped.clear()
