@@ -11,20 +11,22 @@ the others. Only a source that cannot be loaded or exported ends the run.
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from accel.accuracy import parity
 from accel.builders import ConvertingBuilder, targets
-from accel.core import hardware, processes, sandbox
+from accel.core import environments, hardware, processes, sandbox
 from accel.core.errors import AccelError, StageError, UnavailableError
 from accel.core.files import lock
+from accel.core.processes import Worker
 from accel.core.progress import Progress
 from accel.core.values import (
     Artifact,
@@ -40,6 +42,7 @@ from accel.core.values import (
     Typed,
     Variant,
 )
+from accel.graph.arithmetic import Arithmetic
 from accel.run import kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, Job
@@ -52,6 +55,11 @@ from accel.run.tasks import Described
 
 OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_of, tasks.compare, tasks.narrow, tasks.emit))
 """Tasks in which a worker does accel's own work."""
+
+BESIDE_AFTER_S = 4.0
+"""How long the reference may take before the export begins beside it, in a process that loads the source once more."""
+BESIDE_COPIES = 5
+"""How many times what the source's process holds must be free for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class Work:
         try:
             yield
         finally:
-            self.timings_s[name.replace(" ", "_")] = time.monotonic() - start
+            key = name.replace(" ", "_")
+            self.timings_s[key] = self.timings_s.get(key, 0.0) + time.monotonic() - start
 
 
 @contextmanager
@@ -113,11 +122,8 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                 result.outcome = _skip_reason(result.variant, made)
             wanted = [r for r in results if r.outcome is None]
             if wanted:
-                with work.timed("reference"):
-                    reference = stages.reference(described, worker)
-                if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
-                    with work.timed("export"):
-                        onnx = stages.export(described, reference, worker)
+                needs_onnx = job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted)
+                reference, onnx = _reference(described, worker, work, needs_onnx=needs_onnx)
                 if onnx is not None and job.ints != "keep":
                     with work.timed("narrow integers"):
                         narrowed = stages.narrow(described, onnx, worker)
@@ -127,9 +133,51 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                 result.outcome = _not_applicable(result.variant, onnx.value)
             wanted = [r for r in wanted if r.outcome is None]
         if reference is not None:
+            last = [r for r in wanted if onnx is not None and _comes_last(r.variant, job)]
             with work.timed("build and prove"):
-                _build_all(wanted, described, onnx, reference, work)
+                _build_all([r for r in wanted if r not in last], described, onnx, reference, work)
+            if last and onnx is not None:
+                _measure(work, results, described, reference)
+                run = Run(job, work.machine, described.value, onnx, narrowed, results)
+                with work.timed("build and prove"):
+                    for result in last:
+                        result.outcome = _not_pursued(result.variant, run, described, onnx, work)
+                    _build_all([r for r in last if r.outcome is None], described, onnx, reference, work)
         return _conclude(work, results, described, reference, onnx, narrowed)
+
+
+def _reference(
+    described: Stage, worker: Worker, work: Work, *, needs_onnx: bool
+) -> tuple[Stage[Answered], Stage[OnnxModel] | None]:
+    """Run the source over all feeds, and export it; beside that where it takes long and memory holds the source twice.
+
+    Args:
+        worker: the source's process.
+    """
+    stages = work.stages
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        try:
+            with work.timed("reference"):
+                answering = pool.submit(stages.reference, described, worker)
+                if not needs_onnx:
+                    return answering.result(), None
+                wait([answering], BESIDE_AFTER_S)
+                if not _fits_beside(described.value.source, worker, work.job):
+                    answering.result()
+            with work.timed("export"), ExitStack() as held:
+                other = worker if answering.done() else held.enter_context(stages.worker("export"))
+                onnx = stages.export(described, answering.result, other)
+                return answering.result(), onnx
+        except BaseException:
+            worker.kill()
+            raise
+
+
+def _fits_beside(source: ModelSource, worker: Worker, job: Job) -> bool:
+    """Say whether there are a second core, an export to be made, and memory to hold and write the source once more."""
+    if job.threads == 1 or job.sandbox or source.kind == "onnx":
+        return False
+    return hardware.available_memory_bytes() > BESIDE_COPIES * worker.resident_bytes()
 
 
 def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
@@ -176,19 +224,7 @@ def _conclude(
     job, timings = work.job, work.timings_s
     run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings)
     if job.bench in ("inprocess", "both"):
-        with work.timed("measure"):
-            for objective in job.objectives:
-                measure_in_process(
-                    results,
-                    described,
-                    reference,
-                    objective,
-                    job=job,
-                    stages=work.stages,
-                    kept=work.kept,
-                    hardware=work.machine,
-                    progress=work.progress.variant,
-                )
+        _measure(work, results, described, reference)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
             run.served = measure_served(
@@ -208,6 +244,47 @@ def _conclude(
     document = run_json.write(run)
     work.kept.prune()
     return document
+
+
+def _measure(work: Work, results: Sequence[Result], described: Stage, reference: Stage | None) -> None:
+    """Measure in process whatever was not measured yet."""
+    with work.timed("measure"):
+        for objective in work.job.objectives:
+            measure_in_process(
+                results,
+                described,
+                reference,
+                objective,
+                job=work.job,
+                stages=work.stages,
+                kept=work.kept,
+                hardware=work.machine,
+                progress=work.progress.variant,
+            )
+
+
+def _comes_last(variant: Variant, job: Job) -> bool:
+    """Say whether a variant is built only while it can win: it takes long, and a group alone asked for it."""
+    target = variant.target
+    asked = job.exhaustive or target.name not in job.grouped or {target.name, str(target)} & set(job.required)
+    return not asked and target.device in targets.info(target).comes_last and job.bench in ("inprocess", "both")
+
+
+def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
+    """Say why a variant cannot win by any objective against what was measured, or None where it can."""
+    best = []
+    for objective in run.job.objectives:
+        chosen = _decide(run, variant.target.device, objective, "inprocess").chosen
+        points = [p for r in run.results if r.variant.id == chosen for p in r.points if p.scenario == objective]
+        ends = (p.p50_ci_ms[1] / p.batch if objective == "latency" else 1e3 / p.throughput_ci_per_s[0] for p in points)
+        best.append((min(ends, default=math.inf), chosen))
+    arithmetic: Arithmetic = work.stages.arithmetic(described, onnx).value
+    item_ms, id = max(best)
+    if item_ms >= arithmetic.least_ms:
+        return None
+    reason = f"not pursued: cannot beat {id}: {arithmetic}, and {id} takes at most {item_ms:.3g} ms"
+    work.progress.done(variant.id, reason, ok=True)
+    return Skipped(reason, f"--exhaustive builds it all the same, as --targets {variant.target.name} does")
 
 
 def _libraries_s(timeline: Sequence[TaskSpan]) -> float:
@@ -322,6 +399,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         def report(stage: str) -> Callable[[str], None]:
             return lambda doing: progress.variant(id, f"{stage}: {doing}")
 
+        def fresh(python: Path) -> Worker:
+            return stages.worker(id, python=python, report_progress=report("building"))
+
         try:
             if onnx is not None and result.typed is None and _is_typed(result.variant):
                 stage = "type"
@@ -330,14 +410,19 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             if result.outcome is None and status_of(result)[0] == "ok":
                 stage = "build"
                 progress.variant(id, "building")
-                result.built = stages.build(
-                    result.variant, described, result.typed or onnx, report_progress=report("building")
-                )
-                with stages.worker(id) as worker:
+                with ExitStack() as held:
+                    builder = held.enter_context(fresh(stages.python(result.variant)))
+                    result.built = stages.build(result.variant, described, result.typed or onnx, builder)
+                    if targets.info(result.variant.target).needs_source:  # its code would hide what the file lacks
+                        builder.close()
+                        builder = held.enter_context(fresh(stages.python(result.variant)))
+                    worker = builder
+                    if stages.python(result.variant) != environments.python(environments.MAIN):
+                        worker = held.enter_context(fresh(environments.python(environments.MAIN)))
                     if not targets.info(result.variant.target).server_only:
                         stage = "prove"
                         progress.variant(id, "proving")
-                        result.proof = stages.prove(result.built, described, reference, worker)
+                        result.proof = stages.prove(result.built, described, reference, builder, worker)
                     stage = "emit"
                     result.emitted = stages.emit(result.built, result.proof, described, reference, worker)
                     if result.proof is None:
@@ -361,7 +446,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
-    with ThreadPoolExecutor(max_workers=_parallel(onnx)) as pool:
+    side_by_side = min(_parallel(onnx), max(1, len(results)))
+    stages.threads = max(1, job.threads // side_by_side)  # threads that wait for a core at barriers cost CPU time
+    with ThreadPoolExecutor(max_workers=side_by_side) as pool:
         futures = [pool.submit(one, result) for result in sorted(results, key=_last)]
         try:
             for future in futures:
@@ -371,6 +458,8 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
                 future.cancel()
             processes.stop_all()
             raise
+        finally:
+            stages.threads = job.threads
 
 
 def _is_typed(variant: Variant) -> bool:

@@ -244,6 +244,9 @@ class Job(BaseModel):
         AboveZero, Field(description="Seconds of rounds at most, for each objective and way of measuring")
     ] = 120.0
     round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
+    exhaustive: Annotated[
+        bool, Field(description="Also build what takes long and cannot win by the model's arithmetic")
+    ] = False
     opset: Annotated[int, Field(description="ONNX opset")] = 18
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
     sandbox: Annotated[

@@ -168,7 +168,8 @@ def measure_in_process(
                 known[id] = (*known.get(id, ()), *new)
                 built[id].freshly_measured = True
     for id, every in known.items():
-        built[id].points = (*built[id].points, *every)
+        others = (p for p in built[id].points if p.scenario != scenario)
+        built[id].points = (*others, *every)
 
 
 def measure_served(
