@@ -46,7 +46,7 @@ from accel.graph.arithmetic import Arithmetic
 from accel.run import kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, Job
-from accel.run.measuring import measure_in_process, measure_served
+from accel.run.measuring import measure_in_process, measure_served, spare_workers
 from accel.run.narrowed import applied
 from accel.run.results import Outcome, Result, Run, baseline, candidate, rerun_command, served_candidates, status_of
 from accel.run.stages import FILES, Answered, Proof, Stage, Stages
@@ -247,8 +247,8 @@ def _conclude(
 
 
 def _measure(work: Work, results: Sequence[Result], described: Stage, reference: Stage | None) -> None:
-    """Measure in process whatever was not measured yet."""
-    with work.timed("measure"):
+    """Measure in process whatever was not measured yet; a variant keeps its process from objective to objective."""
+    with work.timed("measure"), spare_workers() as spare:
         for objective in work.job.objectives:
             measure_in_process(
                 results,
@@ -260,6 +260,7 @@ def _measure(work: Work, results: Sequence[Result], described: Stage, reference:
                 kept=work.kept,
                 hardware=work.machine,
                 progress=work.progress.variant,
+                spare=spare,
             )
 
 

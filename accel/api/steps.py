@@ -33,7 +33,7 @@ from accel.exporters import verdict
 from accel.run import decide as decisions, tasks
 from accel.run.decide import Candidate, Constraints, Objective
 from accel.run.job import Job
-from accel.run.measuring import measure_in_process
+from accel.run.measuring import measure_in_process, spare_workers
 from accel.run.results import Result as Row
 from accel.run.stages import FILES, REPOSITORY, Proof, Stage
 from accel.run.tasks import Described
@@ -152,7 +152,7 @@ def measure(
     Raises:
         CheckFailed: one of them could not be timed.
     """
-    with _begun(source) as done:
+    with _begun(source) as done, spare_workers() as spare:
         rows = [Row(a.value.variant, built=a.stage, proof=done.proof(a)) for a in artifacts]
         measure_in_process(
             rows,
@@ -164,6 +164,7 @@ def measure(
             kept=done.work.kept,
             hardware=done.work.machine,
             progress=done.work.progress.variant,
+            spare=spare,
         )
     for row in rows:
         if row.outcome is not None:

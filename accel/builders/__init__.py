@@ -205,6 +205,8 @@ class Session(ABC):
     """
 
     slots: int = 1
+    any_mode: bool = False
+    """Whether the mode it was opened for makes no difference."""
     fresh: bool = False
     """Whether ``read`` gives arrays of the request's own, which stay valid."""
 

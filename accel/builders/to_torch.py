@@ -178,7 +178,7 @@ class TorchBuilder(Builder):
 class TorchSession(Session):
     """A callable that takes tensors in the order of the inputs and returns a tuple in the order of the outputs."""
 
-    fresh = True
+    fresh = any_mode = True
 
     def __init__(
         self,

@@ -36,7 +36,6 @@ TASKS = {
     "export": "export",
     "check": "export",
     "noise": "reference",
-    "arithmetic": "other",
     "narrow": "narrow",
     "prepare": "build",
     "build": "build",

@@ -8,7 +8,8 @@ loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from accel.core.document import Served
 from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware, available_memory_bytes
+from accel.core.processes import Worker
 from accel.core.values import Failed, Measurement, ModelSource, Variant
 from accel.exporters import coverage
 from accel.exporters.axes import batch_axis, batches
@@ -73,6 +75,17 @@ class MeasuringSession:
     release: str | None = None
 
 
+@contextmanager
+def spare_workers() -> Iterator[dict[str, Worker]]:
+    """Keep processes with loaded variants from one objective to the next, and end them in the end."""
+    spare: dict[str, Worker] = {}
+    try:
+        yield spare
+    finally:
+        for worker in spare.values():
+            worker.close()
+
+
 def measure_in_process(
     results: Sequence[Result],
     described: Stage[Described],
@@ -84,11 +97,15 @@ def measure_in_process(
     kept: store.Store,
     hardware: Hardware,
     progress: Progress,
+    spare: dict[str, Worker],
 ) -> None:
     """Time everything that was built, also what failed its gate: a reader sees what the error would have bought.
 
     What no stored session holds is measured; each result gets its points of all sessions, oldest first. The inputs are
     among the feeds of the proof; while it is timed a variant that passed is held against the same answers.
+
+    Args:
+        spare: processes with loaded variants, by id: taken from there, and left there for the next objective.
     """
     built = {r.variant.id: r for r in results if r.outcome is None and r.built is not None and r.proof is not None}
     if not built or reference is None:
@@ -142,6 +159,7 @@ def measure_in_process(
                     threads=job.threads,
                     timeout_s=job.timeout_s,
                     watch=watch,
+                    spare=spare,
                 )
                 for id in chosen
                 if (stage := built[id].built) and (proof := built[id].proof)
