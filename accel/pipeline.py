@@ -43,7 +43,7 @@ from accel.core.values import (
     Variant,
 )
 from accel.graph.arithmetic import Arithmetic
-from accel.run import kits, run_json, tasks
+from accel.run import favourites, kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.measuring import measure_in_process, measure_served, spare_workers
@@ -120,6 +120,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             results = [Result(v) for v in plan(job, made.source)]
             for result in results:
                 result.outcome = _skip_reason(result.variant, made)
+            first_tried = _leave_for_later(results, made.source, work) if job.quick else None
             wanted = [r for r in results if r.outcome is None]
             if wanted:
                 needs_onnx = job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted)
@@ -143,7 +144,34 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                     for result in last:
                         result.outcome = _not_pursued(result.variant, run, described, onnx, work)
                     _build_all([r for r in last if r.outcome is None], described, onnx, reference, work)
-        return _conclude(work, results, described, reference, onnx, narrowed)
+        return _conclude(work, results, described, reference, onnx, narrowed, first_tried)
+
+
+def _leave_for_later(results: Sequence[Result], source: ModelSource, work: Work) -> str | None:
+    """Skip all but the targets that win most often, and the baseline; return in words which they are and why."""
+    job, said = work.job, []
+    fix = "the same command without --quick tries it, and keeps what is done"
+    for device in dict.fromkeys(r.variant.target.device for r in results):
+        own = [r for r in results if r.outcome is None and r.variant.target.device == device]
+        found = favourites.choose(
+            {r.variant.target.name for r in own},
+            hardware=work.machine.id,
+            family=source.family,
+            device=device,
+            runs=job.run_dir.parent,
+            this=job.run_dir,
+        )
+        if found is None:
+            continue
+        for result in own:
+            target, static = result.variant.target.name, result.variant.static is not None
+            first = target in (*found.targets, targets.baseline(source.framework)) or target in job.required
+            if static or not first:
+                result.outcome = Skipped(f"left for later: {' and '.join(found.targets)} come first", fix, left=True)
+        said.append(f"{' and '.join(found.targets)} on {device}, one of which was {found.why}")
+    if said:
+        work.progress.notice(f"--quick: {'; '.join(said)}")
+    return "; ".join(said) or None
 
 
 def _reference(
@@ -219,10 +247,11 @@ def _conclude(
     reference: Stage | None,
     onnx: Stage | None,
     narrowed: Stage | None,
+    first_tried: str | None = None,
 ) -> dict[str, Any]:
     """Measure what was built, decide, and write everything down."""
     job, timings = work.job, work.timings_s
-    run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings)
+    run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings, first_tried=first_tried)
     if job.bench in ("inprocess", "both"):
         _measure(work, results, described, reference)
     if job.bench in ("triton", "both"):
