@@ -7,8 +7,6 @@ benchmark_app, and ``ort@cpu`` beside a loop of ONNX Runtime's Python API, each 
 threads, at batch 1 and the typical shape. Run it on a quiet machine: a model takes two minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

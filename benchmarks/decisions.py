@@ -10,8 +10,6 @@ all. A row is one measuring and deciding of what ``build`` built; its neighbour 
 variant is the geometric mean, over the long sessions, of its time relative to the baseline's in that session.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -11,8 +11,6 @@ turn, and compares the time and the winners; every run adds a row to ``--out`` (
 comparison that was stopped goes on.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ best so far by its interval: what is slower leaves, what lies inside ±3 % is eq
 the contest is settled. ``stability.ratio_interval`` is made for being looked at so often.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 One session is open at a time; the clock itself is in ``session``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +14,7 @@ from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, CallSplit
 
 _timed: list[TimedSession] = []
-_loaded: list[tuple[tuple[Artifact, Path, int], Opened]] = []
+_loaded: "list[tuple[tuple[Artifact, Path, int], Opened]]" = []
 _checked: list[tuple[Check, Checker]] = []
 
 

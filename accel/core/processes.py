@@ -9,8 +9,6 @@ The child finds accel by the path of this package alone, so any interpreter that
 nothing else of the parent's environment leaks in.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -46,7 +44,7 @@ MOST_LINE_BYTES = 256 << 20
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_running: set[Worker] = set()
+_running: "set[Worker]" = set()
 _spans: list[TaskSpan] = []
 _begin = time.monotonic()
 _stopped = threading.Event()
@@ -152,7 +150,7 @@ child()
 """
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A child process that runs tasks one after another; ``start`` or the first task starts it.
 
     Args:
@@ -217,9 +215,6 @@ class Worker:
         if _stopped.is_set():  # between the check above and here
             self.close()
             raise WorkerDied("stopped by the user")
-
-    def __enter__(self) -> Worker:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

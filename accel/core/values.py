@@ -5,8 +5,6 @@ border or be read back years later. This module knows nothing of frameworks and 
 the worker side of accel runs it in environments that hold nothing but one runtime.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -843,6 +841,8 @@ def _decode(hint: Any, data: Any, where: str, *, foreign: bool) -> Any:
         raise ValueError(f"{where}: expected {hint.__name__}, found {data!r}")
     if foreign and not (clean(data) if hint is str else _is_finite(data)):
         raise ValueError(f"{where}: {data!r} says nothing")
+    if hint is float and not foreign and isinstance(data, int) and not _is_finite(data):
+        raise ValueError(f"{where}: an integer of {data.bit_length()} bits is no number")
     return clean(data) if foreign and hint is str else float(data) if hint is float else data
 
 

@@ -4,8 +4,6 @@ It stays a bound: products of two activations count nothing, a convolution a qua
 library may be half more as fast as NumPy.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

@@ -3,8 +3,6 @@
 It ends itself when the parent disappears. ``accel.core.processes`` is the parent's half and describes the protocol.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -5,8 +5,6 @@ Earlier runs are the run directories beside this one, and what is shipped with a
 there are none, those of this kind of network on other hardware, then all.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ that ratios stay ratios of one session. As served, one session holds every repos
 loads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

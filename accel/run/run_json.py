@@ -4,8 +4,6 @@ The contract's fields are in the design's section on the run directory; other to
 under a temporary name and renamed, and the run before moves to ``history/``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
