@@ -99,6 +99,7 @@ class Model:
     onnx: OnnxModel | None
     integers: Integers | None
     call: CallForm | None = None
+    family: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -271,6 +271,12 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             error.log = str(self.log)
         raise error
 
+    def resident_bytes(self) -> int:
+        """Return the memory that the child holds; 0 where it does not run."""
+        if self._group is None or not self._group.alive():
+            return 0
+        return int(self._group.process.memory_info().rss)
+
     def close(self) -> int:
         """End the child and all it started; return the child's exit code, or minus the signal, or 0 without a child."""
         if self._group is None:

@@ -441,11 +441,12 @@ class Parity:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """This machine or this install cannot make the variant."""
+    """This machine or this install cannot make the variant, or it was not tried; ``left`` where it may be next time."""
 
     reason: str
     fix: str | None = None
     status: Literal["skipped"] = "skipped"
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ from accel.triton import releases
 PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
 
+QUICK = {"objectives": ("latency",), "budget_s": 30.0}
+"""What a quick run asks for where nothing else was said."""
+
 SOURCE_FIX = "accel convert SOURCE --targets cpu; `accel zoo` lists known models"
 TARGETS_FIX = "--targets cpu, or --targets openvino,ort; `accel targets` lists them"
 
@@ -242,6 +245,12 @@ class Job(BaseModel):
         AboveZero, Field(description="Seconds of rounds at most, for each objective and way of measuring")
     ] = 120.0
     round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
+    quick: Annotated[
+        bool, Field(description="A first verdict, by latency: only the targets that win most often for such models")
+    ] = False
+    exhaustive: Annotated[
+        bool, Field(description="Also build what takes long and cannot win by the model's arithmetic")
+    ] = False
     opset: Annotated[int, Field(description="ONNX opset")] = 18
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
     sandbox: Annotated[
@@ -322,6 +331,8 @@ class Job(BaseModel):
             job = handler(given)
         except ValidationError as error:
             raise _explained(error, **(info.context or {})) from error
+        if job.quick:
+            job = job.model_copy(update={k: v for k, v in QUICK.items() if k not in job.model_fields_set})
         releases.release(job.triton_release)
         known = [text for target in job.wanted for text in (target.name, str(target))]
         for text in job.required:  # a target's name, ``name@device``, or a static variant's id

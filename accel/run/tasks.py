@@ -17,7 +17,7 @@ from accel import exporters
 from accel.accuracy.parity import FEW_ITEMS, Noise
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, fixed_parts, read_feeds, write_feeds
+from accel.core.feeds import Feed, fit_inputs, fixed_parts, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -32,9 +32,10 @@ from accel.core.values import (
     Typed,
     file_refs,
 )
-from accel.exporters.check import Point, read_onnx
+from accel.exporters.check import Point, check_onnx, read_onnx
 from accel.exporters.request import SourceRequest
 from accel.exporters.source_model import SourceModel, another_way
+from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import Narrowed
 
@@ -130,17 +131,23 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
     return Noise(how, verdict.compare(described.source, feeds, truth, answers, {}).outputs)
 
 
-def export(described: Described, samples_folder: Path, reference: Path, out_dir: Path, opset: int) -> OnnxModel:
-    """Export the source to ONNX and check the file against what the source answered at the checked shapes.
+def export(source: ModelSource, out_dir: Path, opset: int) -> None:
+    """Export the source to ONNX; ``check`` holds the file against it."""
+    from accel import exporters
+
+    exporters.write_onnx(_load(source), out_dir, opset=opset)
+
+
+def check(described: Described, samples_folder: Path, reference: Path, folder: Path) -> OnnxModel:
+    """Check what ``export`` wrote into ``folder`` against what the source answered at the checked shapes.
 
     Args:
         reference: the answers that the task ``reference`` wrote.
     """
-    source = described.source
-    answers = read_feeds(reference)
     feeds = read_feeds(samples_folder / described.samples.shapes.path)
+    answers = read_feeds(reference, only=feeds.keys())
     points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
-    return exporters.export_onnx(source, out_dir, opset=opset, model=_load(source), points=points)
+    return check_onnx(described.source, folder / exporters.ONNX_FILE, points)
 
 
 def narrow(
@@ -157,6 +164,25 @@ def narrow(
     unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
     values = tuple(u.reason for u in unproved)
     return Narrowed(read_onnx(out), report, values)
+
+
+def arithmetic(
+    described: Described, samples_folder: Path, onnx: OnnxModel, folder: Path, scratch: Path, threads: int
+) -> Arithmetic:
+    """Find out what an FP32 build of the exported model takes at least on this machine, at the typical shape.
+
+    Args:
+        folder: where the files of ``onnx`` lie.
+        scratch: folder for a copy of the file, which is removed.
+    """
+    from accel.exporters.axes import batch_axis
+    from accel.graph import arithmetic
+
+    source = described.source
+    stored = read_feeds(samples_folder / described.samples.shapes.path, only={"opt"})["opt"]
+    feed = fit_inputs(stored, source.inputs)
+    batch = next(iter(feed.values())).shape[0] if batch_axis(source) else 1
+    return arithmetic.measure(folder / onnx.file.path, feed, batch=batch, scratch=scratch, threads=threads)
 
 
 def prepare(request: BuildRequest, out_dir: Path) -> Typed:
