@@ -7,8 +7,6 @@ loop a request that waits behind a stalled server has been late since then. Sour
 Latency" (coordinated omission).
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time
@@ -115,7 +113,7 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-class Generator:
+class Generator(contextlib.AbstractContextManager["Generator"]):
     """Processes that send requests to one server; a context manager.
 
     Args:
@@ -150,9 +148,6 @@ class Generator:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Generator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

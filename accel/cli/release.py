@@ -1,7 +1,5 @@
 """``accel release``: many models, for many targets and machines, as one release."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

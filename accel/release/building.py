@@ -12,8 +12,6 @@ The driver keeps nothing in memory that it needs again: killed at any time, the 
 whole or not at all. Until it is signed it is a draft, which a later build of the same version replaces.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -3,8 +3,6 @@
 A hash in ``release.json`` finds damage; only the signature finds what somebody wrote anew, ``release.json`` with it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence

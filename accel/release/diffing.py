@@ -4,14 +4,13 @@ What ships of both is measured on this machine in one interleaved session: a sto
 nothing. What cannot be compared blocks as what is worse does, until somebody accepts it with a reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from accel.accuracy.parity import GATES_DB
 from accel.bench import timed
@@ -62,7 +61,7 @@ class Side:
     folder: Path
 
     @classmethod
-    def of(cls, release: Path, entry: Entry) -> Side:
+    def of(cls, release: Path, entry: Entry) -> Self:
         """Read a repository of a release.
 
         Raises:

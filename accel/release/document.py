@@ -1,7 +1,5 @@
 """``release.json``: what a release holds, what was measured of it and where, and every file by its sha256."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

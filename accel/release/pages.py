@@ -1,7 +1,5 @@
 """A release for people: ``index.html``, one file that loads nothing, and ``report.md`` for a pull request."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

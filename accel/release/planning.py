@@ -1,14 +1,12 @@
 """What this machine would do for a release: build, take as it is, leave kits for, or leave to another machine.
 
     STORE/runs/<hardware id>/<model>-<source>/    run directory of a model on one machine, with its stored results
-    STORE/runs/<hardware id>/<model>.json         what its last conversion was asked for, with what, and how long it took
+    STORE/runs/<hardware id>/<model>.json         what its last conversion was asked for, with what, how long it took
     STORE/<version>/                              a release
 
 Several machines may share the store: each builds what it is a pool for, and a release takes what all of them made of
 what it asks for.
 """
-
-from __future__ import annotations
 
 import functools
 import json

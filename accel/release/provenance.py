@@ -6,8 +6,6 @@ Sources: https://in-toto.io/Statement/v1, https://slsa.dev/spec/v1.1/provenance 
 "Machine Learning Bill of Materials" (component type ``machine-learning-model``).
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterable, Iterator

@@ -11,8 +11,6 @@ A pointer is signed with its name, a sequence that rises and a time at which it 
 puts in its place is refused: by its sequence where a client has seen a later one, else when it has ended.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime

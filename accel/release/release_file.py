@@ -13,14 +13,12 @@ The keys of a model are those of a job file, over the file's ``defaults``. Which
 and which machine is a pool, the machine's own facts.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -98,7 +96,7 @@ class Pool(Strict):
         return flags
 
     @model_validator(mode="after")
-    def _checked(self) -> Pool:
+    def _checked(self) -> Self:
         try:
             self.parsed(self.targets)
         except AccelError as error:

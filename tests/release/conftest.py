@@ -1,7 +1,5 @@
 """A release of two tiny models, built by the command line; tests that change it change a copy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

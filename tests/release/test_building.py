@@ -1,7 +1,5 @@
 """A release of tiny models, built for real: what is reused, what is built again, what a kill leaves, what is failed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The regression gate: what is worse blocks, each kind of it planted; what is the same passes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

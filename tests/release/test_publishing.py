@@ -1,7 +1,5 @@
 """Publishing to a folder and to a real S3 server over HTTP: whole or not at all, one winner, no way back unseen."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """release.yaml: what is read of it, what is refused with its line, and the schema that editors hold it against."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

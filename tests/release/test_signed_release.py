@@ -1,7 +1,5 @@
 """What signs, describes and checks a release: nothing in one changes unseen, by us or by the stock tool."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

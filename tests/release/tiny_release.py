@@ -1,7 +1,5 @@
 """Tiny ONNX models, a release file of them, and the command line that builds it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
