@@ -22,7 +22,7 @@ from typing import Any, Literal
 from accel.accuracy import parity
 from accel.builders import ConvertingBuilder, targets
 from accel.core import environments, hardware, processes, sandbox
-from accel.core.errors import AccelError, StageError, UnavailableError
+from accel.core.errors import AccelError, StageError, UnavailableError, WorkerDied
 from accel.core.files import lock
 from accel.core.processes import Worker
 from accel.core.progress import Progress
@@ -462,7 +462,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         except UnavailableError as error:
             result.outcome = Skipped(error.message, error.fix)
         except StageError as error:
-            result.outcome = Failed(stage, error.message, error.log, again)
+            result.outcome = Failed(stage, error.message, error.log, again, isinstance(error, WorkerDied))
         except AccelError as error:
             result.outcome = Failed(stage, str(error), None, again)
         except Exception as error:  # noqa: BLE001  a builder's fault in the parent is this variant's, not the run's

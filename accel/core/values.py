@@ -461,12 +461,13 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A stage failed: which, why, and where to look."""
+    """A stage failed: which, why, and where to look; ``died`` where its process crashed, hung or was killed."""
 
     stage: str
     cause: str
     log: str | None = None
     reproduce: str | None = None
+    died: bool = False
     status: Literal["failed"] = "failed"
 
 

@@ -121,12 +121,14 @@ def _ints(given: Mapping[str, Any]) -> str:
     return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(names), Mark.REPEATED]
-Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes), Mark.REPEATED]
-AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names), Mark.REPEATED]
-Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges), Mark.REPEATED]
-Gates = Annotated[dict[str, float], BeforeValidator(_gates), Mark.REPEATED]
-Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts), Field(min_length=1)]
+TEXTS: Any = str | list[str]
+"""How a file gives names, shapes and the like, for its JSON Schema."""
+Names = Annotated[tuple[str, ...], BeforeValidator(names, TEXTS), Mark.REPEATED]
+Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes, TEXTS | dict[str, Any]), Mark.REPEATED]
+AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names, TEXTS | dict[str, Any]), Mark.REPEATED]
+Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges, TEXTS | dict[str, Any]), Mark.REPEATED]
+Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, Any]), Mark.REPEATED]
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts, TEXTS), Field(min_length=1)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -381,7 +383,15 @@ def read(path: Path) -> dict[str, Any]:
         UsageError: changes for a target that does not exist.
         InputError: the file is missing, no YAML, or has a key that is not known.
     """
-    data = read_yaml(path, "job file")
+    return options(read_yaml(path, "job file"), path)
+
+
+def options(data: Any, path: Path) -> dict[str, Any]:
+    """Read what a file gives as a job's keys and values.
+
+    Raises:
+        UsageError / InputError: as ``read``.
+    """
     if not isinstance(data, dict | None):
         raise InputError(f"job file {path} holds {type(data).__name__}: expected keys and values")
     asked = {str(k): v for k, v in (data or {}).items() if v is not None}

@@ -30,7 +30,18 @@ from accel.core.document import (
 )
 from accel.core.errors import OutputError
 from accel.core.files import remove, replace_folder, write_text, writing
-from accel.core.values import SCHEMA, Artifact, ModelSource, OnnxModel, Skipped, TaskSpan, Typed, extended, to_json
+from accel.core.values import (
+    SCHEMA,
+    Artifact,
+    Failed,
+    ModelSource,
+    OnnxModel,
+    Skipped,
+    TaskSpan,
+    Typed,
+    extended,
+    to_json,
+)
 from accel.exporters.sources import content_key
 from accel.run import store
 from accel.run.job import PYTHON_VARIANT, Job
@@ -267,6 +278,7 @@ def _variant(result: Result) -> VariantRecord:
         cached=bool(result.built and result.built.cached and not result.freshly_measured),
         measurements=result.points,
         options=result.variant.options,
+        died=isinstance(result.outcome, Failed) and result.outcome.died,
     )
 
 

@@ -133,8 +133,6 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
 
 def export(source: ModelSource, out_dir: Path, opset: int) -> None:
     """Export the source to ONNX; ``check`` holds the file against it."""
-    from accel import exporters
-
     exporters.write_onnx(_load(source), out_dir, opset=opset)
 
 
