@@ -17,8 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from accel.bench.load import Arrivals, Load
-from accel.bench.ranges import concurrencies, rates
+from accel.bench import ranges
+from accel.bench.load import Load
 from accel.bench.served import Labels, Method
 from accel.builders import targets
 from accel.core import hardware, temporary
@@ -73,11 +73,12 @@ def loads(concurrency: str | None, request_rate: str | None, arrivals: str) -> t
     """
     if concurrency is not None and request_rate is not None:
         raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
-    if arrivals not in get_args(Arrivals):
-        raise UsageError(f"--arrivals {arrivals} is unknown", fix=f"give {' or '.join(get_args(Arrivals))}")
+    kind, gaps_s = ranges.arrivals(arrivals)
+    if request_rate is None and concurrency is None and gaps_s:
+        return (Load(rate_per_s=len(gaps_s) / sum(gaps_s), arrivals=kind, gaps_s=gaps_s),)
     if request_rate is not None:
-        return rates(request_rate, cast(Arrivals, arrivals))
-    return concurrencies(concurrency or "1:16")
+        return ranges.rates(request_rate, kind, gaps_s)
+    return ranges.concurrencies(concurrency or "1:16")
 
 
 def tool(name: str) -> Tool:

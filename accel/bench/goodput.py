@@ -1,0 +1,112 @@
+"""The greatest load that a server carries within a latency budget ("goodput"), by bisection.
+
+A load is held when at least 99 % of its requests are answered within the budget, refusals and failures counted as
+late. So it is p99 that is held against the limit, without a percentile that few samples do not have: 300 requests of
+which 4 are late have broken it. The search knows neither servers nor models of them; ``probe`` asks a real one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SHARE_LATE = 0.01
+"""Requests that may be late: p99 is the percentile that budgets name."""
+WITHIN = 0.03
+"""A search ends when the greatest load held and the least one broken lie within 3 %: as close as two are equivalent."""
+GROWTH = 1.6
+MOST_PROBES = 16
+LEAST_LOAD = 1 / 64
+"""A search that began at a load and broke at this share of it has found that nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one load did.
+
+    Attributes:
+        load: requests per second of an open loop, or clients of a closed one.
+        throughput_per_s: batch items answered per second.
+        requests: how many ended, or were due and did not.
+        late: how many of those took longer than the budget, or failed.
+        p50_ms / p99_ms: latencies of the answered ones, from the intended time; None where too few say.
+        failures: how many failed or were refused.
+        error: what the first failure said.
+    """
+
+    load: float
+    throughput_per_s: float
+    requests: int
+    late: int
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    failures: int = 0
+    error: str | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the budget was kept."""
+        return self.late <= SHARE_LATE * self.requests
+
+
+@dataclass(slots=True)
+class Bisection:
+    """The search for the greatest load held, one probe at a time, so that several can take turns.
+
+    Attributes:
+        start: the first load: an estimate.
+        whole: loads are whole numbers (clients).
+        growth: how fast the load grows while nothing broke.
+        probes: what was probed so far.
+    """
+
+    start: float
+    whole: bool = False
+    growth: float = GROWTH
+    probes: list[Probe] = field(default_factory=list)
+
+    @property
+    def best(self) -> Probe | None:
+        """The probe of greatest throughput among those held."""
+        return max((p for p in self.probes if p.held), key=lambda p: p.throughput_per_s, default=None)
+
+    @property
+    def broken(self) -> float:
+        """The least load that was not held; infinite where all were."""
+        return min((p.load for p in self.probes if not p.held), default=math.inf)
+
+    def next(self) -> float | None:
+        """Return the load to probe next, or None where the search is over."""
+        held = max((p.load for p in self.probes if p.held and p.load < self.broken), default=0.0)
+        if not self.probes:
+            return self._rounded(self.start)
+        if len(self.probes) >= MOST_PROBES or self._flat():
+            return None
+        if not held:
+            lower = self._rounded(self.broken / self.growth**2)
+            return None if lower >= self.broken or self.broken <= LEAST_LOAD * self.start else lower
+        if math.isinf(self.broken):
+            return self._rounded(held * self.growth, up=True)
+        if self.broken / held <= 1 + WITHIN or (self.whole and self.broken - held <= 1):
+            return None
+        return self._rounded(math.sqrt(held * self.broken))
+
+    def _flat(self) -> bool:
+        """Say whether more load gave no more throughput: a closed loop goes on for ever otherwise.
+
+        Source: Amazon SageMaker Developer Guide, "Run a custom load test", ``FlatInvocations`` with ``Stop``.
+        """
+        held = sorted((p for p in self.probes if p.held), key=lambda p: p.load)
+        return self.whole and len(held) > 2 and held[-1].throughput_per_s < (1 + WITHIN) * held[-3].throughput_per_s
+
+    def _rounded(self, load: float, *, up: bool = False) -> float:
+        return max(1, math.ceil(load) if up else math.floor(load)) if self.whole else load
+
+
+def search(probe: Callable[[float], Probe], start: float, *, whole: bool = False) -> Bisection:
+    """Search to the end with one prober."""
+    found = Bisection(start, whole)
+    while (load := found.next()) is not None:
+        found.probes.append(probe(load))
+    return found
