@@ -33,6 +33,7 @@ class Probe:
         p50_ms / p99_ms: latencies of the answered ones, from the intended time; None where too few say.
         failures: how many failed or were refused.
         error: what the first failure said.
+        count: how many probes these are.
     """
 
     load: float
@@ -43,6 +44,26 @@ class Probe:
     p99_ms: float | None = None
     failures: int = 0
     error: str | None = None
+    count: int = 1
+
+    def with_more(self, other: Probe) -> Probe:
+        """Return this probe and another one of the same load as one; percentiles are the means of both."""
+        n = self.count + other.count
+
+        def mean(a: float | None, b: float | None) -> float | None:
+            return b if a is None else a if b is None else (a * self.count + b * other.count) / n
+
+        return Probe(
+            self.load,
+            (self.throughput_per_s * self.count + other.throughput_per_s * other.count) / n,
+            self.requests + other.requests,
+            self.late + other.late,
+            mean(self.p50_ms, other.p50_ms),
+            mean(self.p99_ms, other.p99_ms),
+            self.failures + other.failures,
+            self.error or other.error,
+            n,
+        )
 
     @property
     def held(self) -> bool:
@@ -58,13 +79,23 @@ class Bisection:
         start: the first load: an estimate.
         whole: loads are whole numbers (clients).
         growth: how fast the load grows while nothing broke.
-        probes: what was probed so far.
+        confirm: how often the load found is probed in all: chance lets one probe in a few hold too much.
+        probes: what was probed so far, the probes of one load together.
     """
 
     start: float
     whole: bool = False
     growth: float = GROWTH
+    confirm: int = 1
     probes: list[Probe] = field(default_factory=list)
+
+    def add(self, probe: Probe) -> None:
+        """Add what a probe found, to what earlier ones of that load have found."""
+        same = next((i for i, p in enumerate(self.probes) if p.load == probe.load), None)
+        if same is None:
+            self.probes.append(probe)
+        else:
+            self.probes[same] = self.probes[same].with_more(probe)
 
     @property
     def best(self) -> Probe | None:
@@ -81,16 +112,21 @@ class Bisection:
         held = max((p.load for p in self.probes if p.held and p.load < self.broken), default=0.0)
         if not self.probes:
             return self._rounded(self.start)
-        if len(self.probes) >= MOST_PROBES or self._flat():
-            return None
+        probed = sum(p.count for p in self.probes)
+        if probed >= MOST_PROBES or self._flat():
+            return self._unconfirmed() if probed < MOST_PROBES + self.confirm else None
         if not held:
             lower = self._rounded(self.broken / self.growth**2)
             return None if lower >= self.broken or self.broken <= LEAST_LOAD * self.start else lower
         if math.isinf(self.broken):
             return self._rounded(held * self.growth, up=True)
         if self.broken / held <= 1 + WITHIN or (self.whole and self.broken - held <= 1):
-            return None
-        return self._rounded(math.sqrt(held * self.broken))
+            return self._unconfirmed()
+        return (held + self.broken) // 2 if self.whole else math.sqrt(held * self.broken)
+
+    def _unconfirmed(self) -> float | None:
+        best = self.best
+        return best.load if best is not None and best.count < self.confirm else None
 
     def _flat(self) -> bool:
         """Say whether more load gave no more throughput: a closed loop goes on for ever otherwise.
@@ -108,5 +144,5 @@ def search(probe: Callable[[float], Probe], start: float, *, whole: bool = False
     """Search to the end with one prober."""
     found = Bisection(start, whole)
     while (load := found.next()) is not None:
-        found.probes.append(probe(load))
+        found.add(probe(load))
     return found

@@ -230,8 +230,8 @@ class Generator:
             if load.concurrency is not None:
                 share = load.concurrency // self.processes + (index < load.concurrency % self.processes)
             rate, count = load.rate_per_s, self.processes
-            how = {"gaps": gaps, "index": index, "count": count}
-            worker.call(calls.start, share, self._begin_ns, rate, load.arrivals, **how)
+            begin_ns, arrivals = self._begin_ns, load.arrivals
+            worker.call(calls.start, share, begin_ns, rate, arrivals, gaps=gaps, index=index, count=count)
 
     def window(self, seconds: float, *, least: int = LEAST) -> Window:
         """Wait until ``seconds`` have passed and ``least`` requests have ended; return what ended since the last call.

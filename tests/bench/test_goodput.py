@@ -63,6 +63,18 @@ def test_a_closed_loop_ends_where_more_clients_bring_nothing():
     assert len(found.probes) < 9
 
 
+def test_a_load_that_held_by_chance_is_found_out():
+    """The first probe of each load is lucky; the load that is found was probed three times."""
+    seen: dict[float, int] = {}
+    found = Bisection(60.0, confirm=3)
+    while (load := found.next()) is not None:
+        seen[load] = seen.get(load, 0) + 1
+        found.add(Probe(load, load, 300, 0 if load <= 100 or (load <= 130 and seen[load] == 1) else 30))
+    assert found.best.load <= 100
+    assert found.best.load >= 100 / (1 + WITHIN) ** 2
+    assert (found.best.count, found.best.requests) == (3, 900)
+
+
 def test_late_counts_against_the_share_that_p99_allows():
     assert Probe(1, 1, 300, 3).held
     assert not Probe(1, 1, 300, 4).held
