@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from accel.cli import convert, machine, models, repositories, zoo
+from accel.cli import convert, machine, models, repositories, tuning, zoo
 from accel.core.errors import AccelError
 
 app = typer.Typer(
@@ -84,6 +84,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": repositories.run_server,
     "lint": repositories.lint,
     "bench": repositories.bench,
+    "tune": tuning.tune,
     "report": compare_runs,
 }
 for _name, _command in COMMANDS.items():

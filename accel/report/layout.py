@@ -51,8 +51,8 @@ def run_page(run: RunView) -> str:
         timeline=timeline,
         fastest=fastest,
         numbers={v.id: number for number, v in enumerate(run.variants, 1)},
-        plotly=Markup(_plotly() if accuracy or throughput or served or timeline else ""),
-        script=Markup(_asset("plots.js")),
+        plotly=Markup(plotly() if accuracy or throughput or served or timeline else ""),
+        script=Markup(asset("plots.js")),
     )
 
 
@@ -75,7 +75,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def render(template: str, variants: Iterable[VariantView] = (), **values: Any) -> str:
     """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
-    style = Markup(_asset("style.css") + colours(variants))
+    style = Markup(asset("style.css") + colours(variants))
     return _environment().get_template(template).render(style=style, **values)
 
 
@@ -127,12 +127,13 @@ def _environment() -> Environment:
     return environment
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file of this folder."""
     return (resources.files("accel.report") / name).read_text(encoding="utf-8")
 
 
 @functools.cache
-def _plotly() -> str:
+def plotly() -> str:
     """Return plotly.js, packed: 2 MB in the file in place of 5."""
     from plotly.offline import get_plotlyjs
 

@@ -1,8 +1,8 @@
 """The best few configurations on real load, interleaved, until it is decided which of them carries the most.
 
 Each has a server of its own and searches the greatest load that it holds, one probe a turn (``bench.goodput``), so
-that drift of the machine hits all alike. One leaves when what it cannot hold lies below what another holds. The load
-found is probed three times.
+that drift of the machine hits all alike. One leaves when what it cannot hold lies below what another holds; what
+ships does not. The load found is probed three times.
 """
 
 from __future__ import annotations
@@ -113,10 +113,11 @@ class Bracketing(Race):
     _over: bool = False
 
     def racing(self, runner: str) -> frozenset[str]:
-        """Return a point where the contender searches on."""
+        """Return a point where the contender searches on; the first one does to its end: the others' unit of gain."""
         one = next(c for c in self.contenders if c.name == runner)
         best = max(c.held for c in self.contenders)
-        return frozenset(() if self._over or one.search.next() is None or one.most < best else ("load",))
+        beaten = one is not self.contenders[0] and one.most < best
+        return frozenset(() if self._over or one.search.next() is None or beaten else ("load",))
 
     def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], seconds: float) -> bool:
         """Look after a round; return whether another one is wanted."""
