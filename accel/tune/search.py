@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from accel.core.errors import UnavailableError
 from accel.triton.settings import Settings
@@ -22,10 +22,15 @@ STARTUP = 4
 """Trials of Optuna that are drawn at random before its sampler has anything to learn from."""
 
 
-def coordinates(option: Option) -> tuple[object, ...]:
+def coordinates(option: Option) -> tuple[Any, ...]:
     """Return what an option is made of: repository, instances with threads, what is merged, the delay."""
     name, s = option
     return name, (s.instances, s.threads or 0), s.preferred if s.batching else None, s.delay_us
+
+
+def _values(options: Sequence[Option]) -> list[list[Any]]:
+    """Return the values of each coordinate, in order; no batching before all that is merged."""
+    return [sorted({coordinates(o)[i] for o in options}, key=lambda v: (v is not None, v)) for i in range(4)]
 
 
 def brute(options: Sequence[Option], evaluate: Evaluate) -> dict[Option, float]:
@@ -34,15 +39,16 @@ def brute(options: Sequence[Option], evaluate: Evaluate) -> dict[Option, float]:
 
 
 def quick(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: int = 0) -> dict[Option, float]:
-    """Climb: from what ships to the best neighbour while one is better; then again from elsewhere until it is enough.
+    """Climb: from what ships to the first better neighbour while there is one; then from elsewhere until it is enough.
 
     A neighbour differs in one coordinate, by one step where it has an order.
     """
     drawn = random.Random(seed)
     found: dict[Option, float] = {}
-    values = [sorted({coordinates(o)[i] for o in options}, key=repr) for i in range(4)]
+    values = _values(options)
 
     def value(option: Option) -> float:
+        """Return what an option carries; what may not be measured any more is below everything."""
         if option not in found and len(found) < trials:
             found[option] = evaluate(option)
         return found.get(option, -1.0)
@@ -65,12 +71,9 @@ def quick(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: i
 
     place = options[0]
     while len(found) < min(trials, len(options)):
-        value(place)
-        better = max(near(place), key=value, default=place)
-        if value(better) > value(place):
-            place = better
-        else:
-            place = drawn.choice([o for o in options if o not in found] or [place])
+        here = value(place)
+        better = next((o for o in near(place) if value(o) > here), None)
+        place = better or drawn.choice([o for o in options if o not in found] or [place])
     return found
 
 
@@ -86,7 +89,7 @@ def optuna(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: 
         raise UnavailableError("Optuna is not installed", fix="pip install 'accel[tune]'") from error
     library.logging.set_verbosity(library.logging.ERROR)
     known = {coordinates(option): option for option in options}
-    values = [sorted({c[i] for c in known}, key=repr) for i in range(4)]
+    values = _values(options)
     names = ("repository", "instances", "merged", "delay")
     found: dict[Option, float] = {}
     study = library.create_study(
