@@ -15,7 +15,7 @@ SHARE_LATE = 0.01
 """Requests that may be late: p99 is the percentile that budgets name."""
 WITHIN = 0.03
 """A search ends when the greatest load held and the least one broken lie within 3 %: as close as two are equivalent."""
-GROWTH = 1.6
+GROWTH, LONGEST_STEP = 1.6, 4.0
 MOST_PROBES = 16
 LEAST_LOAD = 1 / 64
 """A search that began at a load and broke at this share of it has found that nothing is held."""
@@ -114,12 +114,13 @@ class Bisection:
             return self._rounded(self.start)
         probed = sum(p.count for p in self.probes)
         if probed >= MOST_PROBES or self._flat():
-            return self._unconfirmed() if probed < MOST_PROBES + self.confirm else None
+            return self._unconfirmed() if probed < MOST_PROBES + 2 * self.confirm else None
         if not held:
-            lower = self._rounded(self.broken / self.growth**2)
+            lower = self._rounded(self.broken / min(LONGEST_STEP, self.growth ** (1 + len(self.probes))))
             return None if lower >= self.broken or self.broken <= LEAST_LOAD * self.start else lower
         if math.isinf(self.broken):
-            return self._rounded(held * self.growth, up=True)
+            # An estimate that was far too low is left behind in ever longer steps.
+            return self._rounded(held * min(LONGEST_STEP, self.growth ** len(self.probes)), up=True)
         if self.broken / held <= 1 + WITHIN or (self.whole and self.broken - held <= 1):
             return self._unconfirmed()
         return (held + self.broken) // 2 if self.whole else math.sqrt(held * self.broken)

@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,35 +19,45 @@ QUEUE, TIMEOUT_S = 1024, 10.0
 """Queue policy of the repositories that accel emits (``triton.config.DynamicBatching``)."""
 
 
-def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal, *, requests: int = REQUESTS) -> Bisection:
+def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> Bisection:
     """Search the greatest load that a configuration holds, by simulation alone.
 
     Args:
         curve: that of the configuration's instances and threads.
     """
-    server = Server(
-        settings,
-        subject.max_batch,
-        functools.cache(curve.service),
-        curve.spread,
-        curve.overhead_s,
-        QUEUE,
-        TIMEOUT_S,
-    )
-    sizes, kinds = subject.sizes, subject.kinds
+    shape = {"max_batch": subject.max_batch, "sizes": subject.sizes, "kinds": subject.kinds}
+    closed = goal.arrivals is None
+    start = 1 if closed else capacity(subject, curve, settings)
+    return search(lambda level: probe(curve, settings, goal, level, **shape), start, whole=closed)  # type: ignore[arg-type]
 
-    def probe(level: float) -> Probe:
-        if goal.arrivals is None:
-            found = simulate(server, clients=int(level), requests=requests, items=sizes, kinds=kinds)
-        else:
-            found = simulate(server, due(goal, level, requests), items=sizes, kinds=kinds)
-        late = int(np.count_nonzero(found.latency_s * 1e3 > goal.limit_ms)) + found.refused
-        p50, p99 = np.percentile(found.latency_s, (50, 99)) * 1e3 if len(found.latency_s) else (None, None)
-        return Probe(level, found.throughput_per_s, len(found.latency_s) + found.refused, late, p50, p99)
 
-    return search(
-        probe, 1 if goal.arrivals is None else capacity(subject, curve, settings), whole=goal.arrivals is None
-    )
+def probe(
+    curve: Curve,
+    settings: Settings,
+    goal: Goal,
+    level: float,
+    *,
+    max_batch: int,
+    sizes: Sequence[int] = (1,),
+    kinds: Sequence[int] = (0,),
+) -> Probe:
+    """Simulate one load and hold it against the budget.
+
+    Args:
+        level: requests per second, or the clients of a closed loop.
+        max_batch / sizes / kinds: as of the ``Subject``.
+    """
+    service = functools.cache(curve.service)
+    server = Server(settings, max_batch, service, curve.spread, curve.overhead_s, QUEUE, TIMEOUT_S)
+    if goal.arrivals is None:
+        found = simulate(server, clients=int(level), requests=REQUESTS, items=sizes, kinds=kinds)
+    else:
+        found = simulate(server, due(goal, level, REQUESTS), items=sizes, kinds=kinds)
+    late = int(np.count_nonzero(found.latency_s * 1e3 > goal.limit_ms)) + found.refused
+    p50 = p99 = None
+    if len(found.latency_s):
+        p50, p99 = (float(v) for v in np.percentile(found.latency_s, (50, 99)) * 1e3)
+    return Probe(level, found.throughput_per_s, len(found.latency_s) + found.refused, late, p50, p99)
 
 
 def due(goal: Goal, rate_per_s: float, requests: int) -> np.ndarray:
@@ -115,17 +124,3 @@ def fits(curves: Sequence[Curve]) -> int:
     """Return the largest batch up to which no size failed."""
     failed = min((int(b) for curve in curves for b in curve.failed), default=math.inf)
     return max((b for curve in curves for b in curve.batches if b < failed), default=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """A configuration and what is expected of it.
-
-    Attributes:
-        best: the greatest load held; None where none is.
-        memory_mib: of the server; None where it could not be measured.
-    """
-
-    settings: Settings
-    best: Probe | None
-    memory_mib: float | None

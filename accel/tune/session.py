@@ -181,6 +181,7 @@ class _Session:
                 "probe": [asked.probe_s, asked.least],
             },
         )
+        self._in_all: dict[str, float] = dict(self._kept.get("seconds") or {})
 
     def _take_subjects(self) -> list[Subject]:
         asked = self._asked
@@ -251,8 +252,12 @@ class _Session:
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:
         begin = time.monotonic()
-        yield
-        self._seconds[what] = time.monotonic() - begin
+        try:
+            yield
+        finally:  # a session that is interrupted adds its part
+            self._seconds[what] = time.monotonic() - begin
+            self._in_all[what] = self._in_all.get(what, 0.0) + self._seconds[what]
+            self._kept.put("seconds", self._in_all)
 
     def _measure_curves(self, one: Subject) -> None:
         """Measure the curves of a repository; a server that dies is a finding about that setup."""
@@ -397,6 +402,17 @@ class _Session:
             "goal": to_json(asked.goal),
             "mode": asked.mode,
             "seconds": self._seconds,
+            "seconds_in_all": self._in_all,
+            "subjects": {
+                s.name: {
+                    "repository": str(s.root),
+                    "backend": s.backend,
+                    "max_batch": s.max_batch,
+                    "default": str(s.default),
+                }
+                | {"sizes": list(s.sizes), "kinds": list(s.kinds)}
+                for s in self._subjects
+            },
             "curves": {n: [to_json(c) for c in curves.values()] for n, curves in self._curves.items()},
             "tried": tried,
             "unfit": self._unfit,
