@@ -14,8 +14,6 @@ Bars: at least 300 planted, none got through by more than 3 dB (those at the edg
 false alarm.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
@@ -64,7 +62,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "ranges": {"ids": (0, 499)},
     },
     "pictures": {},
-    "clicks": {"ranges": {"user": (0, 1999), "place": (0, 6)}, "max_shapes": {"user": (16, 4)}},
+    "clicks": {"ranges": {"user": (0, 1999), "place": (0, 6)}},
     "signal": {
         "min_shapes": {"wave": (1, 1, 32)},
         "opt_shapes": {"wave": (1, 1, 128)},

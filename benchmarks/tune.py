@@ -11,8 +11,6 @@ simulation, and the probes of what it proves. `compare` simulates every load tha
 measured there.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

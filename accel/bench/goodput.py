@@ -5,8 +5,6 @@ late. So it is p99 that is held against the limit, without a percentile that few
 which 4 are late have broken it. The search knows neither servers nor models of them; ``probe`` asks a real one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,7 +44,7 @@ class Probe:
     error: str | None = None
     count: int = 1
 
-    def with_more(self, other: Probe) -> Probe:
+    def with_more(self, other: "Probe") -> "Probe":
         """Return this probe and another one of the same load as one; percentiles are the means of both."""
         n = self.count + other.count
 

@@ -7,8 +7,6 @@ loop a request that waits behind a stalled server has been late since then. Sour
 Latency" (coordinated omission).
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time
@@ -120,7 +118,7 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-class Generator:
+class Generator(contextlib.AbstractContextManager["Generator"]):
     """Processes that send requests to one server; a context manager.
 
     Args:
@@ -155,9 +153,6 @@ class Generator:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Generator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

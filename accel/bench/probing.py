@@ -4,8 +4,6 @@ Its rows are those of ``bench.load``: a latency counts from the moment a request
 not answered in time counts as late, or a server that falls behind would look punctual for as long as it is watched.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Loads as the command line writes them: one number, or a range of numbers."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any, cast, get_args

@@ -4,23 +4,19 @@ Nothing waits before ``wait``: copies in, the model and copies out are queued in
 the views on them stay for as long as the shapes do, so that a call adds only the copies.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from accel.builders import Session, timed_parts
 from accel.core import gpu
 from accel.core.errors import StageError, UnavailableError
 from accel.core.feeds import Feed
 from accel.core.values import CallSplit, TensorSpec
-
-if TYPE_CHECKING:
-    import torch
 
 SLOTS = 2
 """Requests in flight in throughput mode: one is copied while the other computes."""
@@ -51,8 +47,6 @@ def use_cuda() -> torch.device:
     Raises:
         UnavailableError: torch is built without CUDA, or finds no usable device.
     """
-    import torch
-
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
@@ -178,8 +172,6 @@ class TorchDeviceSession(Session):
         self._call, self._slots = None, []
 
     def _compute(self, slot: int) -> None:
-        import torch
-
         if self._call is None:
             raise StageError("the session is closed")
         mine = self._slots[slot]
@@ -191,8 +183,6 @@ class TorchDeviceSession(Session):
 
     def _fetch(self, slot: int) -> None:
         """Queue the copies of the results; memory is taken anew only where a shape changed."""
-        import torch
-
         mine = self._slots[slot]
         try:
             if [h.shape for h in mine.hosts] != [r.shape for r in mine.results]:
@@ -204,8 +194,6 @@ class TorchDeviceSession(Session):
             raise failure(error, self._shapes(mine)) from error
 
     def _buffers(self, array: np.ndarray) -> _Input:
-        import torch
-
         try:
             dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
             host = torch.empty(array.shape, dtype=dtype, pin_memory=self._on_gpu)
@@ -214,13 +202,9 @@ class TorchDeviceSession(Session):
             raise failure(error, array.shape) from error
 
     def _stream(self) -> Any:
-        import torch
-
         return torch.cuda.Stream(self._device) if self._on_gpu else None
 
     def _queue(self, slot: _Slot) -> Any:
-        import torch
-
         return torch.cuda.stream(slot.stream) if slot.stream is not None else contextlib.nullcontext()
 
     def _shapes(self, slot: _Slot) -> dict[str, tuple[int, ...]]:

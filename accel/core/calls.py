@@ -5,8 +5,6 @@ Tensors may be nested in tuples, lists, dicts and dataclasses. Each has the name
 model that is loaded years later, in a process without its framework, is called and answers as it was then.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +32,7 @@ class Structure:
     kind: Literal["tensor", "none", "tuple", "list", "dict", "object"]
     name: str = ""
     keys: tuple[str, ...] = ()
-    parts: tuple[Structure, ...] = ()
+    parts: "tuple[Structure, ...]" = ()
 
     def names(self) -> Iterator[str]:
         """Yield the outputs."""
@@ -117,6 +115,16 @@ def structure(result: Any, name: str = "") -> Structure:
     if not names or len(set(names)) < len(names):
         raise SampleError(f"the model returned {type(result).__name__} with the tensors {names}: expected some")
     return found
+
+
+def tensors(result: Any) -> dict[str, Any]:
+    """Return the tensors of a result by the names that its structure gives them; parts that are None are left out.
+
+    Raises:
+        SampleError: as ``structure``.
+    """
+    found = (leaf for _, leaf in leaves(result, "") if leaf is not None)
+    return dict(zip(structure(result).names(), found, strict=True))
 
 
 def _structure(value: Any, name: str) -> Structure:

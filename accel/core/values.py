@@ -5,8 +5,6 @@ border or be read back years later. This module knows nothing of frameworks and 
 the worker side of accel runs it in environments that hold nothing but one runtime.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -660,12 +658,14 @@ class TaskSpan(NamedTuple):
     Attributes:
         worker: id of the variant, or ``source``.
         task: name of the function (``export``, ``build``, ``time_round``).
+        cpu_s: CPU time of the process and what it started, with its own start and imports before its first task.
     """
 
     worker: str
     task: str
     begin_s: float
     end_s: float
+    cpu_s: float = 0.0
 
 
 class Rejected(NamedTuple):
@@ -840,6 +840,8 @@ def _decode(hint: Any, data: Any, where: str, *, foreign: bool) -> Any:
         raise ValueError(f"{where}: expected {hint.__name__}, found {data!r}")
     if foreign and not (clean(data) if hint is str else _is_finite(data)):
         raise ValueError(f"{where}: {data!r} says nothing")
+    if hint is float and not foreign and isinstance(data, int) and not _is_finite(data):
+        raise ValueError(f"{where}: an integer of {data.bit_length()} bits is no number")
     return clean(data) if foreign and hint is str else float(data) if hint is float else data
 
 

@@ -1,7 +1,5 @@
 """Hugging Face folders and hub ids, through transformers; code from a model repository is never run."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -95,7 +93,7 @@ def describe(request: SourceRequest) -> ModelSource:
     )
 
 
-def load(source: ModelSource) -> torch.nn.Module:
+def load(source: ModelSource) -> "torch.nn.Module":
     """Load the described model again.
 
     Raises:
@@ -115,7 +113,7 @@ def _sentence_task(folder: Path) -> str | None:
     return "feature-extraction" if sentence_modules(folder) else None
 
 
-def _pooled(model: Any, folder: Path, task: str | None) -> torch.nn.Module:
+def _pooled(model: Any, folder: Path, task: str | None) -> "torch.nn.Module":
     """Return the model with what ``modules.json`` puts after it, where the user asked for no task of its own."""
     modules = sentence_modules(folder) if task is None else None
     if modules is None:
@@ -141,8 +139,7 @@ def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, li
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             chosen = model_class(config, task)
             missing: list[str] = []

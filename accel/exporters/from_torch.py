@@ -5,8 +5,6 @@ tuple of arrays in the order of forward's parameters, or a list of either. Witho
 input is the dynamic axis ``batch`` (1 to 16); the others are fixed unless samples or --min-shape/--max-shape differ.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -64,7 +62,7 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
 
 
 def _tried(
-    module: torch.nn.Module,
+    module: "torch.nn.Module",
     inputs: tuple[TensorSpec, ...],
     profile: dict[str, ShapeRange],
     made: FactoryResult,
@@ -81,6 +79,7 @@ def _tried(
     given = {*request.min_shapes, *request.max_shapes}
     sizes = {s.name: {feed[s.name].shape[:1] for feed in made.samples} for s in inputs}
     assumed = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given and len(sizes[s.name]) < 2]
+    said = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name in given]
     run = _runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
     run(example_arrays(inputs, typical))
@@ -89,7 +88,7 @@ def _tried(
     for batched in dict.fromkeys((tuple(assumed), tuple(alike), ())):
         try:
             for size in (1, leading + 1) if batched else ():
-                shapes = {n: (size, *s[1:]) if n in batched else s for n, s in typical.items()}
+                shapes = {n: (size, *s[1:]) if n in (*batched, *said) else s for n, s in typical.items()}
                 run(example_arrays(inputs, shapes))
             break
         except StageError:
@@ -108,7 +107,7 @@ def _tried(
     return specs, profile, notices
 
 
-def load(source: ModelSource) -> torch.nn.Module:
+def load(source: ModelSource) -> "torch.nn.Module":
     """Load a factory's module or an exported program again.
 
     Raises:
@@ -131,7 +130,7 @@ def load(source: ModelSource) -> torch.nn.Module:
 
 
 def probe_outputs(
-    model: torch.nn.Module,
+    model: "torch.nn.Module",
     inputs: Sequence[TensorSpec],
     profile: Mapping[str, ShapeRange],
 ) -> tuple[TensorSpec, ...]:
@@ -150,7 +149,7 @@ def probe_outputs(
     return outputs
 
 
-def _runner(model: torch.nn.Module, inputs: Sequence[TensorSpec]) -> Callable[[Feed], dict[str, np.ndarray]]:
+def _runner(model: "torch.nn.Module", inputs: Sequence[TensorSpec]) -> Callable[[Feed], dict[str, np.ndarray]]:
     from accel.exporters.positional import Positional, call, client_array, named_tensors
 
     module = Positional(model, [s.name for s in inputs], outputs=None)
@@ -162,7 +161,7 @@ def _runner(model: torch.nn.Module, inputs: Sequence[TensorSpec]) -> Callable[[F
     return run
 
 
-def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
+def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> tuple["torch.Tensor", ...]:
     """Return seeded tensors of exactly these shapes, in the order of ``source.inputs``.
 
     For tracing, take the shapes from ``trace_shapes``: an axis traced at 1 is specialised to 1.
@@ -183,7 +182,7 @@ def trace_shapes(source: ModelSource, profile: Mapping[str, ShapeRange]) -> dict
 
 def dynamic_shapes(
     source: ModelSource, profile: Mapping[str, ShapeRange]
-) -> tuple[tuple[dict[int, torch.export.Dim], ...]]:
+) -> tuple[tuple[dict[int, "torch.export.Dim"], ...]]:
     """Return torch.export's ``dynamic_shapes`` for ``SourceModel.module``: one shared ``Dim`` per named axis.
 
     An axis whose smallest and largest size are equal in ``profile`` (a static build) stays fixed.
@@ -201,7 +200,7 @@ def dynamic_shapes(
 
 
 @contextlib.contextmanager
-def eager_attention(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def eager_attention(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
     """Lend the module with every transformers model inside switched to eager attention.
 
     The default (sdpa) path exports a guard against fully masked rows that keeps runtimes from fusing attention.
@@ -232,7 +231,7 @@ def whole_recurrent_layers() -> Iterator[None]:
         yield
 
 
-def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
+def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     """Export the loaded module with torch.onnx (dynamo), weights in ``model.onnx.data`` beside the file.
 
     Raises:
@@ -248,9 +247,12 @@ def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
     # Four warnings that torchvision's operators are missing: no model that loads here uses one.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     try:
-        with eager_attention(model.module) as module, whole_recurrent_layers(), warnings.catch_warnings():
+        with (
+            eager_attention(model.module) as module,
+            whole_recurrent_layers(),
+            warnings.catch_warnings(action="ignore"),
+        ):
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
-            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
                 example_inputs(source, trace_shapes(source, profile)),

@@ -1,7 +1,5 @@
 """TensorFlow as the exporters and the builder need it: imported without its chatter, held to a number of threads."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -55,8 +53,7 @@ def _silent() -> Iterator[None]:
     sys.stderr.flush()
     kept = os.dup(2)
     try:
-        with Path(os.devnull).open("wb") as nothing, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with Path(os.devnull).open("wb") as nothing, warnings.catch_warnings(action="ignore"):
             os.dup2(nothing.fileno(), 2)
             yield
     finally:

@@ -1,7 +1,5 @@
 """The report of ``accel tune``, from its document (``tune.json``) alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The contract with clients stays as it is, ``max_batch_size`` with it: a smaller 
 accepted before. How many requests are merged is limited by ``preferred_batch_size`` instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a configuration costs: per million inferences, and how many machines a rate needs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

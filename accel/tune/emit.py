@@ -1,7 +1,5 @@
 """The chosen configuration as a repository of its own; the one it was made from stays as it is."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every configuration is served from a copy whose config alone differs; the reposi
 server cannot do is a finding (``Unfit``), not the end of the session.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Sequence

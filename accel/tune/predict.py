@@ -1,7 +1,5 @@
 """What a configuration would do: the model of the server over the measured curves, in a fraction of a second."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

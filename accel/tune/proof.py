@@ -5,8 +5,6 @@ that drift of the machine hits all alike. One leaves when what it cannot hold li
 ships does not. The load found is probed three times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,7 +40,7 @@ class Contender:
     probe_s: float
     least: int
     predicted: Probe | None = None
-    keep: Callable[[Contender, Probe], None] = lambda contender, probe: None
+    keep: Callable[["Contender", Probe], None] = lambda contender, probe: None
     known: Sequence[Probe] = ()
     search: Bisection = field(init=False)
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

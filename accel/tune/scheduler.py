@@ -19,8 +19,6 @@ A batch proceeds at the speed of the instances that are busy beside it at the ti
 down when a second begins (``Service``).
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

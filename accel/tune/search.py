@@ -4,8 +4,6 @@ Each of them takes the options, the first of which is what ships, and ``evaluate
 that an option carries within the budget. A server or a recorded surface may stand behind it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args

@@ -4,8 +4,6 @@ Curves are measured, every configuration is predicted, the best few are proved b
 measured is kept in ``measured.json`` as soon as it is known, and a call that repeats takes it from there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

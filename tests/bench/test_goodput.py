@@ -1,7 +1,5 @@
 """The search for the greatest load held, against servers whose answer is known by formula."""
 
-from __future__ import annotations
-
 import math
 
 import null_repository

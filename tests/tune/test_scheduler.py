@@ -1,7 +1,5 @@
 """The model of the server against queueing theory, and against the batcher's rules one by one."""
 
-from __future__ import annotations
-
 import math
 import time
 from itertools import pairwise

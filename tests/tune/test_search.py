@@ -1,7 +1,5 @@
 """The searches on surfaces that are known, and what an answer costs."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.core.errors import InputError

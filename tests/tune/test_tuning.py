@@ -1,7 +1,5 @@
 """``accel tune`` on real servers: interrupted, resumed, impossible, and with models that misbehave."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -10,8 +10,7 @@ A server that is started here listens on 127.0.0.1 only, writes to a log file, a
 that. What runs is the repository's own ``launch.sh``, so the flags are the ones that ship.
 """
 
-from __future__ import annotations
-
+import contextlib
 import itertools
 import os
 import re
@@ -49,7 +48,7 @@ ATTEMPTS = 3
 """How often a start is tried where a chosen port was taken before the server had it."""
 
 
-class Server:
+class Server(contextlib.AbstractContextManager["Server"]):
     """A server that answers at ``endpoint``; use it as a context manager.
 
     Attributes:
@@ -77,9 +76,6 @@ class Server:
         self.python_models = python_models
         self.notices = notices
         self._running = running
-
-    def __enter__(self) -> Server:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
