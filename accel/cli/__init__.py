@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from accel.cli import convert, machine, models, release, repositories, zoo
+from accel.cli import convert, machine, models, release, repositories, tuning, zoo
 from accel.core.errors import AccelError
 
 app = typer.Typer(
@@ -82,6 +82,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": repositories.run_server,
     "lint": repositories.lint,
     "bench": repositories.bench,
+    "tune": tuning.tune,
     "report": compare_runs,
 }
 for _name, _command in COMMANDS.items():

@@ -135,7 +135,9 @@ def bench(
         str | None, typer.Option(help="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
     ] = None,
     request_rate: Annotated[str | None, typer.Option(help="Open loop, per second: RATE or START:END:STEP")] = None,
-    arrivals: Annotated[str, typer.Option(help="Gaps of an open loop: constant or poisson")] = "constant",
+    arrivals: Annotated[
+        str, typer.Option(help="Gaps of an open loop: constant, poisson or a file of times")
+    ] = "constant",
     table: Annotated[
         bool, typer.Option("--table", help="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
     ] = False,
