@@ -26,8 +26,10 @@ from pydantic import (
     PlainValidator,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from accel.accuracy.parity import GATES_DB
 from accel.builders import targets
@@ -120,12 +122,30 @@ def _ints(given: Mapping[str, Any]) -> str:
     return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(names), Mark.REPEATED]
-Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes), Mark.REPEATED]
-AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names), Mark.REPEATED]
-Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges), Mark.REPEATED]
-Gates = Annotated[dict[str, float], BeforeValidator(_gates), Mark.REPEATED]
-Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts), Field(min_length=1)]
+# What each reads besides its own type, for the JSON Schema of a job file (``Job.model_json_schema``).
+Text = str | list[str]
+Names = Annotated[tuple[str, ...], BeforeValidator(names, json_schema_input_type=Text), Mark.REPEATED]
+Shapes = Annotated[
+    dict[str, tuple[int, ...]],
+    BeforeValidator(shapes, json_schema_input_type=Text | dict[str, list[int]]),
+    Mark.REPEATED,
+]
+AxisNames = Annotated[
+    dict[str, str], BeforeValidator(axis_names, json_schema_input_type=Text | dict[str, str]), Mark.REPEATED
+]
+Ranges = Annotated[
+    dict[str, tuple[int, int]],
+    BeforeValidator(ranges, json_schema_input_type=Text | dict[str, tuple[int, int]]),
+    Mark.REPEATED,
+]
+Gates = Annotated[
+    dict[str, float], BeforeValidator(_gates, json_schema_input_type=Text | dict[str, float]), Mark.REPEATED
+]
+Objectives = Annotated[
+    tuple[Objective, ...],
+    BeforeValidator(_texts, json_schema_input_type=Objective | list[Objective]),
+    Field(min_length=1),
+]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -147,11 +167,13 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     source: Annotated[
-        str | InstanceOf[SourceRequest],
+        str | SkipJsonSchema[InstanceOf[SourceRequest]],
         Field(description="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx, SavedModel, .keras, .pb"),
     ]
     targets: Annotated[
-        str | tuple[str | Target, ...], BeforeValidator(names), Field(description="Comma-separated, or cpu, gpu, all")
+        str | tuple[str | Target, ...],
+        BeforeValidator(names, json_schema_input_type=Text),
+        Field(description="Comma-separated, or cpu, gpu, all"),
     ]
     out: Annotated[Path | None, Field(description="Run directory  [default: runs/<model>]")] = None
     device: Annotated[Literal["cpu", "cuda"] | None, Field(description="Only this device: cpu or cuda")] = None
@@ -226,7 +248,7 @@ class Job(BaseModel):
     ensemble: Annotated[
         ensemble_request.Asked | None,
         Mark.SWITCH,
-        PlainValidator(ensemble_request.asked),
+        PlainValidator(ensemble_request.asked, json_schema_input_type=bool | dict[str, Any]),
         Field(description="Also serve text or pictures in, answers out"),
     ] = None
     bench: Annotated[
@@ -250,8 +272,8 @@ class Job(BaseModel):
         bool, Field(description="Run the model without network, able to write to its output only (needs bubblewrap)")
     ] = False
     options: dict[str, dict[str, Any]] = {}
-    triton: dict[str, str] = {}
-    command: str = ""
+    triton: Annotated[dict[str, str], WithJsonSchema({"type": "object"})] = {}
+    command: SkipJsonSchema[str] = ""
 
     @cached_property
     def request(self) -> SourceRequest:
