@@ -3,9 +3,10 @@
     python -m benchmarks.wheel --python 3.11=/usr/bin/python3.11 --python 3.13=... [--extra base] [--versions lowest]
 
 Builds the wheel, makes an empty virtual environment for each case, installs ``accel[EXTRA]`` with pip (the versions of
-constraints.txt, or with ``--versions lowest`` the lowest that pyproject.toml allows, found by uv on the PATH), and does in it what the extra is for: with none, an ONNX file
-is converted, proved, packaged and loaded again without torch; with ``torch`` a module in memory is optimised; with
-``tensorflow`` a Keras model; with ``zoo`` a model known by name; with ``serve`` and ``signing`` their modules are used.
+constraints.txt, or with ``--versions lowest`` the lowest that pyproject.toml allows, found by uv on the PATH), and does
+in it what the extra is for: with none, an ONNX file is converted, proved, packaged and loaded again without torch; with
+``torch`` a module in memory is optimised; with ``tensorflow`` a Keras model; with ``zoo`` a model known by name; with
+``serve`` and ``signing`` their modules are used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +28,7 @@ EXTRAS = ("base", "torch", "tensorflow", "zoo", "serve", "signing", "cuda", "doc
 
 
 def lowest(extra: str, python: str) -> str:
-    """Return the lowest versions that the project declares and that have wheels for a Python, as constraints (by uv)."""
+    """Return the lowest versions that the project allows and that have wheels for a Python, as constraints."""
     command = [
         "uv",
         "pip",

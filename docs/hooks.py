@@ -135,8 +135,8 @@ def targets() -> str:
     return "\n".join(lines) + "\n"
 
 
-JOB_TEXT = """`accel convert -c job.yaml` reads all of its options from a file; what is typed besides wins. The keys are the
-flags without their dashes.
+JOB_TEXT = """`accel convert -c job.yaml` reads all of its options from a file; what is typed besides wins.
+The keys are the flags without their dashes.
 
     source: model.onnx
     targets: [ort, openvino-int8]
@@ -146,8 +146,8 @@ flags without their dashes.
     options:
       openvino: {frontend: tensorflow}
 """
-RUN_TEXT = """Every run writes one, for programs. `accel.Result("runs/bert").document` is the same as Python values. Fields may be
-added within a schema number; none is taken away or changes its meaning.
+RUN_TEXT = """Every run writes one, for programs. `accel.Result("runs/bert").document` is the same as Python values.
+Fields may be added within a schema number; none is taken away or changes its meaning.
 """
 
 
@@ -164,10 +164,18 @@ def job_schema() -> dict[str, Any]:
 def run_schema() -> dict[str, Any]:
     """Return the JSON Schema of run.json."""
     from pydantic import TypeAdapter
+    from pydantic.json_schema import GenerateJsonSchema
 
     from accel.core.document import RunDocument
 
-    schema = TypeAdapter(RunDocument).json_schema(mode="serialization")
+    class AsWritten(GenerateJsonSchema):
+        """``to_json`` writes named tuples as objects."""
+
+        def named_tuple_schema(self, schema: Any) -> Any:
+            fields = {field["name"]: self.generate_inner(field["schema"]) for field in schema["fields"]}
+            return {"type": "object", "title": schema["cls"].__name__, "properties": fields, "required": list(fields)}
+
+    schema = TypeAdapter(RunDocument).json_schema(mode="serialization", schema_generator=AsWritten)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -198,8 +206,6 @@ def _type(schema: dict[str, Any], named: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(_type(arm, named) for arm in schema["anyOf"]))
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    if "prefixItems" in schema:
-        return f"list of {', '.join(_type(item, named) for item in schema['prefixItems'])}"
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}), named)}"
     if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):

@@ -1,5 +1,6 @@
 """An ONNX file is converted, proved, packaged, chosen and loaded where there is no torch."""
 
+import contextlib
 import importlib.util
 from pathlib import Path
 
@@ -25,10 +26,9 @@ def main() -> None:
     assert {v.status for v in result.variants.values()} == {"ok"}, result
     with accel.load("run/best/cpu") as model:
         assert np.abs(model(feeds[0]["x"]).y - np.tanh(feeds[0]["x"] @ weight)).max() < 1e-4
-    try:
+    with contextlib.suppress(accel.AccelError):
         accel.optimize("minilm", targets="ort", out="zoo")
-    except accel.AccelError as error:
-        assert "pip install" in (error.fix or ""), error
+        raise SystemExit("a model of torch was converted without torch")
     print(result)
 
 
