@@ -9,8 +9,6 @@ in it what the extra is for: with none, an ONNX file is converted, proved, packa
 ``serve`` and ``signing`` their modules are used.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

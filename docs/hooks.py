@@ -3,8 +3,6 @@
 mkdocs calls these functions (``hooks`` in mkdocs.yml). Nothing is written into docs/.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json

@@ -5,8 +5,6 @@ line and its job is checked on files of the kinds that it names; the runs themse
 what the other tests run. ``NOT_PARSED`` lists what is no command of accel's.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

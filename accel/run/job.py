@@ -20,13 +20,13 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
-    ModelWrapValidatorHandler,
     PlainValidator,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import SkipJsonSchema
 
 from accel.accuracy.parity import GATES_DB
