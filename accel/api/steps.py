@@ -12,6 +12,7 @@ step does what it needs of those before it.
 """
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +21,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from accel import pipeline
-from accel.accuracy import parity
+from accel.accuracy.parity import GATES_DB
 from accel.api.optimize import job_for
 from accel.builders import ConvertingBuilder, targets
-from accel.core.errors import CheckFailed, UnavailableError, UsageError
-from accel.core.feeds import read_feeds
+from accel.core.errors import CheckFailed, UnavailableError, UsageError, nearest
+from accel.core.feeds import write_feeds
 from accel.core.processes import Worker
 from accel.core.values import Artifact, Decision, Measurement, OnnxModel, Parity, Variant
-from accel.exporters import verdict
 from accel.run import decide as decisions, tasks
 from accel.run.decide import Candidate, Constraints, Objective
 from accel.run.job import Job
@@ -108,23 +108,23 @@ def compare(answer: Step[Artifact] | Answer, source: Step[Described], *, precisi
 
     Args:
         answer: an artifact, or a function: your own session, server or model.
-        precision: whose gate such a function is held against.
+        precision: whose gate such a function is held against, and on the same feeds as its variants.
+
+    Raises:
+        UsageError: an unknown precision.
     """
+    if precision not in GATES_DB:
+        raise UsageError(f"precision {precision!r} has no gate{nearest(precision, GATES_DB)}", fix=", ".join(GATES_DB))
     with _begun(source) as done:
         if isinstance(answer, Step):
             return done.proof(answer).value.parity
         made, truth = done.described, done.reference()
-        feeds = tasks.gate_feeds(made.value.samples, made.folder)
+        feeds = tasks.proof_feeds(made.value.samples, made.folder, truth.folder / truth.value.file, precision)
         found = {name: {n: np.asarray(v) for n, v in answer(feed).items()} for name, feed in feeds.items()}
-        described = made.value.source
-        gate = parity.gate_for(
-            precision,
-            outputs=described.outputs,
-            task=described.gate,
-            overrides=dict(source.job.gates),
-            detections=described.detections,
-        )
-        return verdict.compare(described, feeds, read_feeds(truth.folder / truth.value.file), found, gate)
+        with done.work.stages.worker("prove") as worker, tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "answers.npz"
+            write_feeds(file, found)
+            return done.work.stages.judge(worker, precision, file, made, truth)
 
 
 def emit(artifact: Step[Artifact], source: Step[Described]) -> Path:

@@ -8,6 +8,7 @@ inside functions.
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from accel.core.errors import UnavailableError
 from accel.core.values import ModelSource, OnnxModel
 from accel.exporters import check, factory, from_huggingface, from_onnx, from_tensorflow, from_torch, from_zoo
 from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
@@ -38,12 +39,20 @@ def describe(request: SourceRequest) -> ModelSource:
 
     Raises:
         AccelError: the source is missing, broken or refused, or its forward raises.
+        UnavailableError: PyTorch is not installed, and the source needs it.
     """
-    if request.kind == "factory":
-        made = factory.make(request.reference)
-        exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
-        return exporter.describe(request, made)
-    return DESCRIBE[request.kind](request)
+    try:
+        if request.kind == "factory":
+            made = factory.make(request.reference)
+            exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
+            return exporter.describe(request, made)
+        return DESCRIBE[request.kind](request)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise UnavailableError(
+            f"{request.reference} needs {error.name}, which is not installed", fix="pip install 'accel[torch]'"
+        ) from error
 
 
 def load(source: ModelSource) -> SourceModel:

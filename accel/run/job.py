@@ -20,12 +20,14 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
-    ModelWrapValidatorHandler,
     PlainValidator,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic.json_schema import SkipJsonSchema
 
 from accel.accuracy.parity import GATES_DB
 from accel.builders import targets
@@ -150,11 +152,13 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     source: Annotated[
-        str | InstanceOf[SourceRequest],
+        str | SkipJsonSchema[InstanceOf[SourceRequest]],
         Field(description="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx, SavedModel, .keras, .pb"),
     ]
     targets: Annotated[
-        str | tuple[str | Target, ...], BeforeValidator(names), Field(description="Comma-separated, or cpu, gpu, all")
+        str | tuple[str | Target, ...],
+        BeforeValidator(names, json_schema_input_type=TEXTS),
+        Field(description="Comma-separated, or cpu, gpu, all"),
     ]
     out: Annotated[Path | None, Field(description="Run directory  [default: runs/<model>]")] = None
     device: Annotated[Literal["cpu", "cuda"] | None, Field(description="Only this device: cpu or cuda")] = None
@@ -229,7 +233,7 @@ class Job(BaseModel):
     ensemble: Annotated[
         ensemble_request.Asked | None,
         Mark.SWITCH,
-        PlainValidator(ensemble_request.asked),
+        PlainValidator(ensemble_request.asked, json_schema_input_type=bool | dict[str, Any]),
         Field(description="Also serve text or pictures in, answers out"),
     ] = None
     bench: Annotated[
@@ -259,8 +263,8 @@ class Job(BaseModel):
         bool, Field(description="Run the model without network, able to write to its output only (needs bubblewrap)")
     ] = False
     options: dict[str, dict[str, Any]] = {}
-    triton: dict[str, str] = {}
-    command: str = ""
+    triton: Annotated[dict[str, str], WithJsonSchema({"type": "object"})] = {}
+    command: SkipJsonSchema[str] = ""
 
     @cached_property
     def request(self) -> SourceRequest:

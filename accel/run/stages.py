@@ -236,7 +236,7 @@ class Stages:
                     self.threads,
                     reference.folder / reference.value.file,
                 )
-                verdict = self._compare(worker, asked, found, described, reference)
+                verdict = self.judge(worker, asked, found, described, reference)
             found.unlink()
             return Proof(verdict, asked, asked, feeds)
 
@@ -378,7 +378,7 @@ class Stages:
                 reference.folder / reference.value.file,
             )
             held = ran.precision if asked == "none" else asked
-            verdict = self._compare(worker, held, found, described, reference)
+            verdict = self.judge(worker, held, found, described, reference)
             found.unlink()
             if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:
                 values = "; ".join(made.source.unproved_int64[:3])
@@ -473,7 +473,7 @@ class Stages:
     def _gates(self, variant: Variant) -> dict[str, float]:
         return parity.bearing(self._job.gates, targets.info(variant.target).precision)
 
-    def _compare(
+    def judge(
         self, worker: Worker, held: str, found: Path, described: Stage[Described], reference: Stage[Answered]
     ) -> Parity:
         """Hold answers against the gate of a precision; where dB are missed, against the source's own noise, too."""

@@ -226,7 +226,7 @@ def typed_answers(
     assert isinstance(builder, ConvertingBuilder)
     session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
-        feeds = _proof_feeds(described.samples, samples_folder, reference, target)
+        feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[target].precision)
         write_feeds(out, {name: session.run(feed) for name, feed in feeds.items()})
         return len(feeds)
 
@@ -248,8 +248,8 @@ def answers(
         reference: the source's answers: what it did not answer is not asked for; None asks for all.
     """
     variant, source = artifact.variant, described.source
-    feeds = _proof_feeds(described.samples, samples_folder, reference, variant.target.name)
     builder = targets.discover()[variant.target.name]
+    feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[variant.target.name].precision)
     session = builder.open(artifact, folder, threads=threads, mode="latency")
     with contextlib.closing(session):
         if variant.static:
@@ -291,7 +291,7 @@ def compare(
     """
     from accel.exporters import coverage, verdict
 
-    feeds, truth = _proof_feeds(described.samples, samples_folder), read_feeds(reference)
+    feeds, truth = proof_feeds(described.samples, samples_folder), read_feeds(reference)
     found = {name: answer for name, answer in read_feeds(answers).items() if name in truth}
     held = verdict.compare(described.source, feeds, truth, found, gate, noise)
     said = coverage.covered(described.source, {name: feeds[name] for name in found}, len(feeds.keys() - truth.keys()))
@@ -392,12 +392,12 @@ def _coverage(samples: SampleSet, folder: Path) -> Feeds:
     return read_feeds(folder / samples.coverage.path) if samples.coverage else {}
 
 
-def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None, target: str | None = None) -> Feeds:
+def proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None, precision: str = "") -> Feeds:
     """Return all feeds on which variants are compared.
 
     Args:
         reference: leaves out what the source did not answer.
-        target: leaves out what is not asked of it.
+        precision: leaves out what is not asked of it.
     """
     from accel.exporters.coverage import BEYOND_FEED
 
@@ -406,7 +406,7 @@ def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None
         with np.load(reference, allow_pickle=False) as stored:
             answered = {key.partition("/")[0] for key in stored.files}
         feeds = {name: feed for name, feed in feeds.items() if name in answered}
-    if target is not None and targets.discover()[target].targets[target].precision in CALIBRATED:
+    if precision in CALIBRATED:
         feeds.pop(BEYOND_FEED, None)
     return feeds
 
