@@ -252,7 +252,8 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
 def copy(source: ModelSource, path: Path) -> None:
     """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
 
-    Axes get the source's names, those that are fixed their size, and scalars one axis; all else stays byte for byte.
+    Axes get the source's names, those that are fixed their size, and scalars one axis; an ``If`` that the declared
+    ranges and shapes decide gives way to its branch. All else stays byte for byte.
     A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
     Raises:
@@ -260,12 +261,15 @@ def copy(source: ModelSource, path: Path) -> None:
         OutputError: the folder cannot be written.
     """
     from accel.graph import passes
+    from accel.graph.branches import TakeBranches
     from accel.graph.interface import DeclareAxes, ScalarsAsVectors
 
     origin = Path(source.reference)
     external_files(origin)
     specs = (*source.inputs, *source.outputs)
-    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs))
+    ranges = {s.name: s.range for s in source.inputs if s.range is not None}
+    taken = TakeBranches(ranges=ranges, shapes=source.profile)
+    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs), taken)
     branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
     if branches and not kernel_check(optimised=True)(str(path)):
         free = [
