@@ -9,8 +9,6 @@
 What ``__all__`` names is the public API; each is imported when first used, so that ``import accel`` is free.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

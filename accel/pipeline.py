@@ -9,8 +9,6 @@ hold). Outcomes are values: every variant that was asked for is in the report, a
 the others. Only a source that cannot be loaded or exported ends the run.
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence

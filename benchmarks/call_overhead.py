@@ -6,8 +6,6 @@ The null target waits no time, so its calls are accel's own work. For MiniLM the
 ``InferenceSession.run`` on ready arrays. Times are medians of rounds, in microseconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

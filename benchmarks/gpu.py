@@ -7,8 +7,6 @@ same library driven by hand on the same files, in turn, in processes of their ow
 on a CPU over the CPU targets, to see that they work: its figures are no bars.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -7,8 +7,6 @@ inputs and cut connections; each kind has its own span of time. At the end the s
 request that it had begun is lost if it gets no answer; one that it refused is not.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

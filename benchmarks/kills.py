@@ -5,12 +5,11 @@
 
 Each run begins in a fresh folder, is killed (SIGKILL to the command alone) up to ``PER_RUN`` times at random moments of
 the time that an undisturbed one takes, and is then left to end. After each kill: no worker or server is alive a few
-seconds later, whatever it was doing. After each run: the choice is that of the undisturbed run or one of its
-equivalents (ties), `accel verify` finds the chosen repository whole, no file has a temporary name, and the temporary
-folder and shared memory hold nothing. Everything is written to the JSON, also what went wrong.
+seconds later, whatever it was doing. After each run: every variant is as in the undisturbed run (status, files,
+parity), the choice is the same or one of its equivalents (ties, or what either run left undecided: the machine need
+not be quiet), `accel verify` finds the chosen repository whole, no file has a temporary name, and the temporary folder
+and shared memory hold nothing. Everything is written to the JSON, also what went wrong.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -86,24 +85,40 @@ def settle(scratch: Path, limit_s: float) -> list[str]:
 def leftovers(out: Path, scratch: Path) -> list[str]:
     """Return files with temporary names, and what lies in the temporary folder and in shared memory."""
     half = [str(p) for p in out.rglob("*") if p.name.startswith("tmp-") or p.name.endswith((".new", ".old"))]
-    kept = [str(p) for p in scratch.iterdir() if not p.name.startswith("torchinductor_")]
+    kept = [
+        f"{p}: {[q.relative_to(p).as_posix() for q in p.rglob('*')][:5]}"
+        for p in scratch.iterdir()
+        if not p.name.startswith("torchinductor_")
+    ]
     lines = " ".join(" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
     shared = [p for p in Path("/dev/shm").glob("accel-*") if p.name[:18] not in lines]  # not of a server that runs
     return half + kept + [str(p) for p in shared if p not in SHARED]
 
 
 def choices(out: Path) -> dict[str, Any]:
-    """Return for each device and objective what was chosen, and its ties."""
+    """Return for each device and objective what was chosen, its ties, and what the measurements left undecided."""
     document = json.loads((out / "run.json").read_text())
     return {
-        f"{d['device']}/{d['objective']}": {"chosen": d["chosen"], "ties": d["ties"]} for d in document["decisions"]
+        f"{d['device']}/{d['objective']}": {"chosen": d["chosen"], "ties": d["ties"], "undecided": d["undecided"]}
+        for d in document["decisions"]
     }
+
+
+def variants(out: Path) -> list[Any]:
+    """Return what a run says of its variants that does not depend on time: status, files and parity."""
+    document = json.loads((out / "run.json").read_text())
+    return [
+        [v["id"], v["status"], v["artifact"] and [f["sha256"] for f in v["artifact"]["files"]], v["parity"]]
+        for v in document["variants"]
+    ]
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
     """Say whether two runs chose the same or equivalents, by what either of them found to be so."""
     return one.keys() == two.keys() and all(
-        a["chosen"] == b["chosen"] or a["chosen"] in b["ties"] or b["chosen"] in a["ties"]
+        a["chosen"] == b["chosen"]
+        or a["chosen"] in [*b["ties"], *b["undecided"]]
+        or b["chosen"] in [*a["ties"], *a["undecided"]]
         for a, b in zip(one.values(), two.values(), strict=True)
     )
 
@@ -131,7 +146,7 @@ def campaign(kills: int, *, served: bool, seed: int, folder: Path, minutes: floa
 
     code, whole_s = run(folder / "undisturbed", None)
     assert code == 0, (folder / "log").read_text()[-3000:]
-    expected = choices(folder / "undisturbed")
+    expected, expected_variants = choices(folder / "undisturbed"), variants(folder / "undisturbed")
     found: dict[str, Any] = {"served": served, "seed": seed, "undisturbed_s": whole_s, "undisturbed": expected}
     rows: list[dict[str, Any]] = []
     made, limit = 0, time.monotonic() + 60 * minutes
@@ -148,17 +163,24 @@ def campaign(kills: int, *, served: bool, seed: int, folder: Path, minutes: floa
         row["code"], row["last_s"] = run(out, None)
         row["choices"] = choices(out) if row["code"] == 0 else None
         row["same"] = row["choices"] is not None and same(row["choices"], expected)
+        row["same_variants"] = row["code"] == 0 and variants(out) == expected_variants
         verify = [sys.executable, "-m", "accel", "verify", str(out / "best/cpu")]
         row["verified"] = subprocess.run(verify, env=environment, capture_output=True, check=False).returncode == 0
         row["alive_at_the_end"] = settle(scratch, SETTLE_S)
         row["left"] = leftovers(out, scratch)
         rows.append(row)
-        good = row["same"] and row["verified"] and not (row["alive"] or row["alive_at_the_end"] or row["left"])
+        good = (
+            row["same"]
+            and row["same_variants"]
+            and row["verified"]
+            and not (row["alive"] or row["alive_at_the_end"] or row["left"])
+        )
         print(f"{made} kills, run {len(rows)}: {'good' if good else row}", flush=True)
     return found | {
         "kills": made,
         "runs": len(rows),
         "same_choice": sum(r["same"] for r in rows),
+        "same_variants": sum(r["same_variants"] for r in rows),
         "verified": sum(r["verified"] for r in rows),
         "with_a_process_left": sum(bool(r["alive"] or r["alive_at_the_end"]) for r in rows),
         "with_a_file_left": sum(bool(r["left"]) for r in rows),
@@ -181,7 +203,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         found = campaign(asked.kills, served=asked.served, seed=asked.seed, folder=Path(folder), minutes=asked.minutes)
-    asked.out.write_text(json.dumps(found, indent=1))
+    rows = ",\n  ".join(json.dumps(row) for row in found["rows"])
+    asked.out.write_text(json.dumps(found | {"rows": "@"}, indent=1).replace('"@"', f"[\n  {rows}\n ]") + "\n")
     print(json.dumps({k: v for k, v in found.items() if k != "rows"}, indent=1))
 
 

@@ -10,8 +10,6 @@ missed. ``public`` gives each config a version folder and leaves out findings th
 checkout; what remains is for a person to judge.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

@@ -6,8 +6,6 @@ Cold runs of minilm and bert (removed first), the same again, a factory, `--help
 against the same file driven by hand through OpenVINO's own Python API, in turn, in one minute. Takes about 20 minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

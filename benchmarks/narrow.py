@@ -6,8 +6,6 @@ Each measurement runs in a process of its own, so that its peak memory is its ow
 file: it takes no disk, and reading it would show in the peak.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

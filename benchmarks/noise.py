@@ -7,8 +7,6 @@ rounds as variants do. Settings: ``quiet``; ``half_core``, a neighbour that work
 ``lowest_priority``, one that always works at nice 19. Each becomes an array (rounds, K) of ms. Nothing else may run.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import subprocess

@@ -9,8 +9,6 @@ inside int32 but above 2**24, to see whether a float takes part.
     python benchmarks/openvino_int64.py [--json FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -14,8 +14,6 @@ Bars: at least 300 planted, none got through by more than 3 dB (those at the edg
 false alarm.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

@@ -8,8 +8,6 @@ on samples that were not calibrated on. Bar: a share of INT8 within 5 % of the e
 evaluations. ``--small`` takes reduced models and few samples: it shows that the script works, its figures mean nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

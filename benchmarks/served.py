@@ -10,8 +10,6 @@
 and all the embedded server or one on PATH. Run them on a quiet machine; each takes a few minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

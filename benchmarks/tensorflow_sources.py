@@ -7,8 +7,6 @@ SavedModel itself. Bar: every FP32 variant within 1e-4 of TensorFlow's own logit
 timed in turn through ONNX Runtime's and OpenVINO's own APIs, one picture a call. Takes about 10 minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 python benchmarks/waiting.py OUT.json [--rounds N]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

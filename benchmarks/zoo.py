@@ -7,8 +7,6 @@ each as one file; the tables hold every model that has such a file, so that mode
 times add up. With --check the named models are run first, each from nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

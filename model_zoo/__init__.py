@@ -5,8 +5,6 @@ that listing the zoo costs nothing; frameworks are imported inside ``load`` and 
 reduced model of an entry: fewer layers or smaller pictures, the same structure, random weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pkgutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sounds with the make-up of speech, made by rule: no recording has to be shipped or licensed."""
 
-from __future__ import annotations
-
 import numpy as np
 
 RATE = 16_000

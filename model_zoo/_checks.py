@@ -1,7 +1,5 @@
 """What a zoo file must hold: every mistake is told by file and field, with what belongs there."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re
@@ -25,7 +23,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def read(package: str, stem: str, cls: type[Entry]) -> Entry:
+def read(package: str, stem: str, cls: type["Entry"]) -> "Entry":
     """Import a file of the zoo and return its entry.
 
     Raises:
@@ -49,7 +47,7 @@ def read(package: str, stem: str, cls: type[Entry]) -> Entry:
     return entry
 
 
-def _misfit(file: str, cls: type[Entry], message: str) -> InputError:
+def _misfit(file: str, cls: type["Entry"], message: str) -> InputError:
     """Say which field ``Entry(...)`` lacks or does not know."""
     told = about(cls)
     if match := MISSING.search(message):
@@ -66,7 +64,7 @@ def _misfit(file: str, cls: type[Entry], message: str) -> InputError:
     return InputError(f"zoo file {file} cannot be imported: TypeError: {message}")
 
 
-def about(cls: type[Entry]) -> dict[str, str]:
+def about(cls: type["Entry"]) -> dict[str, str]:
     """Return field → what belongs there, as the class's own docstring says."""
     text = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
     found: dict[str, str] = {}
@@ -77,7 +75,7 @@ def about(cls: type[Entry]) -> dict[str, str]:
     return found
 
 
-def check(entry: Entry, where: str) -> None:
+def check(entry: "Entry", where: str) -> None:
     """Hold an entry against what it must declare; ``where`` says whose it is.
 
     Raises:

@@ -1,7 +1,5 @@
 """Printed text, made by rule from the zoo's own words and the font inside Pillow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Pictures with natural statistics, made by rule: no photograph has to be shipped or licensed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +132,8 @@ def profile(spec: TensorSpec, most: int) -> dict[str, ShapeRange]:
 
 
 def settle(
-    model: torch.nn.Module, items: Sequence[Mapping[str, np.ndarray]], *, ends: Sequence[torch.nn.Module] = ()
-) -> torch.nn.Module:
+    model: "torch.nn.Module", items: Sequence[Mapping[str, np.ndarray]], *, ends: Sequence["torch.nn.Module"] = ()
+) -> "torch.nn.Module":
     """Measure BatchNorm's statistics on ``items`` of one size, and return the model in eval mode.
 
     Random weights keep BatchNorm at mean 0 and variance 1, which lets activations grow from block to block until
@@ -186,9 +184,9 @@ def settle_keras(model: Any, items: Sequence[Mapping[str, np.ndarray]]) -> Any:
 
 
 def spread(
-    model: torch.nn.Module,
+    model: "torch.nn.Module",
     items: Sequence[Mapping[str, np.ndarray]],
-    wanted: Sequence[tuple[torch.nn.Module, Sequence[float], float]],
+    wanted: Sequence[tuple["torch.nn.Module", Sequence[float], float]],
 ) -> None:
     """Scale last convolutions so that over ``items`` each channel has the mean and deviation wanted.
 

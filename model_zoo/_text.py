@@ -1,7 +1,5 @@
 """The zoo's sentences, their tokenised form, and what its text models share."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math
@@ -165,7 +163,7 @@ def small_bert_config(**more: Any) -> dict[str, Any]:
 
 
 def reduced(
-    entry: Entry,
+    entry: "Entry",
     *,
     parameters: int,
     load: Callable[[Path | None], Any],
@@ -173,7 +171,7 @@ def reduced(
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     shapes: Mapping[str, ShapeRange] | None = None,
-) -> Entry:
+) -> "Entry":
     """Return the reduced model of a text entry: two layers, a vocabulary of its own, and so no tokenizer."""
     return dataclasses.replace(
         entry,
@@ -207,7 +205,7 @@ def drawn(build: Callable[[], Any]) -> Any:
 
 
 def let_context_in(
-    query: torch.nn.Module, key: torch.nn.Module, value: torch.nn.Module, output: torch.nn.Module
+    query: "torch.nn.Module", key: "torch.nn.Module", value: "torch.nn.Module", output: "torch.nn.Module"
 ) -> None:
     """Sharpen and strengthen an encoder's first attention, as training does.
 

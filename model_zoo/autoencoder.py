@@ -3,8 +3,6 @@
 Source: G. Hinton, R. Salakhutdinov, "Reducing the Dimensionality of Data with Neural Networks", Science 313 (2006).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ FULL = Size(128, (1024, 512, 256, 32), parameters=1_592_992, batch=64)
 SMALL = Size(24, (32, 16, 8), parameters=2_944, batch=4)
 
 
-def build(size: Size) -> torch.nn.Module:
+def build(size: Size) -> "torch.nn.Module":
     """Build the model with weights drawn with seed 0."""
     import torch
     from torch import nn
@@ -59,7 +57,7 @@ def build(size: Size) -> torch.nn.Module:
     return Autoencoder().eval()
 
 
-def _stack(widths: Sequence[int]) -> torch.nn.Sequential:
+def _stack(widths: Sequence[int]) -> "torch.nn.Sequential":
     import torch
     from torch import nn
 
@@ -73,12 +71,12 @@ def _stack(widths: Sequence[int]) -> torch.nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the model with weights drawn with seed 0; there are no others."""
     return build(FULL)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced model."""
     return build(SMALL)
 
@@ -102,7 +100,7 @@ def rows(size: Size) -> Callable[[int], Sequence[Item]]:
     return samples
 
 
-def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
+def entry(size: Size, load: Callable[[Path | None], "torch.nn.Module"]) -> Entry:
     """Return the entry of a model of this size."""
     return Entry(
         name="autoencoder",

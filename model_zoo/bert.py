@@ -1,7 +1,5 @@
 """BERT-base, uncased: the plain encoder with its pooler."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +13,17 @@ HUB = "google-bert/bert-base-uncased"
 REVISION = "86b5e0934494bd15c9632b12f734a8a67f723594"
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the encoder from ``folder``, or with weights drawn with seed 0 (see ``_text.let_context_in``)."""
     return _random() if folder is None else _text.open_folder(folder, "BertModel")
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced encoder; it has no pretrained weights."""
     return _random(**_text.small_bert_config())
 
 
-def _random(**config: object) -> torch.nn.Module:
+def _random(**config: object) -> "torch.nn.Module":
     from transformers import BertConfig, BertModel
 
     model = _text.drawn(lambda: BertModel(BertConfig(**config)))

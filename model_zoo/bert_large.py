@@ -4,8 +4,6 @@ The hub's weights are the encoder's; they have no classification head, so one is
 its cost, not for any meaning. Hence there is no task metric, and accuracy is unproved even with those weights.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,19 +20,19 @@ CLASSES = 2
 OUTPUTS = (TensorSpec("logits", "float32", ("batch", CLASSES)),)
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the classifier, the encoder from ``folder`` or, as the head always is, drawn with seed 0."""
     if folder is not None:
         return _text.open_folder(folder, "BertForSequenceClassification")
     return _random(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced classifier; it has no pretrained weights."""
     return _random(**_text.small_bert_config())
 
 
-def _random(**config: object) -> torch.nn.Module:
+def _random(**config: object) -> "torch.nn.Module":
     from transformers import BertConfig, BertForSequenceClassification
 
     model = _text.drawn(lambda: BertForSequenceClassification(BertConfig(num_labels=CLASSES, **config)))

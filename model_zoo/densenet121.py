@@ -4,8 +4,6 @@ Source: G. Huang, Z. Liu, L. van der Maaten, K. Weinberger, "Densely Connected C
 table 1 for the sizes (growth 32, bottlenecks of 4 growths, compression 0.5), section 3 for the order of operations.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
@@ -44,7 +42,7 @@ FULL = Size((6, 12, 24, 16), growth=32, stem=64, labels=1000)
 SMALL = Size((2, 2), growth=8, stem=16, labels=10)
 
 
-def build(size: Size, spec: TensorSpec) -> torch.nn.Module:
+def build(size: Size, spec: TensorSpec) -> "torch.nn.Module":
     """Build the classifier with weights drawn with seed 0 and settled statistics.
 
     ``pixel_values`` float32 (batch, 3, height, width) → ``logits`` float32 (batch, labels).
@@ -94,12 +92,12 @@ def build(size: Size, spec: TensorSpec) -> torch.nn.Module:
     return _pictures.settle(DenseNet(), _pictures.pictures(_pictures.SETTLING, spec))
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the classifier; its weights are always random."""
     return build(FULL, INPUT)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced classifier."""
     return build(SMALL, SMALL_INPUT)
 

@@ -4,8 +4,6 @@ No token types; dynamic axes batch and seq. With the hub's weights the task gate
 that keep their label.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +26,12 @@ SMALL_INPUTS = _text.text_inputs(_text.SMALL_VOCABULARY)
 OUTPUTS = (TensorSpec("logits", "float32", ("batch", CLASSES)),)
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the classifier from ``folder``, or with weights drawn with seed 0 (see ``_text.let_context_in``)."""
     return _random() if folder is None else _text.open_folder(folder, "DistilBertForSequenceClassification")
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced classifier; it has no pretrained weights."""
     return _random(
         vocab_size=_text.SMALL_VOCABULARY,
@@ -45,7 +43,7 @@ def load_small(folder: Path | None) -> torch.nn.Module:
     )
 
 
-def _random(**config: object) -> torch.nn.Module:
+def _random(**config: object) -> "torch.nn.Module":
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     model = _text.drawn(lambda: DistilBertForSequenceClassification(DistilBertConfig(num_labels=CLASSES, **config)))
@@ -54,12 +52,12 @@ def _random(**config: object) -> torch.nn.Module:
     return model
 
 
-def samples(count: int) -> Sequence[Item]:
+def samples(count: int) -> "Sequence[Item]":
     """Return ``count`` sentences as ids and masks: the vocabulary is BERT's."""
     return _text.tokenised(count, inputs=INPUTS)
 
 
-def small_samples(count: int) -> Sequence[Item]:
+def small_samples(count: int) -> "Sequence[Item]":
     """Return ``count`` sentences as the reduced model's inputs."""
     return _text.stand_ins(
         count,

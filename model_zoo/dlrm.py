@@ -6,8 +6,6 @@ of all pairs, and a top MLP. Nobody publishes weights for these sizes; what is r
 lie far apart beside small matrix products.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,7 +62,7 @@ FULL = Size(64, 100_000, 26, (512, 256), (512, 256), parameters=54_294_273, batc
 SMALL = Size(8, 50, 6, (16,), (16,), parameters=3_049, batch=4)
 
 
-def build(size: Size) -> torch.nn.Module:
+def build(size: Size) -> "torch.nn.Module":
     """Build the model with weights drawn with seed 0.
 
     MLPs are drawn as in the authors' code (normal, deviation sqrt(2 / (inputs + outputs))). Embeddings are drawn with
@@ -100,7 +98,7 @@ def build(size: Size) -> torch.nn.Module:
     return model.eval()
 
 
-def _mlp(widths: Sequence[int], *, last: torch.nn.Module) -> torch.nn.Sequential:
+def _mlp(widths: Sequence[int], *, last: "torch.nn.Module") -> "torch.nn.Sequential":
     import torch
     from torch import nn
 
@@ -114,12 +112,12 @@ def _mlp(widths: Sequence[int], *, last: torch.nn.Module) -> torch.nn.Sequential
     return nn.Sequential(*layers[:-1], last)
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the model with weights drawn with seed 0; there are no others."""
     return build(FULL)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced model."""
     return build(SMALL)
 
@@ -151,7 +149,7 @@ def _names(size: Size) -> list[str]:
     return [f"ids_{i:02d}" for i in range(size.features)]
 
 
-def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
+def entry(size: Size, load: Callable[[Path | None], "torch.nn.Module"]) -> Entry:
     """Return the entry of a model of this size."""
     ids = [
         TensorSpec(name, "int64", ("batch", bag), (0, rows - 1))

@@ -5,8 +5,6 @@ the merging branch and the RBOX output. The trunk is a ResNet-50, as in the weig
 PVANet or VGG-16. Boxes are made of both maps by locality-aware non-maximum suppression (section 3.6), after the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -56,7 +54,7 @@ REACH = 512.0
 """Largest distance to a side in pixels: the size of the pictures that the paper trains on."""
 
 
-def build(size: Size) -> torch.nn.Module:
+def build(size: Size) -> "torch.nn.Module":
     """Build the detector with weights drawn with seed 0 and settled statistics.
 
     ``images`` float32 (batch, 3, side, side) → ``score`` float32 (batch, 1, side / 4, side / 4) from 0 to 1 and
@@ -115,12 +113,12 @@ def samples(count: int, *, size: Size, skipped: int = 0) -> Sequence[Item]:
     return _pictures.pictures(skipped + count, size.input, draw=_lettering.scene)[skipped:]
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the detector; its weights are always random."""
     return build(FULL)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced detector."""
     return build(SMALL)
 

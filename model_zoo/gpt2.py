@@ -9,8 +9,6 @@ The hub's byte pairs need a tokenizer of their own: where its folder is not here
 what the model itself computed on the beginning of a sentence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,12 +70,12 @@ def find() -> Path | None:
     return huggingface_folder(HUB, REVISION)
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the step from ``folder``, or with weights drawn with seed 0 ."""
     return _step(_random() if folder is None else _text.open_folder(folder, "GPT2LMHeadModel"))
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced step; it has no pretrained weights."""
     return _step(
         _random(
@@ -99,7 +97,7 @@ def _random(**config: object) -> Any:
     return _text.drawn(lambda: GPT2LMHeadModel(GPT2Config(**config)))
 
 
-def _step(model: Any) -> torch.nn.Module:
+def _step(model: Any) -> "torch.nn.Module":
     """Wrap a GPT-2 so that a flat past goes in and a flat present comes out."""
     import torch
     from transformers import DynamicCache

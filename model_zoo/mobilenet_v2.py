@@ -1,7 +1,5 @@
 """MobileNetV2, a picture classifier of depthwise convolutions: little arithmetic, much memory traffic."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ SMALL_INPUT = TensorSpec("pixel_values", "float32", ("batch", 3, 96, 96))
 """At 64 x 64 the INT8 build of this width ends OpenVINO 2026.4.1's process (SIGSEGV) as soon as the batch changes."""
 
 
-def load(folder: Path | None, *, spec: TensorSpec = INPUT, labels: int = LABELS, **sizes: Any) -> torch.nn.Module:
+def load(folder: Path | None, *, spec: TensorSpec = INPUT, labels: int = LABELS, **sizes: Any) -> "torch.nn.Module":
     """Build the classifier from ``folder``, or with weights drawn with seed 0 and settled statistics.
 
     transformers draws weights with a deviation of 0.02 whatever a layer's width, which the statistics undo.

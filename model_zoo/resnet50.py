@@ -1,7 +1,5 @@
 """ResNet-50, the v1.5 picture classifier."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ SMALL = {"embedding_size": 32, "hidden_sizes": [64, 128], "depths": [2, 2]}
 """Two of the four stages, two blocks each, at a quarter of the width."""
 
 
-def load(folder: Path | None, *, spec: TensorSpec = INPUT, labels: int = 1000, **sizes: Any) -> torch.nn.Module:
+def load(folder: Path | None, *, spec: TensorSpec = INPUT, labels: int = 1000, **sizes: Any) -> "torch.nn.Module":
     """Build the classifier from ``folder``, or with weights drawn with seed 0 and settled statistics.
 
     Args:

@@ -4,8 +4,6 @@ Positions are counted from the ids themselves (a running sum over what is no pad
 pairs need a tokenizer of their own: where its folder is not here, ids stand in (see ``_text.stand_ins``).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +32,7 @@ def find() -> Path | None:
     return huggingface_folder(HUB, REVISION)
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the encoder from ``folder``, or with weights drawn with seed 0 (see ``_text.let_context_in``)."""
     if folder is None:
         # Positions begin after the padding id, so 514 of them carry 512 tokens.
@@ -44,12 +42,12 @@ def load(folder: Path | None) -> torch.nn.Module:
     return model
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced encoder; it has no pretrained weights."""
     return _random(**_text.small_bert_config(max_position_embeddings=_text.SMALL_LONGEST + PAD + 1))
 
 
-def _random(**config: object) -> torch.nn.Module:
+def _random(**config: object) -> "torch.nn.Module":
     from transformers import RobertaConfig, RobertaModel
 
     # As the hub's config.json has it: one token type, and a layer norm of its own.
@@ -59,7 +57,7 @@ def _random(**config: object) -> torch.nn.Module:
     return model
 
 
-def samples(count: int) -> Sequence[Item]:
+def samples(count: int) -> "Sequence[Item]":
     """Return ``count`` sentences as ids and masks."""
     folder = find()
     if folder is not None:
@@ -67,7 +65,7 @@ def samples(count: int) -> Sequence[Item]:
     return _text.stand_ins(count, INPUTS, first=END + 2, start=(START,), end=(END,))
 
 
-def small_samples(count: int) -> Sequence[Item]:
+def small_samples(count: int) -> "Sequence[Item]":
     """Return ``count`` sentences as the reduced model's inputs."""
     longest = _text.SMALL_LONGEST
     return _text.stand_ins(count, SMALL_INPUTS, first=END + 2, start=(START,), end=(END,), longest=longest)

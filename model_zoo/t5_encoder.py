@@ -4,8 +4,6 @@ The first layer's bias, looked up by bucketed distance, is added in every layer,
 pieces need a tokenizer of their own: where its folder is not here, ids stand in (see ``_text.stand_ins``).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +32,14 @@ def find() -> Path | None:
     return huggingface_folder(HUB, REVISION)
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the encoder from ``folder``, or with weights drawn with seed 0."""
     if folder is not None:
         return _looked_up(_text.open_folder(folder, "T5EncoderModel"))
     return _random(d_model=768, d_ff=3072, num_layers=12, num_heads=12, vocab_size=VOCABULARY)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced encoder; it has no pretrained weights."""
     width = _text.SMALL_WIDTH
     return _random(
@@ -49,13 +47,13 @@ def load_small(folder: Path | None) -> torch.nn.Module:
     )
 
 
-def _random(**config: object) -> torch.nn.Module:
+def _random(**config: object) -> "torch.nn.Module":
     from transformers import T5Config, T5EncoderModel
 
     return _looked_up(_text.drawn(lambda: T5EncoderModel(T5Config(**config))))
 
 
-def _looked_up(model: Any) -> torch.nn.Module:
+def _looked_up(model: Any) -> "torch.nn.Module":
     """Let the model look the buckets of distances up in a table, in place of computing them.
 
     transformers takes the logarithm of every distance and casts it to int64, that of 0 too, and drops what it does not
@@ -82,7 +80,7 @@ def _looked_up(model: Any) -> torch.nn.Module:
     return model
 
 
-def samples(count: int) -> Sequence[Item]:
+def samples(count: int) -> "Sequence[Item]":
     """Return ``count`` sentences as ids and masks."""
     folder = find()
     if folder is not None:
@@ -90,7 +88,7 @@ def samples(count: int) -> Sequence[Item]:
     return _text.stand_ins(count, INPUTS, first=END + 2, end=(END,))
 
 
-def small_samples(count: int) -> Sequence[Item]:
+def small_samples(count: int) -> "Sequence[Item]":
     """Return ``count`` sentences as the reduced model's inputs."""
     return _text.stand_ins(count, SMALL_INPUTS, first=END + 2, end=(END,), longest=_text.SMALL_LONGEST)
 

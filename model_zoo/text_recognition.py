@@ -5,8 +5,6 @@ Application to Scene Text Recognition", arXiv:1507.05717, 2015: table 1. The ans
 taking the likeliest symbol of each step, joining equal neighbours and dropping blanks (symbol 0).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
@@ -61,7 +59,7 @@ FORM = (
 """Kernel, padding, pooling window and whether it is normalised, of each convolution: a line ends one pixel high."""
 
 
-def build(size: Size) -> torch.nn.Module:
+def build(size: Size) -> "torch.nn.Module":
     """Build the reader with weights drawn with seed 0 and settled statistics.
 
     ``images`` float32 (batch, 1, 32, width) → ``log_probs`` float32 (batch, width // 4 - 1, 37).
@@ -113,12 +111,12 @@ def lines(count: int, *, size: Size, skipped: int = 0) -> Sequence[Item]:
     return items
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the reader; its weights are always random."""
     return build(FULL)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced reader."""
     return build(SMALL)
 

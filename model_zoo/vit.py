@@ -1,7 +1,5 @@
 """ViT-B/16, a picture classifier that is a transformer over patches."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,7 @@ SMALL = {
 }
 
 
-def load(folder: Path | None, *, labels: int = 1000, **sizes: Any) -> torch.nn.Module:
+def load(folder: Path | None, *, labels: int = 1000, **sizes: Any) -> "torch.nn.Module":
     """Build the classifier from ``folder``, or with weights drawn with seed 0.
 
     Args:

@@ -1,7 +1,5 @@
 """The encoder of Whisper tiny: half a minute of sound in, a vector for every 20 ms out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +41,7 @@ TINY = Size(seconds=30, width=384, layers=4, heads=6, parameters=8_208_384)
 SMALL = Size(seconds=2, width=64, layers=2, heads=2, parameters=134_144)
 
 
-def build(size: Size) -> torch.nn.Module:
+def build(size: Size) -> "torch.nn.Module":
     """Build an encoder with weights drawn with seed 0, some of them stronger, as training makes them.
 
     As drawn, the answer is the position's vector plus a thousandth of signal power, and comparing it measures rounding
@@ -79,7 +77,7 @@ def build(size: Size) -> torch.nn.Module:
     return model.eval()
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the encoder of ``folder``'s checkpoint, or with weights drawn with seed 0."""
     if folder is None:
         return build(TINY)
@@ -88,7 +86,7 @@ def load(folder: Path | None) -> torch.nn.Module:
     return open_model(folder, "WhisperModel", random=False)[0].get_encoder()
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced encoder; there are no weights for it."""
     return build(SMALL)
 
@@ -109,7 +107,7 @@ def sounds(size: Size) -> Callable[[int], Sequence[Item]]:
     return samples
 
 
-def entry(size: Size, load: Callable[[Path | None], torch.nn.Module]) -> Entry:
+def entry(size: Size, load: Callable[[Path | None], "torch.nn.Module"]) -> Entry:
     """Return the entry of an encoder of this size."""
     shape = (MELS, size.frames)
     return Entry(

@@ -5,8 +5,6 @@ a path-aggregation neck, and one decoupled, anchor-free head a scale, at the siz
 operator ``NonMaxSuppression``; where torch itself runs, which has no such operator, the same rule is made of others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
@@ -73,7 +71,7 @@ FULL = Size(side=416, width=24, depth=1, classes=80, candidates=300, rows=100, p
 SMALL = Size(side=64, width=16, depth=1, classes=4, candidates=50, rows=20, prior=-1.5)
 
 
-def build(size: Size) -> torch.nn.Module:
+def build(size: Size) -> "torch.nn.Module":
     """Build the detector with weights drawn with seed 0 and settled statistics.
 
     ``images`` float32 (batch, 3, side, side) → ``boxes`` float32 (batch, rows, 4) as x0, y0, x1, y1, ``scores`` float32
@@ -250,12 +248,12 @@ def samples(count: int, *, size: Size, skipped: int = 0) -> Sequence[Item]:
     return _pictures.pictures(skipped + count, size.input, draw=_pictures.dead_leaves, **plain)[skipped:]
 
 
-def load(folder: Path | None) -> torch.nn.Module:
+def load(folder: Path | None) -> "torch.nn.Module":
     """Build the detector; its weights are always random."""
     return build(FULL)
 
 
-def load_small(folder: Path | None) -> torch.nn.Module:
+def load_small(folder: Path | None) -> "torch.nn.Module":
     """Build the reduced detector."""
     return build(SMALL)
 

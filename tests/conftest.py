@@ -1,7 +1,5 @@
 """What all tests share: golden files, and the flag that rewrites them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

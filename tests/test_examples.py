@@ -1,7 +1,5 @@
 """Every example runs as it stands, in a folder of its own."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

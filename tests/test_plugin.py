@@ -1,7 +1,5 @@
 """The plug-in of ``examples/plugin``, installed: one module adds a target to every place that knows targets."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

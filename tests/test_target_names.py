@@ -1,7 +1,5 @@
 """Nothing outside ``builders`` decides by the name of a target, a runtime or a Triton backend: builders declare."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The wheel holds everything that accel reads, and works outside the checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ that overlap most. What is left over on either side was missed or made up. How e
 caller to measure: boxes and scores are put in one order, with NaN wherever there is no partner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ order and padding mean nothing, a row that was missed or made up lowers ``matche
 rows are compared as any other values, each coordinate being a channel. Their classes are equal by construction.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence

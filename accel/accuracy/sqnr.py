@@ -6,8 +6,6 @@ centring, and at most 0 dB with it. A channel is every position of the fixed axe
 a constant key per head, scores 0 dB too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

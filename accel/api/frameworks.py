@@ -1,7 +1,5 @@
 """Whose modules and tensors a user gave. No framework is imported: a value of one says that its process has it."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a person sees while a run goes on: rich progress on a terminal, plain lines elsewhere. All on stderr."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -85,7 +83,7 @@ class LiveProgress(Progress):
         self._stage: tuple[str, float] | None = None
         self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> "LiveProgress":
         self._live.start()
         return self
 
@@ -146,7 +144,7 @@ class PlainProgress(Progress):
         self._console = console
         self._every = every
 
-    def __enter__(self) -> PlainProgress:
+    def __enter__(self) -> "PlainProgress":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ Knows artifacts and their sessions. Imports NumPy, the core of accel and the bui
 needs nothing but the runtime of what it loads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import operator
@@ -136,7 +134,7 @@ class Model:
             for slot in range(self._session.slots):
                 self._free.put(slot)
 
-    def __enter__(self) -> Model:
+    def __enter__(self) -> "Model":
         return self
 
     def __exit__(self, *_: object) -> None:

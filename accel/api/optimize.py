@@ -1,7 +1,5 @@
 """``accel.optimize``: the whole pipeline on a model in memory or on disk, as ``accel convert`` runs it."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence

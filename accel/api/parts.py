@@ -4,8 +4,6 @@ Real inputs are recorded by hooks while the pipeline runs as its user runs it. W
 end to end, is compared before and after in interleaved rounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import time

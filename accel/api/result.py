@@ -3,8 +3,6 @@
 Everything is read from the run directory, so a result can be had again at any time, in any process.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Mapping
@@ -158,7 +156,7 @@ class Result:
         if model is not None:
             model.close()
 
-    def __enter__(self) -> Result:
+    def __enter__(self) -> "Result":
         return self
 
     def __exit__(self, *_: object) -> None:

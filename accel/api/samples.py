@@ -4,8 +4,6 @@ A sample is what one call takes: a tensor, a tuple or list of arguments, or a di
 axis. The items of a dataset have none; they get one.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """``accel.serve``: a real Triton server on a repository, with a client."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator

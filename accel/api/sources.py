@@ -4,8 +4,6 @@ A torch module travels as its exported program (``torch.export``) and a Keras mo
 code, so modules that were defined in a notebook work like any other. How Python calls it is noted beside.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import hashlib
@@ -98,7 +96,7 @@ def _store(feeds: list[dict[str, np.ndarray]], folder: Path) -> Path:
 # torch
 
 
-def _torch(model: torch.nn.Module, samples: Any, folder: Path, options: Mapping[str, Any]) -> Given:
+def _torch(model: "torch.nn.Module", samples: Any, folder: Path, options: Mapping[str, Any]) -> Given:
     module = unwrapped(model)
     found = calls(module.forward, samples, type(module).__name__)
     with _plain(module) as plain:
@@ -110,7 +108,7 @@ def _torch(model: torch.nn.Module, samples: Any, folder: Path, options: Mapping[
 
 
 @contextlib.contextmanager
-def _plain(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _plain(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
     """Lend the module in eval mode, FP32 on the CPU; it is a copy where the user's own is something else."""
     tensors = [*module.parameters(), *module.buffers()]
     if any(t.device.type != "cpu" or str(t.dtype) in ("torch.float16", "torch.bfloat16") for t in tensors):
@@ -125,7 +123,7 @@ def _plain(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             part.training = training
 
 
-def _form(module: torch.nn.Module, call: Call) -> CallForm:
+def _form(module: "torch.nn.Module", call: Call) -> CallForm:
     """Run the module once, and note how it is called and what it returns."""
     import torch
 
@@ -160,7 +158,7 @@ def _float32(value: np.ndarray) -> np.ndarray:
     return value.astype(np.float32) if value.dtype in (np.float16, np.float64) else value
 
 
-def _Flat(module: torch.nn.Module, call: Call, form: CallForm) -> torch.nn.Module:
+def _Flat(module: "torch.nn.Module", call: Call, form: CallForm) -> "torch.nn.Module":
     """Make a module that takes tensors by name and returns them by name, however the user's own nests them."""
     import torch
 
@@ -186,7 +184,7 @@ def _Flat(module: torch.nn.Module, call: Call, form: CallForm) -> torch.nn.Modul
 
 
 def _exported(
-    module: torch.nn.Module, feeds: list[dict[str, np.ndarray]], folder: Path, options: Mapping[str, Any]
+    module: "torch.nn.Module", feeds: list[dict[str, np.ndarray]], folder: Path, options: Mapping[str, Any]
 ) -> tuple[Path, dict[str, ShapeRange]]:
     """Export a flat module and save the program, unless the file holds it already: two saves differ in bytes.
 
@@ -249,7 +247,7 @@ def _as_seen(profile: Mapping[str, ShapeRange], feeds: list[dict[str, np.ndarray
     return fixed
 
 
-def _digest(program: torch.export.ExportedProgram) -> str:
+def _digest(program: "torch.export.ExportedProgram") -> str:
     """Hash what a program computes: its code, its sizes and its tensors."""
     digest = hashlib.sha256()
     digest.update(f"{program.graph_module.code}{program.range_constraints}{program.call_spec}".encode())

@@ -11,8 +11,6 @@ They are the stages of the pipeline, with its store: what was done once for the 
 step does what it needs of those before it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

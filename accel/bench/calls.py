@@ -3,8 +3,6 @@
 Also what is asked of the server between requests: its models, and its counters.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping

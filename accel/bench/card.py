@@ -3,8 +3,6 @@
 The parent looks, through NVML, while a variant's process works: nothing of it is in a timed call.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ the worst answer of each feed, which is compared in full when the round is over;
 time where it runs between timed calls. NumPy and the standard library are all it needs.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

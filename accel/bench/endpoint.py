@@ -1,7 +1,5 @@
 """Where a server answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """What responses under load should be, and the verdict on those that came."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

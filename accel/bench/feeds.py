@@ -4,8 +4,6 @@ User files are perf_analyzer's JSON (its docs/input_data.md) or ``.npz``: arrays
 ``<index>/<input>`` for several.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

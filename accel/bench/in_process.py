@@ -1,7 +1,5 @@
 """A variant that is measured in a fresh process of its own: the parent's side of it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

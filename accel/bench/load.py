@@ -7,8 +7,6 @@ loop a request that waits behind a stalled server has been late since then. Sour
 Latency" (coordinated omission).
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time
@@ -151,7 +149,7 @@ class Generator:
             self.close()
             raise
 
-    def __enter__(self) -> Generator:
+    def __enter__(self) -> "Generator":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ A neighbour on one core does not hit all variants alike: one whose threads wait 
 neighbour takes. So a turn that was disturbed is timed again, and what cannot be had undisturbed says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -59,7 +57,7 @@ class Look:
     pressed: float
 
     @classmethod
-    def now(cls) -> Look:
+    def now(cls) -> "Look":
         """Read the counters. Sources: Linux ``/proc/stat``, ``/proc/<pid>/stat``, ``/proc/pressure/cpu``."""
         every = psutil.cpu_times()
         busy = sum(getattr(every, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
@@ -68,7 +66,7 @@ class Look:
             pressed = int(found[1]) / 1e6
         return cls(time.monotonic(), busy, getattr(every, "steal", 0.0), _own_cpu_s(), pressed)
 
-    def since(self, before: Look) -> Turn:
+    def since(self, before: "Look") -> Turn:
         """Return what happened from another look to this one."""
         seconds = max(self.at - before.at, 1e-3)
         own = max(0.0, self.own - before.own)

@@ -9,8 +9,6 @@ unknown.
 Source: its docs/cli.md and docs/measurements_metrics.md.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -31,7 +29,7 @@ from accel.bench.calls import Served
 from accel.bench.endpoint import Endpoint
 from accel.bench.load import Generator, Load, fit_feeds
 from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Labels, Method, items
-from accel.core import environments
+from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError
 from accel.core.feeds import Feed
 from accel.core.values import Measurement, ServerSplit, TensorSpec
@@ -122,7 +120,7 @@ def sweep(
     )
     points: list[Measurement] = []
     rows: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="accel-perf-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="perf-", dir=temporary.root()) as scratch:
         data, out = Path(scratch) / "data.json", Path(scratch) / "out.csv"
         forms.write(data, fitted, batched=served.max_batch_size > 0)
         command = [str(program.path), "-m", served.model, "-u", endpoint.grpc, "-i", "grpc"]

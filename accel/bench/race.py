@@ -5,8 +5,6 @@ best so far by its interval: what is slower leaves, what lies inside ±3 % is eq
 the contest is settled. ``stability.ratio_interval`` is made for being looked at so often.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,9 @@ import numpy as np
 from accel.bench.stability import Ratio, ratio_interval
 
 LEAST_ROUNDS = 6
-"""Rounds that everything takes part in: an interval from fewer is too wide to say anything."""
+"""Rounds that whatever may win takes part in: an interval from fewer is too wide to find equivalents."""
+FIRST_LOOK = 3
+"""Rounds after which what is slower beyond even so wide an interval may leave, where its percentiles do not matter."""
 BETWEEN_LOOKS = 1.2
 """Each look comes when there are so many times the rounds of the look before."""
 EQUIVALENT = 0.03
@@ -44,7 +44,9 @@ class Contest:
         entries: all of them.
         choosable: runners that may win; the others are timed for the least number of rounds.
         most: rounds after which it ends undecided.
-        least: rounds that everything takes part in; as many as ``most`` for a fixed number of rounds.
+        least: rounds before it may be settled; as many as ``most`` for a fixed number of rounds.
+        first: rounds that everything takes part in; None for ``least``.
+        compared: runners whose best point stays for ``least`` rounds, however slow: others are shown relative to it.
         racing: entries that the next round times.
         settled: whether the winner is known up to equivalents.
     """
@@ -53,13 +55,16 @@ class Contest:
     choosable: frozenset[str]
     most: int
     least: int = LEAST_ROUNDS
+    first: int | None = None
+    compared: frozenset[str] = frozenset()
     racing: set[Entry] = field(init=False)
     settled: bool = False
     _next: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.racing = set(self.entries)
-        self._next = self.least = min(self.least, self.most)
+        self.least = min(self.least, self.most)
+        self._next = min(self.least, self.first or self.least)
 
     def after_round(self, number: int, times: Mapping[Entry, Sequence[float]]) -> None:
         """Look at what the rounds so far say, where it is time to.
@@ -70,14 +75,23 @@ class Contest:
         """
         if self.settled or not self.racing or number < self._next:
             return
-        self._next = min(self.most, max(number + 1, math.ceil(number * BETWEEN_LOOKS)))
+        early = number < self.least
+        self._next = self.least if early else min(self.most, max(number + 1, math.ceil(number * BETWEEN_LOOKS)))
+
+        def speed(entry: Entry) -> float:
+            return float(np.median(times[entry]))
+
+        shown = [[e for e in self.entries if e[0] == name and e in times] for name in self.compared]
         self.racing &= {entry for entry in times if entry[0] in self.choosable}
         if not self.racing:
             self.settled = True
             return
-        best = min(self.racing, key=lambda entry: float(np.median(times[entry])))
+        best = min(self.racing, key=speed)
         against = {e: ratio_interval(times[e], times[best]) for e in self.racing if e != best}
         self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
+        if early:
+            self.racing |= {min(own, key=speed) for own in shown if own}
+            return
         open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}
         self.settled = not open_
         if self.settled or number >= self.most:

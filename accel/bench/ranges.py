@@ -1,7 +1,5 @@
 """Loads as the command line writes them: one number, or a range of numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from accel.bench.load import Arrivals, Load

@@ -4,8 +4,6 @@ With system shared memory all inputs lie in one region; outputs have a slot for 
 largest answer. Source: server docs/protocol/extension_shared_memory.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

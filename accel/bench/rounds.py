@@ -6,8 +6,6 @@ round. One that fails leaves; the others go on. A turn that other processes dist
 runner is (a process with a variant, a server with a repository) nor what it does in its turn.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import time

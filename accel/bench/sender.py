@@ -7,8 +7,6 @@ whose timeouts have microseconds: ``epoll``'s milliseconds would make every requ
 It is not aware of windows, percentiles or other processes of the same load.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import selectors

@@ -6,8 +6,6 @@ perf_analyzer does (docs/cli.md, ``--stability-percentage``, ``--max-trials``), 
 A request counts in the window in which it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import uuid

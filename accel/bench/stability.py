@@ -5,8 +5,6 @@ not independent, rounds are what was interleaved. Source: Kalibera and Jones, "R
 Time", ISMM 2013 (resample at the highest level that repeats).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict

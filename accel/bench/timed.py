@@ -3,8 +3,6 @@
 One session is open at a time; the clock itself is in ``session``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

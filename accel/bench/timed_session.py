@@ -5,8 +5,6 @@ copies in and out are. It is not aware of variants, rounds or other processes. T
 ``time.perf_counter_ns``.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What a server uses: CPU and memory of its processes, and the GPU metrics it publishes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors as the inference protocol has them: types by its names, values as bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

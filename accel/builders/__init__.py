@@ -5,8 +5,6 @@ importing anything heavy. In a worker process: ``build`` and ``open`` do the wor
 top only the standard library, NumPy and accel, and its own runtime inside the methods.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +150,7 @@ class Builder(ABC):
         """
 
     @abstractmethod
-    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> Session:
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> "Session":
         """Load the artifact's files from ``folder`` for running.
 
         Args:
@@ -189,7 +187,7 @@ class ConvertingBuilder(Builder):
         """
 
     @abstractmethod
-    def open_typed(self, typed: Typed, folder: Path, *, source: ModelSource, threads: int) -> Session:
+    def open_typed(self, typed: Typed, folder: Path, *, source: ModelSource, threads: int) -> "Session":
         """Load the typed file on the CPU, every value rounded as its type says, to hold it against the gate."""
 
 

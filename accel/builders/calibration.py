@@ -1,7 +1,5 @@
 """The calibration feeds of a build request, in the shapes that the variant takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

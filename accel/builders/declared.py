@@ -4,8 +4,6 @@ Names, dtypes and fixed sizes come from the file; names of dynamic axes and inte
 come from the source. And an exported file that ships as it is keeps the names that it declares.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

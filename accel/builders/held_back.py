@@ -3,8 +3,6 @@
 The same comparison as the gate's, but never on the gate's samples: a choice that was made on them would prove nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

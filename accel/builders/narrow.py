@@ -1,7 +1,5 @@
 """Narrow the integers of an ONNX file for a runtime by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal

@@ -3,8 +3,6 @@
 Imports only the standard library and accel: a served model runs on it in any environment.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

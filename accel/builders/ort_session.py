@@ -3,8 +3,6 @@
 Imports only what the environments of ONNX Runtime hold: NumPy and one build of ONNX Runtime.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a builder needs on this machine, asked without importing anything heavy."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -8,8 +8,6 @@ Discovery lists ``accel/builders/to_*.py``, then entry points of the group ``acc
 exists anywhere. Builder modules are light to import, so all of this runs in the parent.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

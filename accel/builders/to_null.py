@@ -3,8 +3,6 @@
 Knows only the declared inputs and outputs. Its answers are wrong by design: every gate must refuse it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping
@@ -61,7 +59,7 @@ class NullBuilder(Builder):
         (out_dir / ENTRY).write_text(json.dumps({"latency_ms": options.latency_ms}))
         return Built(ENTRY, inputs, outputs, "none", {"latency_ms": options.latency_ms}, {})
 
-    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> NullSession:
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> "NullSession":
         """Read the latency; in throughput mode two requests may wait side by side."""
         latency_ms = json.loads((folder / artifact.built.entry).read_text())["latency_ms"]
         built = artifact.built

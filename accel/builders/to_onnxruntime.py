@@ -5,8 +5,6 @@ alone; the OpenVINO and TensorRT providers get the plain graph. On a GPU precisi
 and INT8 are typed into it. What really ran, and where, is read from the runtime's own profile of a request.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping

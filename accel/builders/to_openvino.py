@@ -4,8 +4,6 @@ The IR keeps the client's names on its ports and float32 weights; the precision 
 when it is loaded and read back from it. On CPUs with bfloat16 the plugin's default is bf16.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import tempfile
@@ -175,7 +173,7 @@ class OpenVinoBuilder(Builder):
             versions(["openvino", "nncf"] if target.name == "openvino-int8" else ["openvino"]),
         )
 
-    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> OpenVinoSession:
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> "OpenVinoSession":
         """Compile the IR for this CPU.
 
         Raises:

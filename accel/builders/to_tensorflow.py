@@ -4,8 +4,6 @@ Only TensorFlow sources have these targets. ``tf-amp`` and ``tf-trt-fp16`` exist
 alone, on a GPU: accel writes their repositories and cannot run them itself. That backend ended with release 25.02.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from collections import Counter
@@ -125,7 +123,7 @@ class TensorFlowBuilder(Builder):
             versions(["tensorflow", "tensorflow-cpu", "keras"]),
         )
 
-    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> TensorFlowSession:
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> "TensorFlowSession":
         """Load the SavedModel.
 
         Raises:

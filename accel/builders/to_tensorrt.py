@@ -5,8 +5,6 @@ as a strongly typed network (``tensorrt.build``), deserialised again and asked w
 through ``tensorrt.session``. On a machine that cannot build plans, accel types and proves the file and leaves a kit.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

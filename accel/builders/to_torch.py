@@ -6,8 +6,6 @@ at its inputs and outputs: clients give and get float32. A package is native cod
 on; TF32 is off.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,7 +182,7 @@ class TorchSession(Session):
         self,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        call: Callable[..., Sequence[torch.Tensor]],
+        call: Callable[..., Sequence["torch.Tensor"]],
         precision: str,
     ) -> None:
         super().__init__(inputs, outputs)
@@ -238,7 +236,7 @@ def _load_package(path: Path, *, runners: int) -> Call:
     return call
 
 
-def _compiled_for(device: torch.device) -> str:
+def _compiled_for(device: "torch.device") -> str:
     import torch
 
     if device.type != "cuda":
@@ -247,7 +245,7 @@ def _compiled_for(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
 
 
-def _export(request: BuildRequest, precision: Precision, device: torch.device) -> torch.export.ExportedProgram:
+def _export(request: BuildRequest, precision: Precision, device: "torch.device") -> "torch.export.ExportedProgram":
     import torch
 
     from accel import exporters
@@ -276,7 +274,7 @@ def _export(request: BuildRequest, precision: Precision, device: torch.device) -
         raise from_torch.unexportable(f"torch.export could not trace {source.name}", error) from error
 
 
-def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:
+def _narrowed(module: "torch.nn.Module", inner: "torch.dtype") -> "torch.nn.Module":
     """Make a module that computes in another float type and takes and gives float32."""
     import torch
 
@@ -292,7 +290,7 @@ def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:
     return Narrowed().eval()
 
 
-def _recurrent(program: torch.export.ExportedProgram) -> bool:
+def _recurrent(program: "torch.export.ExportedProgram") -> bool:
     """Say whether the program holds an LSTM or GRU layer.
 
     Tracing one leaves a guard that refuses a batch of one, which the layer itself, kept whole, takes. The ranges of
@@ -301,7 +299,7 @@ def _recurrent(program: torch.export.ExportedProgram) -> bool:
     return any(str(node.target).startswith(("aten.lstm", "aten.gru")) for node in program.graph.nodes)
 
 
-def _parameter_dtypes(program: torch.export.ExportedProgram) -> dict[str, int]:
+def _parameter_dtypes(program: "torch.export.ExportedProgram") -> dict[str, int]:
     """Count the parameters' elements by dtype, floating point only."""
     counts: Counter[str] = Counter()
     for value in program.state_dict.values():

@@ -4,8 +4,6 @@ Nothing waits before ``wait``: copies in, the model and copies out are queued in
 the views on them stay for as long as the shapes do, so that a call adds only the copies.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +30,9 @@ Call = Callable[..., Sequence[Any]]
 class _Input:
     """One input of a slot: host memory, the same memory as an array, and device memory."""
 
-    host: torch.Tensor
+    host: "torch.Tensor"
     array: np.ndarray
-    device: torch.Tensor
+    device: "torch.Tensor"
 
 
 @dataclass(slots=True)
@@ -42,10 +40,10 @@ class _Slot:
     stream: Any
     inputs: dict[str, _Input] = field(default_factory=dict)
     results: Sequence[Any] = ()
-    hosts: list[torch.Tensor] = field(default_factory=list)
+    hosts: list["torch.Tensor"] = field(default_factory=list)
 
 
-def use_cuda() -> torch.device:
+def use_cuda() -> "torch.device":
     """Return the first CUDA device, with TF32 off for FP32: a variant computes in what its name says.
 
     Raises:
@@ -98,7 +96,7 @@ class TorchDeviceSession(Session):
         call: Call,
         precision: str,
         *,
-        device: torch.device,
+        device: "torch.device",
         slots: int = 1,
     ) -> None:
         super().__init__(inputs, outputs)

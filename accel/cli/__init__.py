@@ -4,8 +4,6 @@ Nothing heavy is imported here: each command imports what it calls. Results go t
 ``--json`` makes stdout one JSON document.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

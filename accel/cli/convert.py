@@ -1,7 +1,5 @@
 """``accel convert``, whose flags are the fields of a job, and ``accel build``, which finishes what it deferred."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Callable

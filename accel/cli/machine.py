@@ -1,7 +1,5 @@
 """This machine: ``accel targets`` and ``doctor`` say what it can build, ``accel env`` brings what is missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import typer

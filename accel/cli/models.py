@@ -1,7 +1,5 @@
 """One model: ``accel inspect`` shows it, ``accel narrow`` makes the integers of an ONNX file smaller."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any, cast

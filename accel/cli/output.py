@@ -1,7 +1,5 @@
 """What all commands print with, and the flags that all of them take. Results go to stdout, all else to stderr."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

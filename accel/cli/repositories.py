@@ -1,7 +1,5 @@
 """Triton repositories: ``accel verify``, ``lint``, ``serve`` and ``bench``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``accel zoo``: the models known by name, and the check of each for every target."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -5,8 +5,6 @@ Tensors may be nested in tuples, lists, dicts and dataclasses. Each has the name
 model that is loaded years later, in a process without its framework, is called and answers as it was then.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +32,7 @@ class Structure:
     kind: Literal["tensor", "none", "tuple", "list", "dict", "object"]
     name: str = ""
     keys: tuple[str, ...] = ()
-    parts: tuple[Structure, ...] = ()
+    parts: "tuple[Structure, ...]" = ()
 
     def names(self) -> Iterator[str]:
         """Yield the outputs."""

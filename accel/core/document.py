@@ -5,8 +5,6 @@ reads them. Runs come from other machines and other versions of accel: beyond th
 an error (``values.from_foreign_json``), so that what is damaged or missing reads as unknown.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Names of data types: NumPy's, and the server's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from accel.core.errors import InputError

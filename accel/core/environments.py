@@ -4,8 +4,6 @@ Each is a virtual environment of its own below this installation (``$ACCEL_HOME`
 made only when the user asks: ``accel env install NAME``. Workers run in it by its interpreter.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -14,8 +14,6 @@ Anything else that escapes is a bug in accel and shows its traceback. Remedies d
 catches one of these knows from its class what the user can do.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Feeds: arrays by input name, how they are checked against specs, and their ``.npz`` files. NumPy is all it needs."""
 
-from __future__ import annotations
-
 import struct
 import tokenize
 import zipfile

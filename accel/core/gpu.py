@@ -8,8 +8,6 @@ Source: NVML API reference, "Device Queries"; CUDA Toolkit release notes, table 
 Driver Version for CUDA Minor Version Compatibility".
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

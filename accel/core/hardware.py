@@ -4,8 +4,6 @@ Everything is read from the operating system; nothing is assumed from a product 
 ``nvidia-smi`` where it exists, as far as ``CUDA_VISIBLE_DEVICES`` leaves them; no driver, no GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

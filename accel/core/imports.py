@@ -4,8 +4,6 @@ From this follow the files that a server's Python backend is given, and the code
 Nothing is imported for it: the answer is read from compiled code.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import hashlib

@@ -9,8 +9,6 @@ The child finds accel by the path of this package alone, so any interpreter that
 nothing else of the parent's environment leaks in.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -46,7 +44,7 @@ MOST_LINE_BYTES = 256 << 20
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_running: set[Worker] = set()
+_running: "set[Worker]" = set()
 _spans: list[TaskSpan] = []
 _begin = time.monotonic()
 _stopped = threading.Event()
@@ -218,7 +216,7 @@ class Worker:
             self.close()
             raise WorkerDied("stopped by the user")
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -257,8 +255,8 @@ class Worker:
         except (BrokenPipeError, ValueError):  # ValueError: an earlier call found the process dead and closed the pipe
             raise self._died(task.__name__) from None
         answer = self._answer(task.__name__)
-        begin, end = (moment - _begin for moment in answer["span"])
-        _spans.append(TaskSpan(self.log.stem, task.__name__, begin, end))
+        begin, end, cpu_s = answer["span"]
+        _spans.append(TaskSpan(self.log.stem, task.__name__, begin - _begin, end - _begin, cpu_s))
         if "result" in answer:
             try:
                 return typing.cast(R, from_json(typing.get_type_hints(task)["return"], answer["result"]))
@@ -386,7 +384,7 @@ def _message(line: bytes | bytearray) -> dict[str, Any] | None:
     if isinstance(message.get("doing"), str):
         return message
     span, complete = message.get("span"), "result" in message or {"error", "message", "fix"} <= message.keys()
-    timed = isinstance(span, list) and len(span) == 2 and all(isinstance(t, int | float) for t in span)
+    timed = isinstance(span, list) and len(span) == 3 and all(isinstance(t, int | float) for t in span)
     return message if complete and timed else None
 
 

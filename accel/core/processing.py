@@ -5,8 +5,6 @@ or the user writes steps of their own (``ensembles``); ``triton.ensemble`` serve
 code that runs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

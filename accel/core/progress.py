@@ -4,8 +4,6 @@ Long work inside a worker process says in short phrases how far it is (``report_
 the parent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 _sinks: list[Callable[[str], None]] = []

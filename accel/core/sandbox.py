@@ -10,8 +10,6 @@ an untrusted model are untrusted.
 Source: bubblewrap's manual, bwrap(1); user_namespaces(7).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -8,8 +8,6 @@ The signature is a file of its own, by default ``model.sig`` in the folder. Noth
 Source: https://github.com/sigstore/model-transparency, "Model Signing" (signing with keys).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@ process of accel ends what carries the name of a folder whose lock is free, and 
 It does not find a process that cleared its own environment: for code that hides on purpose there is ``--sandbox``.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl
@@ -79,7 +77,7 @@ def end_marked(path: Path) -> None:
         psutil.wait_procs(found, timeout=0.5)
 
 
-def _marked(path: str) -> Iterator[psutil.Process]:
+def _marked(path: str) -> Iterator["psutil.Process"]:
     import psutil
 
     for process in psutil.process_iter():
@@ -102,4 +100,5 @@ def _lock(path: Path) -> int | None:
 
 def _remove(pid: int, path: Path) -> None:
     if os.getpid() == pid:  # not a fork of it
+        end_marked(path)  # what still writes there could keep the folder from going
         shutil.rmtree(path, ignore_errors=True)

@@ -5,8 +5,6 @@ border or be read back years later. This module knows nothing of frameworks and 
 the worker side of accel runs it in environments that hold nothing but one runtime.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -660,12 +658,14 @@ class TaskSpan(NamedTuple):
     Attributes:
         worker: id of the variant, or ``source``.
         task: name of the function (``export``, ``build``, ``time_round``).
+        cpu_s: CPU time of the process and what it started, with its own start and imports before its first task.
     """
 
     worker: str
     task: str
     begin_s: float
     end_s: float
+    cpu_s: float = 0.0
 
 
 class Rejected(NamedTuple):

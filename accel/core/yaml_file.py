@@ -4,8 +4,6 @@ PyYAML's safe loader runs no code, but an alias repeats what it names: nine line
 million values. It recurses once for each level, and Python refuses to write integers of 5,000 digits.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Dynamic axes: which sizes each named axis may take, and the shapes that follow from them. Standard library only."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

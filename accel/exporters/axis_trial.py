@@ -5,8 +5,6 @@ outputs have names that say nothing. What a model does with other sizes is certa
 which take multiples of a number only, which one counts items that do not see each other, and how outputs follow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Prove an ONNX file right: checker, named axes, and runs at four shapes against the source."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

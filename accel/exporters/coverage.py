@@ -5,8 +5,6 @@ alone. A variant that is wrong elsewhere would pass. These feeds are made from t
 them, too, and each is held against the floor of one feed. Their names are no numbers. Only NumPy is imported.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 

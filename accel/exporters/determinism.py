@@ -1,7 +1,5 @@
 """Whether a torch model answers the same inputs alike, and what in it differs where it does not."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a job asks of ensembles: the flag ``--ensemble``, or ``ensemble:`` of a job file, read and checked."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Mapping, Sequence

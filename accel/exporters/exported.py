@@ -1,7 +1,5 @@
 """Exported programs (``.pt2`` of ``torch.export.save``), opened without ever unpickling code."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 def open_program(
     request: SourceRequest,
-) -> tuple[torch.nn.Module, tuple[TensorSpec, ...], dict[str, ShapeRange], str]:
+) -> tuple["torch.nn.Module", tuple[TensorSpec, ...], dict[str, ShapeRange], str]:
     """Load the program and read its inputs and the bounds of its symbolic sizes.
 
     Returns:
@@ -57,14 +55,14 @@ def _extent(size: Any, axis: int, bounds: Mapping[str, tuple[int, Any]]) -> Exte
     return Extent(low, max(low, 1) if axis == 0 else min(max(low, 128), top), top)
 
 
-def flat_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
+def flat_module(program: "torch.export.ExportedProgram") -> "torch.nn.Module":
     """Make a program take its inputs by keyword, however they were nested when it was exported."""
     from accel.exporters.positional import Nested
 
     return Nested(program.module(), program.graph_signature.user_inputs, program.call_spec.in_spec)
 
 
-def read_program(path: Path) -> torch.export.ExportedProgram:
+def read_program(path: Path) -> "torch.export.ExportedProgram":
     """Load a ``.pt2``, refusing one that would need unpickling.
 
     Raises:

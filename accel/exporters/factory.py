@@ -1,7 +1,5 @@
 """Factories: ``file.py:function`` that returns an ``nn.Module``, a Keras model or a tf.function, or it and samples."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib.util
@@ -177,7 +175,7 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
     return specs, profile
 
 
-def _is_double(module: torch.nn.Module) -> bool:
+def _is_double(module: "torch.nn.Module") -> bool:
     import torch
 
     return any(p.dtype == torch.float64 for p in module.parameters())
@@ -212,7 +210,7 @@ def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceReque
     return ShapeRange(tuple(low), tuple(opt), tuple(high))
 
 
-def content_key(reference: str, module: torch.nn.Module) -> str:
+def content_key(reference: str, module: "torch.nn.Module") -> str:
     """Hash a factory: its file's source and its state dict (names, dtypes, shapes and bytes, in sorted order)."""
     import torch
 

@@ -1,7 +1,5 @@
 """What a user's factory returned."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Hugging Face folders and hub ids, through transformers; code from a model repository is never run."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -95,7 +93,7 @@ def describe(request: SourceRequest) -> ModelSource:
     )
 
 
-def load(source: ModelSource) -> torch.nn.Module:
+def load(source: ModelSource) -> "torch.nn.Module":
     """Load the described model again.
 
     Raises:
@@ -115,7 +113,7 @@ def _sentence_task(folder: Path) -> str | None:
     return "feature-extraction" if sentence_modules(folder) else None
 
 
-def _pooled(model: Any, folder: Path, task: str | None) -> torch.nn.Module:
+def _pooled(model: Any, folder: Path, task: str | None) -> "torch.nn.Module":
     """Return the model with what ``modules.json`` puts after it, where the user asked for no task of its own."""
     modules = sentence_modules(folder) if task is None else None
     if modules is None:

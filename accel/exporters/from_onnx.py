@@ -1,7 +1,5 @@
 """ONNX files as sources: checked, run unoptimised as the reference, copied with their external data."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +48,7 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path.name} is not a valid ONNX model: {first}", fix="export it again") from error
 
 
-def graph_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def graph_specs(model: "onnx.ModelProto") -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return the inputs (initialisers left out) and outputs as the graph declares them.
 
     An axis without a size or a name (``?`` is none) gets one: ``batch`` in front, else ``<tensor>_<axis>``. A scalar
@@ -64,7 +62,7 @@ def graph_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[T
     return tuple(_spec(v) for v in inputs), tuple(_spec(v) for v in model.graph.output)
 
 
-def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+def _spec(value: "onnx.ValueInfoProto") -> TensorSpec:
     import onnx
 
     kind = value.type.tensor_type
@@ -135,7 +133,7 @@ def describe(request: SourceRequest) -> ModelSource:
     )
 
 
-def _ranged(inputs: tuple[TensorSpec, ...], graph: onnx.GraphProto) -> tuple[tuple[TensorSpec, ...], list[str]]:
+def _ranged(inputs: tuple[TensorSpec, ...], graph: "onnx.GraphProto") -> tuple[tuple[TensorSpec, ...], list[str]]:
     """Bound integer inputs without a range by the constant tables that they index.
 
     Returns:

@@ -4,8 +4,6 @@ Inputs and outputs keep the names of the signature, and pictures their layout (c
 channels first. The leading axis is ``batch`` where the model leaves it open; the others follow the user's shapes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import logging
@@ -38,7 +36,7 @@ OPSET_MAX = 18
 """The newest opset that tf2onnx 1.17 writes. Source: tf2onnx/constants.py, OPSET_TO_IR_VERSION."""
 
 
-def describe(request: SourceRequest, made: FactoryResult | None = None) -> ModelSource:
+def describe(request: SourceRequest, made: "FactoryResult | None" = None) -> ModelSource:
     """Describe a TensorFlow source: inputs from its signature, outputs from running it.
 
     Args:
@@ -222,7 +220,7 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
     passes.save(graph_model, path, data=f"{path.name}.data")
 
 
-def _refuse_unknown(model: onnx.ModelProto, source: ModelSource) -> None:
+def _refuse_unknown(model: "onnx.ModelProto", source: ModelSource) -> None:
     import onnx
 
     versions = {o.domain: o.version for o in model.opset_import}

@@ -5,8 +5,6 @@ tuple of arrays in the order of forward's parameters, or a list of either. Witho
 input is the dynamic axis ``batch`` (1 to 16); the others are fixed unless samples or --min-shape/--max-shape differ.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -64,7 +62,7 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
 
 
 def _tried(
-    module: torch.nn.Module,
+    module: "torch.nn.Module",
     inputs: tuple[TensorSpec, ...],
     profile: dict[str, ShapeRange],
     made: FactoryResult,
@@ -108,7 +106,7 @@ def _tried(
     return specs, profile, notices
 
 
-def load(source: ModelSource) -> torch.nn.Module:
+def load(source: ModelSource) -> "torch.nn.Module":
     """Load a factory's module or an exported program again.
 
     Raises:
@@ -131,7 +129,7 @@ def load(source: ModelSource) -> torch.nn.Module:
 
 
 def probe_outputs(
-    model: torch.nn.Module,
+    model: "torch.nn.Module",
     inputs: Sequence[TensorSpec],
     profile: Mapping[str, ShapeRange],
 ) -> tuple[TensorSpec, ...]:
@@ -150,7 +148,7 @@ def probe_outputs(
     return outputs
 
 
-def _runner(model: torch.nn.Module, inputs: Sequence[TensorSpec]) -> Callable[[Feed], dict[str, np.ndarray]]:
+def _runner(model: "torch.nn.Module", inputs: Sequence[TensorSpec]) -> Callable[[Feed], dict[str, np.ndarray]]:
     from accel.exporters.positional import Positional, call, client_array, named_tensors
 
     module = Positional(model, [s.name for s in inputs], outputs=None)
@@ -162,7 +160,7 @@ def _runner(model: torch.nn.Module, inputs: Sequence[TensorSpec]) -> Callable[[F
     return run
 
 
-def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
+def example_inputs(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> tuple["torch.Tensor", ...]:
     """Return seeded tensors of exactly these shapes, in the order of ``source.inputs``.
 
     For tracing, take the shapes from ``trace_shapes``: an axis traced at 1 is specialised to 1.
@@ -183,7 +181,7 @@ def trace_shapes(source: ModelSource, profile: Mapping[str, ShapeRange]) -> dict
 
 def dynamic_shapes(
     source: ModelSource, profile: Mapping[str, ShapeRange]
-) -> tuple[tuple[dict[int, torch.export.Dim], ...]]:
+) -> tuple[tuple[dict[int, "torch.export.Dim"], ...]]:
     """Return torch.export's ``dynamic_shapes`` for ``SourceModel.module``: one shared ``Dim`` per named axis.
 
     An axis whose smallest and largest size are equal in ``profile`` (a static build) stays fixed.
@@ -201,7 +199,7 @@ def dynamic_shapes(
 
 
 @contextlib.contextmanager
-def eager_attention(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def eager_attention(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
     """Lend the module with every transformers model inside switched to eager attention.
 
     The default (sdpa) path exports a guard against fully masked rows that keeps runtimes from fusing attention.
@@ -232,7 +230,7 @@ def whole_recurrent_layers() -> Iterator[None]:
         yield
 
 
-def write_onnx(model: SourceModel, path: Path, *, opset: int) -> None:
+def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     """Export the loaded module with torch.onnx (dynamo), weights in ``model.onnx.data`` beside the file.
 
     Raises:

@@ -1,7 +1,5 @@
 """Load a model of the zoo, falling back to random weights aloud."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +72,7 @@ def describe(request: SourceRequest) -> ModelSource:
     )
 
 
-def load(source: ModelSource) -> torch.nn.Module:
+def load(source: ModelSource) -> "torch.nn.Module":
     """Build the module with the weights that ``describe`` found.
 
     Raises:
@@ -84,7 +82,7 @@ def load(source: ModelSource) -> torch.nn.Module:
     return module
 
 
-def load_graph(source: ModelSource) -> Graph:
+def load_graph(source: ModelSource) -> "Graph":
     """Build a Keras model with the weights that ``describe`` found.
 
     Raises:

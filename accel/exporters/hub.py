@@ -1,7 +1,5 @@
 """Hugging Face models on this machine: where the cache keeps them, and how one that the user named is fetched."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

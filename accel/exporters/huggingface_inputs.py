@@ -1,7 +1,5 @@
 """Inputs for transformers models, made up from their configs: text, pictures, sound, series, and parts of models."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Each is a module that takes and gives plain tensors by name, and has the whole model's config.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

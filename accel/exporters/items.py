@@ -1,7 +1,5 @@
 """Items that accel brings itself: the zoo's sentences and pictures, and random values where there is nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

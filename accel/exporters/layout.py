@@ -1,7 +1,5 @@
 """Pictures with channels first for clients of a model that takes them last. Standard library and NumPy only."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar

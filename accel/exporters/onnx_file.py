@@ -1,7 +1,5 @@
 """Read an ONNX file without its weights, and find the side files that hold them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -26,7 +24,7 @@ EXTENSIONS_FIX = (
 )
 
 
-def parse(path: Path) -> onnx.ModelProto:
+def parse(path: Path) -> "onnx.ModelProto":
     """Read the protobuf without its external data.
 
     Raises:
@@ -44,7 +42,7 @@ def parse(path: Path) -> onnx.ModelProto:
     return model
 
 
-def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:
     """Yield every node of a graph and of its sub-graphs."""
     for node in graph.node:
         yield node
@@ -80,7 +78,7 @@ def refuse_foreign(path: Path) -> None:
                 )
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)

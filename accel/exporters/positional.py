@@ -3,8 +3,6 @@
 The only module of accel that imports torch at its top; it is imported inside functions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

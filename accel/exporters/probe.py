@@ -1,7 +1,5 @@
 """What a model's outputs are, found by running it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

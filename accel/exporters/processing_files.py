@@ -6,8 +6,6 @@ and ``problem_type`` of ``config.json``). Only JSON is read; what the files ask 
 never left out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ Source: torch/_export/serde/serialize.py (deserialize_operator, _parse_sym_expr)
 (_convert_guards_code_to_fn, _get_codegen) and torch/fx/graph.py (CodeGen), all of 2.13.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

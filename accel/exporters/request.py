@@ -1,7 +1,5 @@
 """What the user asked to convert, before anything is loaded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ with a leading axis of 1 and no padding; feeds are made of items, padded to the 
 is as real as the sentences. Everything is deterministic. Only NumPy is imported at the top.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Imports torch at its top; it is imported inside functions. Sources of what the f
 sentence-transformers, ``modules.json`` and ``sentence_transformer/modules/{pooling,dense,normalize}.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A loaded source: what every variant is compared with."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Mapping
@@ -39,8 +37,8 @@ class SourceModel:
 
     source: ModelSource
     answer: Callable[[Feed], Mapping[str, np.ndarray]]
-    module: Positional | None = None
-    graph: Graph | None = None
+    module: "Positional | None" = None
+    graph: "Graph | None" = None
 
     def run(self, feed: Feed) -> dict[str, np.ndarray]:
         """Run the source on arrays under the client's names.
@@ -53,7 +51,7 @@ class SourceModel:
         return {s.name: found[s.name] for s in self.source.outputs}
 
 
-def of_torch(source: ModelSource, model: torch.nn.Module) -> SourceModel:
+def of_torch(source: ModelSource, model: "torch.nn.Module") -> SourceModel:
     """Make the source model of a torch module, which casts where clients see a narrowed dtype."""
     from accel.exporters.positional import Positional, call, client_array
 
@@ -117,7 +115,7 @@ def _moved(feed: Feed) -> Feed:
     return moved
 
 
-def _in_float64(module: Positional, source: ModelSource, feeds: Mapping[str, Feed]) -> Answers:
+def _in_float64(module: "Positional", source: ModelSource, feeds: Mapping[str, Feed]) -> Answers:
     from accel.exporters.positional import call
 
     wide = copy.deepcopy(module).double()
@@ -129,7 +127,7 @@ def _in_float64(module: Positional, source: ModelSource, feeds: Mapping[str, Fee
     return found
 
 
-def of_graph(source: ModelSource, graph: Graph) -> SourceModel:
+def of_graph(source: ModelSource, graph: "Graph") -> SourceModel:
     """Make the source model of a TensorFlow function, which holds the casts itself."""
     return SourceModel(source, graph.run, graph=graph)
 

@@ -9,8 +9,6 @@ recognised by its suffix and refused: opening one runs whatever code it holds. A
 the suffix of one, is recognised by the names of its records.
 """
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """SavedModels, Keras files, frozen graphs and what a factory returned, opened into one form: ``Opened``."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Clients' dtypes and layout are part of it: casts and transpositions stand around
 or saved from it shows clients one contract. TensorFlow is imported inside functions.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -12,8 +12,6 @@ saving of variables, does not count.
 This bounds what a graph is able to ask for. It does not find faults of TensorFlow's own in the operators that pass.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorFlow as the exporters and the builder need it: imported without its chatter, held to a number of threads."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

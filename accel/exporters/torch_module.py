@@ -1,7 +1,5 @@
 """Torch modules as people have them: compiled, in parallel, quantised, scripted, with arguments that nest tensors."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any

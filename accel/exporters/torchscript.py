@@ -6,8 +6,6 @@ interpreter, some of it while the file is loaded. So it is read first, and only 
 Source: torch/csrc/jit/serialization/import.cpp and unpickler.cpp, torch/jit/_serialization.py (2.13).
 """
 
-from __future__ import annotations
-
 import ast
 import pickletools
 import re

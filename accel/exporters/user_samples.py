@@ -1,7 +1,5 @@
 """Samples that the user gives: ``.npz``, ``.jsonl``, a folder of them, ``file.py:generator``, or a factory's own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

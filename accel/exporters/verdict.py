@@ -1,7 +1,5 @@
 """Hold answers against a source's reference, as the source says: its mask, its sets of rows, its task metric."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -3,8 +3,6 @@
 No room below ``run`` imports the zoo. ``accel.run`` hands it in (``hand_in``), before anything is asked of it.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +79,7 @@ class Entry:
     metric: Callable[[Sequence[Item], Sequence[Item], Sequence[Item]], float] | None = None
     pipeline: Pipeline | None = None
     framework: Literal["torch", "tensorflow"] = "torch"
-    small: Callable[[], Entry] | None = None
+    small: "Callable[[], Entry] | None" = None
     extra_files: tuple[str, ...] = field(default=())
 
     def weights(self) -> Path | None:

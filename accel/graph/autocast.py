@@ -4,8 +4,6 @@ Only the casting is left to it: which nodes stay in FP32 is decided before, from
 checked after, both in ``fp16``.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal

@@ -6,8 +6,6 @@ For TensorRT a symmetric range: all that was seen, all but the largest, or what 
 onnxruntime.quantization and Model Optimizer were tried for this: see docs/decisions/0010.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ for it. What comes after the last product (boxes decoded, scores ranked) stays i
 would get 8 bits. What lies next to a layer in float (an addition, a pooling) is in float, too.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 The one module outside ``builders`` that opens ONNX Runtime. Nothing here is measured or shipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

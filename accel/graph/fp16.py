@@ -9,8 +9,6 @@ rounds, and overflows, as the types say.
 Clients see what they saw: inputs and outputs stay FP32, with casts at inputs and outputs.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

@@ -4,8 +4,6 @@ The result holds operators of the ``com.microsoft`` domain, which OpenVINO and T
 Runtime only.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ fails the whole call, or takes -1 for the last row. So every integer input with 
 the outputs of a row that had to be are set to what no model answers: NaN, or the lowest value of a signed integer type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The passes that make a graph's inputs and outputs what a contract has: their axes, and no scalars among them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -5,8 +5,6 @@ tensors themselves fetches as many at a time as a fixed amount of memory holds. 
 weights and refers to them: no weight is read or written twice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

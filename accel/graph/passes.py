@@ -10,8 +10,6 @@ Weights in external data are mapped, never read into memory as a whole.
 Source: https://onnx.ai/ir-py/ (passes, external data).
 """
 
-from __future__ import annotations
-
 import filecmp
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the matrix products and convolutions of a typed ONNX file compute in, by the file's own types."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

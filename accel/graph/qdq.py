@@ -10,8 +10,6 @@ once, and ``WritePairs`` is then a pass over the graph alone.
 Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/quantized-types-explicit-quantization.html
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +88,7 @@ class Recipe:
     smooth: np.ndarray | None = None
 
     @staticmethod
-    def unsigned(low: float, high: float, smooth: np.ndarray | None = None) -> Recipe:
+    def unsigned(low: float, high: float, smooth: np.ndarray | None = None) -> "Recipe":
         """Return the uint8 scale that covers [low, high] and represents zero exactly."""
         low, high = min(low, 0.0), max(high, 0.0)
         scale = (high - low) / 255 or 1.0

@@ -5,8 +5,6 @@ ranges come from real activations, and ``Prepared.search`` finds which products 
 file; each choice is a small graph beside it that refers to them. That is what lets a search try dozens of choices.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

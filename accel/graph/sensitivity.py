@@ -8,8 +8,6 @@ where it crosses the floor is found by halving; and layers left out there are tr
 Knows names of nodes and a score, nothing of graphs.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

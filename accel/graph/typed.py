@@ -4,8 +4,6 @@ TensorRT's own parser needs a GPU; this needs none and proves less: a file witho
 may still be refused for one that is not written down. Each finding names the node, the rule's source and the fix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

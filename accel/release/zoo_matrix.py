@@ -5,8 +5,6 @@ below one folder, so that a check that was stopped goes on where it was, and a r
 (``NAME.json``), so that models which are checked one at a time add up to one matrix (``zoo.json``, ``zoo.md``).
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import shlex

@@ -4,8 +4,6 @@ The only input is the run document; this package measures nothing and decides no
 same ``RunView``, so that they cannot disagree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +41,7 @@ def write_reports(run: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     return page, text
 
 
-def terminal_table(run: Mapping[str, Any]) -> RunTable:
+def terminal_table(run: Mapping[str, Any]) -> "RunTable":
     """Return the main table as a renderable of rich; it shows as many columns as the terminal has room for.
 
     Raises:

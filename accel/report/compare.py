@@ -4,8 +4,6 @@ A speed-up compares within the session that measured both sides. Times from diff
 comparison sets them beside each other and computes no ratio across runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Colours are written as CSS variables (``var(--c-openvino)``); the page resolves 
 light and the dark page. Colour says which runtime, the marker and the dash say which precision: neither stands alone.
 """
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Mapping, Sequence

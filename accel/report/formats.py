@@ -3,8 +3,6 @@
 Every renderer of a report takes its numbers from here, so that the page, the Markdown and the terminal agree.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from datetime import datetime

@@ -5,8 +5,6 @@ order the variants stand, and why each one won or lost. It measures and decides 
 are the run's own.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

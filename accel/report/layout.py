@@ -6,8 +6,6 @@ request, whatever text it carries. Markdown has tables and text, no images; its 
 ``code``.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import gzip
@@ -62,13 +60,13 @@ def run_markdown(run: RunView) -> str:
     return render("run.md.j2", run=run, batches=batches).rstrip("\n") + "\n"
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: "Comparison") -> str:
     """Return a comparison as one self-contained HTML document."""
     variants = [variant for target in comparison.targets for run in target.runs for variant in run.variants]
     return render("comparison.html.j2", variants, comparison=comparison)
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: "Comparison") -> str:
     """Return a comparison as GitHub Markdown."""
     return render("comparison.md.j2", comparison=comparison) + "\n"
 
@@ -95,7 +93,7 @@ def colours(variants: Iterable[VariantView]) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

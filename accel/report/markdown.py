@@ -4,8 +4,6 @@ Whatever comes from a user or a library is escaped, and stands in a code span wh
 ``@cpu`` in running text would call a person of that name.
 """
 
-from __future__ import annotations
-
 import re
 
 from accel.report.formats import spans

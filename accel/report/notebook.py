@@ -1,7 +1,5 @@
 """A run as a small piece of HTML for a notebook: the verdict, and a row for each variant. No script, no style sheet."""
 
-from __future__ import annotations
-
 from html import escape
 
 from accel.report.formats import figures

@@ -3,8 +3,6 @@
 What was not measured stands below the table with its reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

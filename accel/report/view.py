@@ -3,8 +3,6 @@
 ``from_run`` makes them from a run document. Properties are words and figures that more than one layout wants.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Importing this room hands the model zoo to the rooms below, which never import it.
 """
 
-from __future__ import annotations
-
 from accel.exporters import zoo
 
 

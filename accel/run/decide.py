@@ -7,8 +7,6 @@ smaller artifact. Where the interval neither lies inside nor leaves 1 out, the c
 one that looks faster is chosen, and the decision says so.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is here and what is missing: the rows behind ``accel doctor``, ``accel targets`` and ``accel zoo``."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What a source, a model file or a run holds, as plain JSON values for ``accel inspect``."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import tempfile
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
-from accel.core import document, hardware
+from accel.core import document, hardware, temporary
 from accel.core.errors import InputError
 from accel.core.processes import Worker
 from accel.core.values import to_json
@@ -74,7 +72,7 @@ def inspect_source(request: SourceRequest, options: Sequence[str] = ()) -> dict[
     Raises:
         AccelError: the source is missing, broken or refused, or nothing says what it takes; the fix names the option.
     """
-    with tempfile.TemporaryDirectory(prefix="accel-inspect-") as folder:
+    with tempfile.TemporaryDirectory(prefix="inspect-", dir=temporary.root()) as folder:
         log = Path(folder) / "source.log"
         with Worker(log, threads=hardware.cpu_threads(), timeout_s=TIMEOUT_S) as worker:
             source = worker.call(tasks.source_of, request)

@@ -5,8 +5,6 @@ keyword arguments of ``accel.Job`` and what a deferred build takes to another ma
 option is a new field, with its default, its limits and its help.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -319,7 +317,7 @@ class Job(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _checked(cls, given: Any, handler: ModelWrapValidatorHandler[Job], info: ValidationInfo) -> Job:
+    def _checked(cls, given: Any, handler: "ModelWrapValidatorHandler[Job]", info: ValidationInfo) -> "Job":
         try:
             job = handler(given)
         except ValidationError as error:

@@ -4,8 +4,6 @@ A kit runs no code of its own: its target is one of accel's own that start from 
 file or an entry of the zoo, its files lie inside it, and its numbers are those of a run that somebody could want.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace

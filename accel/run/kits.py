@@ -11,8 +11,6 @@
 are those of any run. The seal finds damage only: anybody can make one. A signature (``core.signing``) says who did.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

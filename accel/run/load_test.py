@@ -3,8 +3,6 @@
 Knows where feeds come from and what becomes of the figures; the load itself is the matter of ``bench``.
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import json

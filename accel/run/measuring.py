@@ -6,8 +6,6 @@ that ratios stay ratios of one session. As served, one session holds every repos
 loads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from accel.bench.card import watch_card
 from accel.bench.checker import Check
 from accel.bench.expected import Expected, held_to
 from accel.bench.in_process import Plan, ProcessRunner, TimedShape
-from accel.bench.race import LEAST_ROUNDS, Contest, Race
+from accel.bench.race import FIRST_LOOK, LEAST_ROUNDS, Contest, Race
 from accel.bench.rounds import measure
 from accel.bench.stability import p99_calls
 from accel.core.document import Served
@@ -36,6 +34,8 @@ from accel.run.stages import FILES, REPOSITORY, Answered, Stage, Stages
 from accel.run.tasks import Described
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
+LEAST_CALLS = 4
+"""Calls of a round that give what leaves at the first look a median."""
 FEEDS = 8
 """Different real samples that requests to a server carry, all at the typical shape."""
 
@@ -120,6 +120,8 @@ def measure_in_process(
             timed = {p.key: proved[p.feed] for id in chosen for p in points[id]}
             write_feeds(feeds, {key: pair.inputs for key, pair in timed.items()})
             write_feeds(expected, {key: pair.outputs for key, pair in timed.items()})
+            devices = dict.fromkeys(r.variant.target.device for r in built.values())
+            compared = frozenset(filter(None, (baseline(results, made.source, device) for device in devices)))
             watch = watch_card(built[id].variant.target.device for id in chosen)
             runners = [
                 ProcessRunner(
@@ -144,7 +146,7 @@ def measure_in_process(
             ]
             found = measure(
                 runners,
-                _race(runners, {id: status_of(built[id])[0] == "ok" for id in chosen}, plan.rounds, job.budget_s),
+                _race(runners, {id: status_of(built[id])[0] == "ok" for id in chosen}, compared, job),
                 stage="measure",
                 opening="loading and warming up",
                 turn="round",
@@ -286,21 +288,23 @@ def _show_raw(result: Path, name: str, job: Job) -> None:
     replace_folder(job.run_dir / "measurements" / name, raw)
 
 
-def _race(runners: Sequence[ProcessRunner], ok: Mapping[str, bool], rounds: int, budget_s: float) -> Race:
+def _race(runners: Sequence[ProcessRunner], ok: Mapping[str, bool], compared: frozenset[str], job: Job) -> Race:
     """Let the variants of each device race each other at all their points; those that failed their gate cannot win."""
+    first = None if job.constraints.max_p99_ms else FIRST_LOOK  # a p99 takes all rounds
     devices = dict.fromkeys(r.artifact.variant.target.device for r in runners)
     contests = []
     for device in devices:
         own = [r for r in runners if r.artifact.variant.target.device == device]
         entries = tuple((r.name, point.key) for r in own for point in r.timed_shapes)
-        contests.append(Contest(entries, frozenset(r.name for r in own if ok[r.name]), rounds))
-    return Race(contests, budget_s)
+        choosable = frozenset(r.name for r in own if ok[r.name])
+        contests.append(Contest(entries, choosable, job.rounds, first=first, compared=compared & {r.name for r in own}))
+    return Race(contests, job.budget_s)
 
 
 def _plan(scenario: Objective, job: Job) -> Plan:
     plan = Plan("throughput", job.rounds, min(job.round_s, THROUGHPUT_ROUND_S), THROUGHPUT_WARM_S, least=1)
     if scenario == "latency":
-        plan = Plan("latency", rounds=job.rounds, round_s=job.round_s, warm_s=min(1.5, 3 * job.round_s))
+        plan = Plan("latency", job.rounds, job.round_s, min(1.5, 3 * job.round_s), least=LEAST_CALLS)
     if (limit := job.constraints.max_p99_ms) is None:
         return plan
     return replace(plan, least=p99_calls(min(LEAST_ROUNDS, plan.rounds)), limit_ms=limit)

@@ -5,8 +5,6 @@ and a variant that wants int64 inside casts at its own inputs. Ranges that the p
 inputs, which sessions and servers check before they cast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What became of each variant of a run, and how a choice or a reader sees it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

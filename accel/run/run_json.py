@@ -4,8 +4,6 @@ The contract's fields are in the design's section on the run directory; other to
 under a temporary name and renamed, and the run before moves to ``history/``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
@@ -32,7 +30,7 @@ from accel.core.document import (
 )
 from accel.core.errors import OutputError
 from accel.core.files import remove, replace_folder, write_text, writing
-from accel.core.values import SCHEMA, Artifact, ModelSource, OnnxModel, Typed, extended, to_json
+from accel.core.values import SCHEMA, Artifact, ModelSource, OnnxModel, TaskSpan, Typed, extended, to_json
 from accel.exporters.sources import content_key
 from accel.run import store
 from accel.run.job import PYTHON_VARIANT, Job
@@ -197,7 +195,10 @@ def _document(run: Run) -> RunDocument:
         served=run.served,
         decisions=run.decisions,
         timings_s={name: round(value, 3) for name, value in run.timings_s.items()},
-        timeline=tuple(s._replace(begin_s=round(s.begin_s, 3), end_s=round(s.end_s, 3)) for s in processes.timeline()),
+        timeline=tuple(
+            TaskSpan(s.worker, s.task, round(s.begin_s, 3), round(s.end_s, 3), round(s.cpu_s, 3))
+            for s in processes.timeline()
+        ),
     )
 
 

@@ -4,8 +4,6 @@ The server's answers are held against the stored reference before any time is ta
 answers through the repository's Python-backend variant, and the measurement says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Collection, Sequence

@@ -5,8 +5,6 @@ where the result depends on the machine, the hardware's fingerprint. What happen
 (exporters, builders, parity, triton, bench); the order of the stages is in ``pipeline``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import sys

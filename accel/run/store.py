@@ -8,8 +8,6 @@ Files of a result are linked into the folders people look into, so they are read
 place all the same makes the result count as absent: it is made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

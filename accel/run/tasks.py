@@ -4,8 +4,6 @@ Arrays are ``.npz`` files by path. Each task imports what it needs itself, so th
 loads only its own runtime; a source that one task loaded stays loaded for the next of the same process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Set

@@ -4,8 +4,6 @@ The text is printed by protobuf and parsed back by protobuf, so a field that Tri
 What a backend does with the values is the matter of ``repository`` and of the builders.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ It is the source's names, dtypes and dims, with the fixed sizes of a static buil
 after the build, must keep it; a contradiction is an error here, not at the server.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from accel.builders import targets

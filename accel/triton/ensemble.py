@@ -14,8 +14,6 @@ ensemble_utils.cc, ValidateEnsembleConfig); a step may be an ensemble itself; an
 that gives it (src/model_repository_manager/model_lifecycle.cc).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A repository as files: the artifact's own are linked, all are described."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 from collections.abc import Mapping

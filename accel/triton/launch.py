@@ -4,8 +4,6 @@ Response cache, host policies, rate limiter and the choice among several configs
 a config; they follow from the configs, or from variables that the script explains.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -102,7 +100,7 @@ def script(
 
 
 @functools.cache
-def _template(name: str) -> Template:
+def _template(name: str) -> "Template":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("accel.triton", ".")

@@ -1,7 +1,5 @@
 """The manifest of a repository: what lies there, where it came from and what clients may rely on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

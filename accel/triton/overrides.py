@@ -6,8 +6,6 @@ singular field knows whether it was given: proto3 forgets an explicit 0 or false
 ``output`` are the client contract: a tensor is found by its name and can only gain properties.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

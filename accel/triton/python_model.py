@@ -4,8 +4,6 @@ The image then needs only the artifact's runtime. Which modules are shipped foll
 own module, at any depth, so that a builder of a plug-in is served the same way.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

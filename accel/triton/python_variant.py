@@ -6,8 +6,6 @@ metric tags) and drops what only the native backend reads (accelerators, graph o
 ensemble is made anew around it, since it may batch where the native model cannot; further models go along unchanged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import tempfile

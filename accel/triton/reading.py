@@ -1,7 +1,5 @@
 """What a repository on disk says: its configs and its stored reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

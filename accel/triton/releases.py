@@ -4,8 +4,6 @@ A value that could not be sourced is None and treated as unknown, never guessed.
 image. A version may be given only as far as its source states it: ``"11"`` says the major version and no more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Whatever a backend calls its tensors inside, the model that clients call shows t
 backend that dictates names gets an ensemble in front.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

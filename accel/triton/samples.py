@@ -5,8 +5,6 @@ of ``batch_size`` N is N requests of batch 1 in one execute call; dims must be c
 one request's bytes; without ``max_batch_size`` the dims are the request's whole shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The steps around a model as Triton models: tensors, options and files, fitted to the model's client contract."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The offline check of a repository: is it whole, unchanged, and in agreement with itself?"""
 
-from __future__ import annotations
-
 import dataclasses
 import stat
 from collections.abc import Iterator

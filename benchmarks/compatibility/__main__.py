@@ -10,8 +10,6 @@ A source named by the beginning of its id stands for all that begin so. Each lea
 runs themselves are deleted unless ``--keep`` is given. Real files need their packages: see ``packages.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

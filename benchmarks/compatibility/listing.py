@@ -1,7 +1,5 @@
 """The whole list: every source by its id, and how many there are."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 

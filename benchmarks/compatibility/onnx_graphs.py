@@ -3,8 +3,6 @@
 A graph is its text and the shapes of its random weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ pip install --no-deps --target packages rapidocr==3.10.0 silero-vad==6.2.3 magik
 COMPATIBILITY_PACKAGES=packages python -m benchmarks.compatibility run --all
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

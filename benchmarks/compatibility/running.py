@@ -1,7 +1,5 @@
 """Run ``accel convert`` on one source as a person would, in a process of its own, and write down what became of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

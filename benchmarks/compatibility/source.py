@@ -1,7 +1,5 @@
 """One source of the corpus: what it is, where it comes from, how to make it, and the command a person would give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path

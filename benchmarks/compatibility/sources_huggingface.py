@@ -1,7 +1,5 @@
 """Hugging Face: a folder for each family of transformers, its config tiny and its weights random (seed 0)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ONNX: real files of packages, the light architectures and operator cases that ``onnx`` ships, hand-built graphs."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

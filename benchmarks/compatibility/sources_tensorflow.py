@@ -1,7 +1,5 @@
 """TensorFlow: Keras applications, Keras models of one's own, SavedModels of both versions, frozen graphs, factories."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

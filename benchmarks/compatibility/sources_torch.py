@@ -1,7 +1,5 @@
 """PyTorch: networks written from their papers (``models/``), and the forms in which people have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Write docs/compatibility.md from the rows that ``run`` left: summary by framework, then model × stage × target."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path

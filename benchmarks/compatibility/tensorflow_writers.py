@@ -1,7 +1,5 @@
 """Write TensorFlow models as SavedModel, ``.keras``, ``.h5``, TensorFlow 1 SavedModel and frozen graph."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

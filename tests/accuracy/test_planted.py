@@ -1,7 +1,5 @@
 """Errors planted around a sound session: the fast part of ``benchmarks/planted.py``, on its encoder."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

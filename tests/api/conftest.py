@@ -1,7 +1,5 @@
 """One tiny module, optimised once for all tests of the API."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

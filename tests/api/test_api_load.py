@@ -1,7 +1,5 @@
 """``accel.load`` in a process that has NumPy, accel's core and one runtime, and nothing else."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

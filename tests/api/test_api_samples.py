@@ -1,7 +1,5 @@
 """What may be given as samples, and what is said of samples that do not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import namedtuple
 from typing import Any

@@ -1,7 +1,5 @@
 """``accel.serve`` with the real embedded server."""
 
-from __future__ import annotations
-
 import pytest
 import tiny_module
 

@@ -1,7 +1,5 @@
 """A pipeline of modules: parts are recorded, optimised and put in place; the whole answers alike."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``accel.optimize`` gives for a module in memory: the chosen variant as a drop-in, figures, decisions, files."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The steps one by one, on what a user brings: an ONNX file, a function that answers, measurements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A user's file that uses all of the API passes ``mypy --strict``."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

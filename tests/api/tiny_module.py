@@ -1,7 +1,5 @@
 """A tiny module with everything a call can have: keywords, optional and nested inputs, constants, a nested result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

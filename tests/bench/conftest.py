@@ -1,7 +1,5 @@
 """One real server for all tests here: the null model, fast and slow, and a model that echoes what it was sent."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Repositories of the null model, as small as they can be: for load on a real server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

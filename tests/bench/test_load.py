@@ -1,7 +1,5 @@
 """The load generator against a real server: what it sends, when, and what it counts."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.bench.race import LEAST_ROUNDS, Contest, Race, equivalent, slower
+from accel.bench.race import FIRST_LOOK, LEAST_ROUNDS, Contest, Race, equivalent, slower
 from accel.bench.stability import ratio_interval
 
 ROUNDS = 60
 
 
-def run(times, *, choosable=None, most=ROUNDS, budget_s=None, seconds_a_round=1.0):
+def run(times, *, choosable=None, most=ROUNDS, budget_s=None, seconds_a_round=1.0, **early):
     """Race recorded rounds; returns the contest and how many rounds each entry took part in."""
     entries = tuple((name, "b1") for name in times)
-    contest = Contest(entries, frozenset(times if choosable is None else choosable), most)
+    contest = Contest(entries, frozenset(times if choosable is None else choosable), most, **early)
     race = Race([contest], budget_s)
     taken = dict.fromkeys(times, 0)
     number, more = 0, True
@@ -94,7 +94,7 @@ def recorded():
 
 def outcome(a, b):
     """Race two series as the decision reads them: ``separated``, ``equivalent`` or ``undecided``."""
-    _, taken = run({"a": a, "b": b})
+    _, taken = run({"a": a, "b": b}, first=FIRST_LOOK)
     ratio = ratio_interval(a[: taken["a"]], b[: taken["b"]])
     if equivalent(ratio):
         return "equivalent"
@@ -120,3 +120,23 @@ def test_the_same_artifact_twice_is_falsely_separated_in_at_most_5_of_100(record
 def test_eight_per_cent_are_separated_in_at_least_90_of_100(recorded, setting):
     found = [outcome(a, 1.08 * b) for a, b in pairs(recorded[setting], 100)]
     assert found.count("separated") >= 90
+
+
+def test_what_is_far_behind_leaves_at_the_first_look_and_the_baseline_stays_for_its_interval():
+    series = {"a": noisy(10, 0), "b": noisy(10.3, 1), "far": noisy(40, 2), "base": noisy(80, 3)}
+    contest, taken = run(series, first=FIRST_LOOK, compared=frozenset({"base"}))
+    assert taken["far"] == FIRST_LOOK < taken["base"] == LEAST_ROUNDS < taken["a"]
+    assert contest.settled
+
+
+def test_noise_keeps_everything_beyond_the_first_look():
+    _, taken = run({"a": noisy(10, 0, 0.3), "b": noisy(13, 1, 0.3)}, first=FIRST_LOOK)
+    assert min(taken.values()) >= LEAST_ROUNDS
+
+
+def test_of_the_baseline_only_its_best_point_stays():
+    entries = (("a", "b1"), ("base", "b1"), ("base", "b2"))
+    contest = Contest(entries, frozenset({"a"}), ROUNDS, first=FIRST_LOOK, compared=frozenset({"base"}))
+    series = {("a", "b1"): noisy(10, 0), ("base", "b1"): noisy(90, 1), ("base", "b2"): noisy(60, 2)}
+    contest.after_round(FIRST_LOOK, {e: t[:FIRST_LOOK] for e, t in series.items()})
+    assert contest.racing == {("a", "b1"), ("base", "b2")}

@@ -1,7 +1,5 @@
 """Measured points of a real server: windows, figures, the server's own account, and ``accel bench`` on top."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

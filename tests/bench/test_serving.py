@@ -1,7 +1,5 @@
 """A session over repositories behind real servers: what one does wrong is its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

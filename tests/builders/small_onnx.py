@@ -1,7 +1,5 @@
 """Small ONNX files with a known weakness, made by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

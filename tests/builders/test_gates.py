@@ -1,7 +1,5 @@
 """``--gate int8=40`` reaches what chooses the layers: a stricter gate leaves more of them in float, and holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

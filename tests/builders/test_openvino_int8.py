@@ -1,7 +1,5 @@
 """INT8 by NNCF: attention answers rightly at every length, the width of a head among them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the GPU targets of ONNX Runtime and torch do, as far as a CPU can show it: the same lines on another device."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

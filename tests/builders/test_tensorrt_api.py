@@ -4,8 +4,6 @@ No GPU, no TensorRT library: what is held here is that every call exists, with t
 what the calls answer is acted upon. That an engine really builds and runs shows on a GPU alone (``make test-gpu``).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """TensorFlow targets: what ships is the source's own SavedModel where that can be, and Triton serves it up to 25.02."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace

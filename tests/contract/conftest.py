@@ -6,8 +6,6 @@ Builds and answers come from worker processes, as in a run; each target is built
 no runtime of a target (the source, its export, comparisons) shares one process: a start costs more than the task.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

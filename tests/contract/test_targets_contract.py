@@ -1,7 +1,5 @@
 """What every target promises, checked over all that discovery finds: built here, or a counted skip with its reason."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The run document reads what other versions wrote, and what is damaged, as unknown."""
 
-from __future__ import annotations
-
 import math
 
 from accel.core import document

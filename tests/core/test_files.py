@@ -1,7 +1,5 @@
 """What takes another file's or folder's place does so whole, or not at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """NVML: the real binding over a driver's library that is compiled here and says what each test wants."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

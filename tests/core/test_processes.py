@@ -57,6 +57,12 @@ def chatty(mib: int) -> str:
     for _ in range(mib): sys.stdout.write('x' * 1023 + '\\n' + ('y' * 1023 + '\\n') * 1023)
     print('the last words')
     return 'done'
+def scribble() -> None:
+    import itertools, tempfile, threading
+    def write() -> None:
+        for number in itertools.count(): open(os.path.join(tempfile.gettempdir(), str(number)), 'w').close()
+    for _ in range(3): threading.Thread(target=write, daemon=True).start()
+    time.sleep(0.2)
 def fill() -> None:
     with open('/dev/full', 'wb', buffering=0) as file: file.write(b'x')
 def library_fill() -> None:
@@ -296,9 +302,9 @@ def test_what_is_no_message_is_shown_and_not_taken_for_a_lack_of_memory(tasks_fi
 
 def test_an_answer_of_another_type_is_this_task_s_failure(tasks_file):
     with pytest.raises(WorkerDied, match="something else than it declares"):
-        run("garbage", tasks_file, text='{"result": {"a": 1}, "span": [0, 0]}')
+        run("garbage", tasks_file, text='{"result": {"a": 1}, "span": [0, 0, 0]}')
     with pytest.raises(StageError, match="hm"):
-        run("garbage", tasks_file, text='{"error": "PACKAGE", "message": "hm", "fix": null, "span": [0, 0]}')
+        run("garbage", tasks_file, text='{"error": "PACKAGE", "message": "hm", "fix": null, "span": [0, 0, 0]}')
 
 
 def test_the_child_ends_with_its_parent_also_within_one_long_computation(tasks_file, monkeypatch):
@@ -334,6 +340,13 @@ def test_the_next_process_clears_up_after_one_that_was_killed(tasks_file, monkey
     temporary.clear()
     assert not list(scratch.iterdir())
     assert _gone(detached)
+
+
+def test_a_worker_that_still_writes_when_the_command_ends_leaves_nothing(tasks_file, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert _parent(tasks_file, "scribble", TMPDIR=str(scratch)).wait(60) == 0
+    assert not list(scratch.iterdir())
 
 
 def test_a_log_keeps_its_head_and_its_tail(tasks_file):

@@ -1,7 +1,5 @@
 """What a hostile worker process tries, in a real sandbox: it reaches no network and changes nothing but its output."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

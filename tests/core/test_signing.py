@@ -1,7 +1,5 @@
 """Signatures of folders: what was signed is accepted anywhere, and nothing else is."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny sources of every kind, made once."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

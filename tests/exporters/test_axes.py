@@ -1,7 +1,5 @@
 """Axis arithmetic: names, odd points, points to trace at, output axes."""
 
-from __future__ import annotations
-
 from hypothesis import given, strategies as st
 
 from accel.core.values import ShapeRange

@@ -1,7 +1,5 @@
 """What the axes of an ONNX file do: batch, multiples, ties, outputs, scalars, all found by running it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a job may ask of ensembles, and how it is said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hugging Face folders: inputs, classes, weights and samples."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ONNX files: described as they are, copied with their data, refused when broken or malicious."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

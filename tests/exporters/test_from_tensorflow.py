@@ -1,7 +1,5 @@
 """TensorFlow sources of every kind: described, run and exported as TensorFlow answers; what is broken is told."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Factories and exported programs: described, exported, proved equal, and refused where they must be."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

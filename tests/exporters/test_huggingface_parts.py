@@ -1,7 +1,5 @@
 """Families of transformers beyond text encoders and pictures, from tiny configs: inputs and parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which steps a source has: the zoo's declarations, and what the files of a Hugging Face folder say."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Samples: read, checked, split, batched and fitted to shapes; bad ones refused with the place."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

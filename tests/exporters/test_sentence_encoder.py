@@ -1,7 +1,5 @@
 """Sentence-transformers folders: pooling and normalisation are part of the model, and equal that library's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

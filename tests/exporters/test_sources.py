@@ -1,7 +1,5 @@
 """SOURCE is recognised, refused with a remedy, and keyed by content, all without a framework."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """TensorFlow files that read, write or call what they should not are refused before they do; ordinary ones pass."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import warnings

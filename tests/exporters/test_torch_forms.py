@@ -1,7 +1,5 @@
 """PyTorch as people have it: how a network is wrapped, fed and answered, whatever the network is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

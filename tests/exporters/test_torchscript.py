@@ -1,7 +1,5 @@
 """TorchScript files: recognised by content, held against rules, converted and compared."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable
 from pathlib import Path

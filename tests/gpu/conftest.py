@@ -1,7 +1,5 @@
 """The GPU suite: run by ``make test-gpu``, left out of every other run, and an error where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

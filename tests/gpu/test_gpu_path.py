@@ -1,7 +1,5 @@
 """The whole path on a GPU: build, prove, package, measure, decide, serve, and what goes wrong on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

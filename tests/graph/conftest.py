@@ -1,7 +1,5 @@
 """One exported model for every test that types it: an export takes longer than typing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Sizes are tiny and weights random with a fixed seed: only the graph counts. MiniLM carries its real weights.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Random integer graphs for property tests: arithmetic, selection, shapes, casts, with inputs of random ranges."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

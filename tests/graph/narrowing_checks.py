@@ -1,7 +1,5 @@
 """Run a model and its narrowed copy side by side, and compare every bit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

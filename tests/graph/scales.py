@@ -4,8 +4,6 @@ The rules in ``typed`` see that a scale is positive and has the right shape, not
 on real samples, and each Q/DQ pair is asked how many values it cuts off and how much of its range stays unused.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The 64-bit types that TensorRT lacks: DOUBLE is rounded to FLOAT by whole classes, UINT64 proved or refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import warnings

@@ -1,7 +1,5 @@
 """FP16 and BF16 by range: what overflows stays in FP32, also where a CPU does not show it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One row outside the declared ranges answers for itself alone, and no value inside them changes a bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

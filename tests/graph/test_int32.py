@@ -1,7 +1,5 @@
 """Narrowing by hand: what each level changes, what must stay, what is refused, and what happens to bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

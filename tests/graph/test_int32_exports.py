@@ -1,7 +1,5 @@
 """Narrowing on real exports: bitwise equal at both levels, at the ends of every range and shape."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each comes out valid and bitwise equal, or is refused with a reason; none crashe
 compared with ONNX's reference evaluator.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What OpenVINO does with int64 is measured, not assumed: these fail when a release changes it."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The interface of graph passes: what is kept, what is refused, and that files appear whole or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sizes of what a vision model computes stay bounded where shape inference of the ONNX library loses the batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The intervals always contain what a run observes, and narrowing changes no bit: on random graphs, and by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx_ir as ir

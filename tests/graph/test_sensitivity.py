@@ -1,7 +1,5 @@
 """The search for INT8 layers, against an exhaustive greedy one on a network whose harmful layers are planted."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """INT8 and FP8 as TensorRT takes them: symmetric, per channel, provable, and wrong where scales are wrong."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The published rules of strongly typed networks: each has a graph that breaks it, and one that keeps them all."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

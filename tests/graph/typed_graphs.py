@@ -1,7 +1,5 @@
 """Small graphs with planted faults, and what runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

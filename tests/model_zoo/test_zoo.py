@@ -1,7 +1,5 @@
 """Every zoo entry keeps what it declares; MiniLM's metric tells a good variant from a bad one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import uuid

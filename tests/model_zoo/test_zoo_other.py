@@ -1,7 +1,5 @@
 """The zoo's models that are neither text nor pictures, and a new file, as docs/zoo.md tells how to write one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

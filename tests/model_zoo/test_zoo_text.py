@@ -1,7 +1,5 @@
 """The zoo's text models: samples that fit, outputs that depend on the text, steps that agree with whole sentences."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

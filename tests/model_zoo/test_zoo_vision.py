@@ -1,7 +1,5 @@
 """The zoo's vision models keep what they declare, tell pictures apart, and become ONNX that computes the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

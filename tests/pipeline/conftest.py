@@ -1,7 +1,5 @@
 """The tiny model converted for real; the run is shared by the tests that only read it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

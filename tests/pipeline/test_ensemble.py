@@ -1,7 +1,5 @@
 """A conversion that also emits an ensemble, as a job asks for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Anybody can seal a kit, so each attack here carries a seal that is right.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

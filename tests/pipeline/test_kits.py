@@ -4,8 +4,6 @@ Nothing here can build a plan. So that the way from a kit to a run is walked for
 ask for ONNX Runtime on this CPU; all else in it is what the TensorRT target left.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a proof says of a model whose own answers are noisy, of a lowered gate, and of a build of one fixed shape."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run directory belongs to one model: what else lies in a folder is neither mixed with a run nor buried under one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A conversion that measures what a real Triton server answers."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A whole run in a sandbox: the same results, and a hostile factory does no harm."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

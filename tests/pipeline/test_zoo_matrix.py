@@ -1,7 +1,5 @@
 """The matrix over the six models that differ most, reduced: the main job on each, and no cell that failed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny model of one's own, and how the tests convert it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

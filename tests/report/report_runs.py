@@ -1,7 +1,5 @@
 """Realistic runs for the report's tests, built from the real dataclasses, as ``run.json`` holds them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

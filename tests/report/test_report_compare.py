@@ -1,7 +1,5 @@
 """Several runs in one comparison, and the reading of run files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

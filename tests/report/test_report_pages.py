@@ -1,7 +1,5 @@
 """The page and the Markdown: whole, well-formed, self-contained, and safe against the text they carry."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html.parser

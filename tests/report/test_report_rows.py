@@ -1,7 +1,5 @@
 """What a report shows of a run: speed-ups, order, marks and reasons; and the formats of its numbers."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -1,7 +1,5 @@
 """The table of the terminal: what it shows at each width, without colour, and where only ASCII can be written."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The runs that lie in ``docs/benchmarks`` are read and shown by every version of accel, whole."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

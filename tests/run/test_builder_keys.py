@@ -1,7 +1,5 @@
 """What ends a cached build: the code that a builder imports, and new versions of the packages that it declares."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from importlib.metadata import packages_distributions

@@ -1,15 +1,16 @@
 """``accel inspect`` on sources, before they are converted."""
 
-from __future__ import annotations
-
 import json
 import shlex
+import tempfile
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from accel.cli import app
-from accel.core.errors import StageError
+from accel.core import temporary
+from accel.core.errors import AccelError, StageError
 from accel.exporters.sources import recognise
 from accel.run.inspection import inspect_source
 
@@ -61,3 +62,18 @@ def test_what_nothing_says_is_asked_for(factory: str) -> None:
     found = CliRunner().invoke(app, ["inspect", factory])
     assert "nothing says what shape input 'ids' has" in str(found.exception or found.output)
     assert "--shape ids:" in str(getattr(found.exception, "fix", "")) + found.output
+
+
+def test_what_it_writes_meanwhile_goes_also_when_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the marked folder, which the next command removes, lies in the temporary directory."""
+    scratch, seen = tmp_path / "scratch", tmp_path / "seen"
+    scratch.mkdir()
+    file = tmp_path / "looking.py"
+    file.write_text(
+        f"import os\nopen({str(seen)!r}, 'w').write(' '.join(os.listdir({str(scratch)!r})))\nbuild = None\n"
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(temporary, "_own", None)
+    with pytest.raises(AccelError):
+        inspect_source(recognise(f"{file}:build"))
+    assert all(name.startswith(temporary.PREFIX) for name in seen.read_text().split())

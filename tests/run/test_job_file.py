@@ -1,7 +1,5 @@
 """A job file that is made to break its reader is refused at once, with one message; an ordinary one is not."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

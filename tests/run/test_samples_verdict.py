@@ -1,7 +1,5 @@
 """From no samples to ten thousand: what is compared, whether it passes, and what the verdict is worth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A build of one fixed shape, of a model whose batch does not lead every input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

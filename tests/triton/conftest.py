@@ -1,7 +1,5 @@
 """Artifacts of the embedding model for each backend, and an ``emit`` with everything but the artifact filled in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny model for these tests: an embedding lookup and its mean, with a real builder that runs it in NumPy."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

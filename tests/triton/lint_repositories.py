@@ -1,7 +1,5 @@
 """Small repositories for the linter's tests: one valid base for each backend, and edits that break or mend it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A tiny model with a real repository for each backend, built and proved once for all tests that serve it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +73,7 @@ class Live:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, folder: Path) -> Live:
+    def make(cls, folder: Path) -> "Live":
         """Describe, run and export the source in this process."""
         factory = folder / "tiny.py"
         factory.write_text(FACTORY)

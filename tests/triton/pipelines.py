@@ -1,7 +1,5 @@
 """Repositories of real sources with the ensembles that they declare."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the real builders build from the embedding model is emitted and verifies, for the newest release."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import embedding

@@ -1,7 +1,5 @@
 """Configs: text round trip, and what the server would refuse is refused here."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 from pathlib import Path

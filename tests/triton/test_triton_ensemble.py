@@ -1,7 +1,5 @@
 """Ensembles around emitted repositories: their configs against the server's rules, their files against the manifest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``launch.sh`` gives the server the flags that the configs need, and ``kubernetes.yaml`` runs it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The linter as a whole: clean on what accel emits, findings alone on whatever lies in a folder, and the command."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Rules on the config by itself, its parameters and its accelerators: what breaks one gives exactly that finding."""
 
-from __future__ import annotations
-
 import pytest
 from lint_repositories import (
     CONFIG,

@@ -1,7 +1,5 @@
 """Rules on files, on the model file against its config, and on ensembles: one finding each, none on the mended twin."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The linter against the real server, and on the repositories that the other tests serve."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Source: triton-inference-server/server, qa/L0_model_config at e1db8a6; the comme
 out needs a GPU (plans, GPU ids), a TorchScript file, or a model that answers ``auto_complete_config``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

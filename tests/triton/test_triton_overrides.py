@@ -1,7 +1,5 @@
 """Overrides: every field of Triton's schema is reached or refused with a reason, and nothing is lost on the way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Real text and real pictures through ensembles on the real server, held against the framework's own pipelines."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """A TensorRT plan is tied to a TensorRT version and a GPU: lint and serve refuse what cannot run it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

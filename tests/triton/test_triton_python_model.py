@@ -1,7 +1,5 @@
 """The Python-backend model: run as the stub runs it, and by the real server."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The table of releases, and what is unverified."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.core.errors import UsageError

@@ -1,7 +1,5 @@
 """Repositories as they are emitted: contract, configs, warmup, files, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every kind of repository is loaded by the real server and answers as it did in process; twins keep the config."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import py_compile

@@ -1,7 +1,5 @@
 """The real embedded server: started, asked, overloaded, insulted, killed; and the other ways to run one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

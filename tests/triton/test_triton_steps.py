@@ -1,7 +1,5 @@
 """The steps around a model, each held against the framework's own."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import sys

@@ -1,7 +1,5 @@
 """``verify`` finds every kind of damage, and nothing on a whole repository."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

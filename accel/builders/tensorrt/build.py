@@ -5,8 +5,6 @@ profile, configuration and build loaders are used, whose calls exist in both; pa
 since Polygraphy's parser loses the node and the operator of an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

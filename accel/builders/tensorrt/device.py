@@ -3,8 +3,6 @@
 The session knows only the public names of ``Device``, so that it can be driven without a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

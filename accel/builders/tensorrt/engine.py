@@ -5,8 +5,6 @@ seen in published outputs of TensorRT 8.2 to 10 (NVIDIA/TensorRT issues 4020 and
 Inspector"), and a layer that cannot be read counts as unknown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ version that built it, or, built version compatible, on later ones; and on GPUs 
 on, or, built with AMPERE_PLUS, on all from 8.0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

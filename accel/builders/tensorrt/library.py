@@ -4,8 +4,6 @@ Everything that TensorRT has to say about a failure goes to its logger; its call
 call that can fail runs between ``Log.clear`` and ``Log.failure``.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

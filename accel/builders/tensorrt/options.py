@@ -1,7 +1,5 @@
 """What a user may set for TensorRT variants (job file, ``options:``)."""
 
-from __future__ import annotations
-
 import typing
 from dataclasses import dataclass
 from typing import Literal

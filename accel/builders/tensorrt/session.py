@@ -4,8 +4,6 @@ All inputs lie in one block and all outputs in another, on the host and on the d
 whatever the number of tensors. Addresses and shapes are set only when shapes change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

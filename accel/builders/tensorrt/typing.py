@@ -4,8 +4,6 @@ Precision is a property of this file. It is typed here (FP16, BF16, INT8, FP8), 
 strongly typed networks, and described in ``typing.json`` beside it, which a kit carries to the GPU machine.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping

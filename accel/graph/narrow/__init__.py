@@ -11,8 +11,6 @@ given the model.
 Nothing heavy is imported here: onnx is loaded when a function is called.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping

@@ -9,8 +9,6 @@ An input that nobody declared but that indexes an N-row Gather gets [-N, N-1] as
 any other index an error, so no valid run is lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -130,7 +128,7 @@ def _check_ranges(inputs: Sequence[onnx.ValueInfoProto], ranges: Mapping[str, In
             raise UsageError(f"range [{lo}, {hi}] of input {name!r} exceeds its type: [{low}, {high}]")
 
 
-def _gather_preconditions(model: ir.Model, undeclared: Sequence[ir.Value], walk: _Walk) -> list[InputRange]:
+def _gather_preconditions(model: ir.Model, undeclared: Sequence[ir.Value], walk: "_Walk") -> list[InputRange]:
     kinds = walk.kinds
     origin = {v: v.name for v in undeclared if kinds[v][0] in (ir.DataType.INT64, ir.DataType.INT32)}
     rows: dict[str, tuple[int, str]] = {}

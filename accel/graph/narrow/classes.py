@@ -9,8 +9,6 @@ Constants are cheap to duplicate, so that each use of one is a member of its own
 does not pin the others that use it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ integer, and the proofs must hold for the graph that is written.
 Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/data-format-desc.html (the types it has).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal

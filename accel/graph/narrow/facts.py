@@ -7,8 +7,6 @@ only where NaN and infinities are excluded; they are widened by more than a roun
 This module knows types and numbers. It knows neither operators (``rules``) nor graphs (``analysis``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ shape. Sizes that a file merely declares for its inner values are dropped first,
 into a proof. Every axis of an input gets a name, and so the bounds of a size follow that name through the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ Only what the plan names is touched: declared types, int32 copies of small const
 data is referred to; of it only small integer constants are read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -109,7 +107,7 @@ def _cast(value: ir.Value, name: str, to: ir.DataType, node_name: str) -> ir.Nod
     return ir.node("Cast", [value], {"to": int(to)}, outputs=[made], name=node_name)
 
 
-def _copy_constants(graph: ir.Graph, planner: Planner, plan: Plan, names: Names) -> None:
+def _copy_constants(graph: ir.Graph, planner: Planner, plan: Plan, names: "Names") -> None:
     """Give uses their int32 copies; remove the constants that nobody uses any more."""
     copies: dict[tuple[ir.Value, bool], ir.Value] = {}
     for use, saturate in plan.copies.items():

@@ -7,8 +7,6 @@ asked, its builder says.
 Source: https://onnxruntime.ai/docs/reference/operators/OperatorKernels.html (what it would answer, for one release).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The bounds of the result are those of the inputs the elements may come from. Sho
 bounds element by element, so that ``Gather(Shape(x), 1)`` is the size of that axis and no other.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

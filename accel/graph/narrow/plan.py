@@ -6,8 +6,6 @@ changes alone, with a Cast on the inside where a node needs int64. Everything el
 written here.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace

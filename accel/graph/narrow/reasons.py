@@ -1,7 +1,5 @@
 """Put the plan into words: one ``ValueReport`` for each 64-bit value, and the list of values nobody proved."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal

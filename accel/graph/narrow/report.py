@@ -5,8 +5,6 @@ writes,
 ``accel convert`` stores and the manifest carries. ``NarrowReport.check`` is the check at the inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -10,8 +10,6 @@ Operators that only move elements are in ``moves``, sizes of axes in ``sizes``.
 Source: https://onnx.ai/onnx/operators/ for the semantics of each operator.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

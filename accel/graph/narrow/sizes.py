@@ -5,8 +5,6 @@ bounds of sizes that were computed inside the graph (``Reshape`` to a shape made
 size). Operators without a rule keep what shape inference found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 

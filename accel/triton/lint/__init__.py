@@ -6,8 +6,6 @@ a certain server flag, or could not be checked. The rules lie by theme in the mo
 releases and backends in ``rules`` and ``releases``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

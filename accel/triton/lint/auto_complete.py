@@ -6,8 +6,6 @@ Source: python_backend src/resources/triton_python_backend_utils.py, ModelConfig
 AutoCompleteModelConfig.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The sources stand in the rows of the tables.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

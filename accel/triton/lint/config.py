@@ -4,8 +4,6 @@ Each rule is a function from a ``Model`` to its findings. Unless a docstring say
 triton-inference-server/core, src/model_config_utils.cc, in the function named.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ ValidateEnsembleConfig, for the steps; src/model_repository_manager/model_reposi
 that are missing and for circles of ensembles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules on the files a config needs: versions, the model itself, warm-up data, labels, and where links lead."""
 
-from __future__ import annotations
-
 import ast
 import math
 import os

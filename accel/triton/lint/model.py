@@ -3,8 +3,6 @@
 Nothing is executed, no file is read that is not a plain one inside the repository, and none beyond a stated size.
 """
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -52,7 +50,7 @@ class Model:
     backend: str
     platform: str
     filename: str
-    others: Mapping[str, Model | None]
+    others: "Mapping[str, Model | None]"
     launch: str | None
 
     def finding(self, severity: Severity, field: str, why: str, fix: str, *, file: str | None = None) -> Finding:

@@ -4,8 +4,6 @@ What a plan was built with stands in the manifest, in the artifact's facts; the 
 ``accel.builders.tensorrt.fit``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

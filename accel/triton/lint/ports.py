@@ -4,8 +4,6 @@ ONNX is read without its external data, an OpenVINO IR as XML. A plan, a TorchSc
 without its framework and is left to the server.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

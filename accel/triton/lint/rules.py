@@ -6,8 +6,6 @@ tensorflow_backend c13c2d1; ``since`` from their branches ``r24.10`` … ``r26.0
 the file and the function. What is only inferred says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -3,8 +3,6 @@
 ONNX files and OpenVINO IRs are read by ``ports``, accel's Python-backend models by their ``artifact.json``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ by no more than ``ROOM_DB``, and no shape may fall below the gate's floor. Also 
 shows in the server's own statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a running server says about itself: who it is, whether it is ready, what answers for a model."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import urllib.request

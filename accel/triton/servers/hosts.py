@@ -1,7 +1,5 @@
 """Ways to run a Triton server: the embedded one, one of this machine, and the image of a release in docker."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

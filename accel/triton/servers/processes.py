@@ -1,7 +1,5 @@
 """The process of a server: its ports, its start, its end, and what its log says about why it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

@@ -10,8 +10,6 @@ A server that is started here listens on 127.0.0.1 only, writes to a log file, a
 that. What runs is the repository's own ``launch.sh``, so the flags are the ones that ship.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -78,7 +76,7 @@ class Server:
         self.notices = notices
         self._running = running
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> "Server":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """JPEG or PNG bytes → resized, cropped and normalised planes."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Mapping, Sequence

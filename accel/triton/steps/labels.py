@@ -1,7 +1,5 @@
 """Scores per class → the best labels with their probability."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

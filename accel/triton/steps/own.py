@@ -1,7 +1,5 @@
 """A step of the user's: their function, held to the tensors that they declared."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Token vectors → one vector for each text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Text → token ids, attention mask and type ids, padded to one length for each request."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Transformers and their rivals, written from their papers with one or two narrow layers."""
 
-from __future__ import annotations
-
 import math
 
 import torch

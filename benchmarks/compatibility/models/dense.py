@@ -1,7 +1,5 @@
 """Segmentation, detection, restoration, pose, text in pictures, video. Most take pictures (batch, 3, 64, 64)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

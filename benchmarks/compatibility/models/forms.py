@@ -1,7 +1,5 @@
 """PyTorch as people have it: the network is small and known, how it is wrapped, fed or answered is what is tried."""
 
-from __future__ import annotations
-
 import copy
 from collections import namedtuple
 from dataclasses import dataclass

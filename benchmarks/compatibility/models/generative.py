@@ -1,7 +1,5 @@
 """Autoencoders, generators, diffusion, flows and fields."""
 
-from __future__ import annotations
-
 import math
 
 import torch

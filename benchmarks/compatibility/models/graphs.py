@@ -1,7 +1,5 @@
 """Graphs, sets, points and trees of features: sizes that are not batches, and indices as inputs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Keras and TensorFlow models as factories: subclassed, functional, functions and modules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

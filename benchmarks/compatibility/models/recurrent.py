@@ -1,7 +1,5 @@
 """Recurrent and convolutional networks over sequences."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Sound: waves and spectrograms."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

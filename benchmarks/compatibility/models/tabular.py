@@ -1,7 +1,5 @@
 """Rows of tables, recommendation and reinforcement learning."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

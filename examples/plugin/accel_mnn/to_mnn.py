@@ -4,8 +4,6 @@ An MNN file keeps the names of inputs and outputs and the element types of input
 those are read from a run. Integers of every width are int32 inside it, and so are booleans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +77,7 @@ class MnnBuilder(Builder):
             versions(["MNN"]),
         )
 
-    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> MnnSession:
+    def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> "MnnSession":
         """Load the file; MNN runs one request at a time, on all threads, in either mode.
 
         Raises:

@@ -3,8 +3,6 @@
 Run as a script, it fetches and builds them once, below this environment; the tests do so themselves where nobody did.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -5,8 +5,6 @@
 A process of its own for each version: two versions of the bindings cannot be loaded into one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import importlib

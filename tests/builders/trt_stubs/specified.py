@@ -5,8 +5,6 @@ docstring: number, names and types of its arguments. What it returns has the typ
 for a class, or a value that the test's script chose, which is held against the signature, too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,7 +210,7 @@ class Memory(bytes):
     def nbytes(self) -> int:
         return len(self)
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> "Memory":
         return self
 
     def __exit__(self, *_: object) -> None:

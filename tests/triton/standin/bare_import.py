@@ -3,8 +3,6 @@
 Arguments: folder with the shipped modules, module name. Prints the file the module came from.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from importlib.abc import MetaPathFinder

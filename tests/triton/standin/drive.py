@@ -5,8 +5,6 @@ output ``.npz``. Prints one JSON document: an error message for each request (or
 shapes that the session was run with.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

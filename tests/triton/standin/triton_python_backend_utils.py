@@ -4,8 +4,6 @@ Names, arguments and behaviour follow python_backend's README ("TRITONBACKEND_Mo
 request has its input tensors and the names of the outputs it wants; a response has tensors or one error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
