@@ -105,7 +105,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far the source differs from itself: in float64, in another order, or from inputs moved by their last bit.
+    """How far the source differs from itself: in float64, in another order, or from inputs moved slightly.
 
     Attributes:
         how: what was run (``in float64``).

@@ -27,6 +27,11 @@ LEADING = Extent(1, 1, 16)
 MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 """Operators that give the values of their first input elsewhere."""
 
+QUANTISED = frozenset(
+    {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+)
+"""Operators of a file that somebody quantised already."""
+
 DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress", "Loop", "SequenceAt"})
 """Operators behind which the size of an axis may follow from values."""
 
@@ -67,7 +72,11 @@ def _spec(value: "onnx.ValueInfoProto") -> TensorSpec:
 
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-        raise InputError(f"{value.name!r} is not a tensor with a shape: clients could not know what to send")
+        raise InputError(
+            f"{value.name!r} is not a tensor with a shape: clients could not know what to send or what comes",
+            fix="keep the part between tensors with onnx.utils.extract_model(IN, OUT, INPUTS, OUTPUTS), or declare the "
+            "shape in the file (onnx.shape_inference finds most)",
+        )
     try:
         dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
     except (KeyError, TypeError) as error:
@@ -122,7 +131,7 @@ def describe(request: SourceRequest) -> ModelSource:
         raise InputError(f"{path} vanished while it was read")
     assumed = "axis {!r}: sizes {} to {} assumed (--max-shape sets them)"
     notices += [assumed.format(n, axes[n].min, axes[n].max) for n in guessed]
-    return request.source(
+    source = request.source(
         "onnx",
         key=key,
         inputs=found.inputs,
@@ -131,6 +140,7 @@ def describe(request: SourceRequest) -> ModelSource:
         samples=request.samples or "random",
         notices=[*notices, *found.notices],
     )
+    return dataclasses.replace(source, quantised=any(node.op_type in QUANTISED for node in nodes(graph.graph)))
 
 
 def _ranged(inputs: tuple[TensorSpec, ...], graph: "onnx.GraphProto") -> tuple[tuple[TensorSpec, ...], list[str]]:

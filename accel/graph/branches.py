@@ -5,8 +5,6 @@ inputs that clients may send one branch never runs. What follows such an ``If`` 
 OpenVINO refuses it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx_ir as ir

@@ -123,15 +123,16 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
     from accel.exporters.source_model import another_way
 
     feeds = dict(list(gate_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
-    truth, model, deadline = read_feeds(reference), _load(described.source), time.monotonic() + COVERAGE_S
-    found = another_way(model, feeds)
-    if found is None:
+    way = another_way(_load(described.source), next(iter(feeds.values())))
+    if way is None:
         return None
-    how, answers = found
+    how, answer = way
+    truth, found = read_feeds(reference), {name: answer(feed) for name, feed in feeds.items()}
+    deadline = time.monotonic() + COVERAGE_S
     for name, feed in _coverage(described.samples, samples_folder).items():
-        if name in truth and time.monotonic() < deadline and (more := another_way(model, {name: feed})) is not None:
-            feeds, answers = feeds | {name: feed}, answers | more[1]
-    return Noise(how, verdict.compare(described.source, feeds, truth, answers, {}).outputs)
+        if name in truth and time.monotonic() < deadline:
+            feeds[name], found[name] = feed, answer(feed)
+    return Noise(how, verdict.compare(described.source, feeds, truth, found, {}).outputs)
 
 
 def export(described: Described, samples_folder: Path, reference: Path, out_dir: Path, opset: int) -> OnnxModel:

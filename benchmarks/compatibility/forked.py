@@ -6,8 +6,6 @@ and the imports done. What differs: a module that is never imported is not misse
 started goes by its process group alone. Rows made so say ``warm``; ``test_compatibility`` compares some with cold ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -36,6 +34,7 @@ OWN = (
     "accel.triton.repository",
     "accel.report.from_run",
     "accel.run.child",
+    "onnxscript.rewriter",
     "onnx",
     "onnx_ir",
     "onnxruntime",
@@ -57,6 +56,8 @@ def prepare(kind: Kind) -> None:
     """Import what sources of this kind need, and let workers of accel be forks of their parent from here on."""
     for name in (*OWN, *MODULES[kind]):
         importlib.import_module(name)
+    if "torch.onnx" in MODULES[kind]:
+        _export_once()
     started = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
     def execute(self: Any, args: Any, *rest: Any) -> None:
@@ -68,6 +69,16 @@ def prepare(kind: Kind) -> None:
             started(self, args, *rest)
 
     subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+
+
+def _export_once() -> None:
+    """Let torch's exporter import what its first use imports."""
+    import torch
+
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(
+        torch.nn.Linear(4, 2).eval(), (torch.zeros(2, 4),), dynamo=True, dynamic_shapes=({0: batch},), verbose=False
+    )
 
 
 def call(

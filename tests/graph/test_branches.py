@@ -1,7 +1,5 @@
 """An If that the declared inputs decide gives way to its branch; any other stays as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
