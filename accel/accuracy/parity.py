@@ -105,7 +105,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far the source differs from itself in another order of summation, or in float64.
+    """How far the source differs from itself: in float64, in another order, or from inputs moved slightly.
 
     Attributes:
         how: what was run (``in float64``).
@@ -166,7 +166,7 @@ def compare(
     detections: Detections | None = None,
     noise: Noise | None = None,
 ) -> Parity:
-    """Compare all outputs of all feeds, and hold the result against the gate.
+    """Compare all outputs of all feeds, and hold the result against the gate; an empty one asks for every figure.
 
     Coverage feeds count for ``shape_db``, each alone, and for integers; SQNR is taken over samples and checked shapes.
 
@@ -201,7 +201,7 @@ def compare(
         masked = bool(mask_dims) and spec.dims[: len(mask_dims)] == mask_dims
         select = {feed: mask.astype(bool) for feed, mask in masks.items()} if masked else {}
         rows_of = ((f, reference[f][spec.name], answers[f][spec.name], select.get(f)) for f in feeds)
-        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate))
+        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate, every=not gate))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
     if exact := _exact(outputs, detections):
@@ -329,7 +329,13 @@ def _class_axis(spec: TensorSpec) -> int | None:
 Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
 
 
-def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Compared:
+def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, every: bool = False) -> _Compared:
+    """Compare one output of all feeds.
+
+    Args:
+        few: whether there are too few samples for a mean.
+        every: show the figures of every coverage feed, not of the worst alone.
+    """
     fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
     classes = _class_axis(spec) if _is_scores(spec) else None
     pairs = []
@@ -351,30 +357,31 @@ def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Comp
     for ok, (feed, truth, found) in zip(finite, pairs, strict=True):
         _add(sums[feed], truth, found, ok, mean)
     told = [s for feed, s in sums.items() if not is_coverage(feed)] or list(sums.values())
-    total, every = _total(told), _total(sums.values())
+    total, whole = _total(told), _total(sums.values())
     if flat := few or total.signal <= total.level * 10 ** (-FLAT_DB / 10):
         for part in (total, *sums.values()):
             part.signal = part.level + part.count * SMALL**2
     power = total.signal / total.count if total.count else 0.0
     by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
     shown = {f for f in SHAPE_POINTS if f in by_feed}
-    shown |= set(sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))[:1])
+    covered = sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))
+    shown |= set(covered if every else covered[:1])
     worst = min(((db, f) for f, db in by_feed.items() if db is not None and is_sample(f)), default=(math.inf, ""))
     agreement = total.agreed / total.ranked if total.ranked else None
     if _is_integer(spec):
-        agreement = every.equal / every.seen if every.seen else 1.0
+        agreement = whole.equal / whole.seen if whole.seen else 1.0
     norms = math.sqrt(total.signal) * math.sqrt(total.other)
     row = OutputParity(
         name=spec.name,
         max_abs=total.max_abs,
         cosine=total.dot / norms if norms > 0 and not flat else None,
         sqnr_db=sqnr.decibels(total.signal, total.noise),
-        exact=every.equal == every.seen,
+        exact=whole.equal == whole.seen,
         agreement=agreement,
         atol_needed=total.max_abs,
         rtol_needed=total.max_rel if math.isfinite(total.max_rel) else None,
         by_shape_db={f: by_feed[f] for f in by_feed if f in shown},
-        nonfinite=every.nonfinite,
+        nonfinite=whole.nonfinite,
         by_shape_mse={f: sums[f].noise / sums[f].count for f in SHAPE_POINTS if f in by_feed and sums[f].count},
     )
     each = [total, *(s for feed, s in sums.items() if is_coverage(feed))]
@@ -488,8 +495,9 @@ def _least(least: float, noise: Noise | None, figure: _Figure) -> tuple[float, O
     row = next((r for r in noise.outputs if r.name == figure.row.name and not r.exact), None) if noise else None
     if row is None:
         return least, None
-    every = [db for db in (row.sqnr_db, *row.by_shape_db.values()) if db is not None]
-    own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, min(every, default=None))
+    usual = [row.sqnr_db, *(row.by_shape_db.get(shape) for shape in SHAPE_POINTS)]
+    other = min((db for db in usual if db is not None), default=None)
+    own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, other)
     return (least if own is None else min(least, max(own - NOISE_ROOM_DB, NOISE_LEAST_DB))), row
 
 
