@@ -440,7 +440,8 @@ class Stages:
         def make(folder: Path) -> Emitted:
             if isinstance(answer, Skipped):
                 return Emitted(None, answer.reason)
-            request = tasks.Emission(
+            return worker.call(
+                tasks.emit,
                 artifact,
                 built.folder / FILES,
                 made.source,
@@ -456,7 +457,6 @@ class Stages:
                 threads=self._job.threads,
                 hardware=self._hardware.id,
             )
-            return worker.call(tasks.emit, request)
 
         return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if python_variant else ''}", key, Emitted, make)
 

@@ -302,11 +302,26 @@ def compare(
     return replace(held, notes=(*held.notes, said))
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What the Triton repository of a built variant is made of.
+def emit(
+    artifact: Artifact,
+    folder: Path,
+    source: ModelSource,
+    *,
+    release: str,
+    root: Path,
+    model_version: int,
+    samples: Path,
+    reference: Path,
+    parity: Parity | None,
+    python: bool,
+    overrides: str,
+    pipeline: Pipeline | None,
+    threads: int,
+    hardware: str,
+) -> Emitted:
+    """Write the Triton repository of a built variant.
 
-    Attributes:
+    Args:
         folder: where the artifact's files lie.
         samples / reference: inputs and outputs at the checked shapes.
         parity: None for a variant that only a server can run.
@@ -315,54 +330,35 @@ class Emission:
         pipeline: the steps of an ensemble around the model, or None.
         hardware: id of the machine.
     """
-
-    artifact: Artifact
-    folder: Path
-    source: ModelSource
-    release: str
-    root: Path
-    model_version: int
-    samples: Path
-    reference: Path
-    parity: Parity | None
-    python: bool
-    overrides: str
-    pipeline: Pipeline | None
-    threads: int
-    hardware: str
-
-
-def emit(made: Emission) -> Emitted:
-    """Write the Triton repository of a built variant."""
     from accel.triton import ensemble, repository
 
     emitted = repository.emit(
-        made.artifact,
-        made.folder,
-        inputs=made.source.inputs,
-        outputs=made.source.outputs,
-        unproved=made.source.unproved_int64,
-        mask=made.source.mask,
-        detections=made.source.detections,
-        call=made.source.call,
-        parity=made.parity,
-        python=made.python,
-        builder=targets.discover()[made.artifact.variant.target.name],
-        release=made.release,
-        root=made.root,
-        run_dir=made.root.parent,
-        model_name=made.source.name,
-        model_version=made.model_version,
-        samples=made.samples,
-        reference=made.reference,
-        overrides=made.overrides,
-        threads=made.threads,
-        hardware=made.hardware,
+        artifact,
+        folder,
+        inputs=source.inputs,
+        outputs=source.outputs,
+        unproved=source.unproved_int64,
+        mask=source.mask,
+        detections=source.detections,
+        call=source.call,
+        parity=parity,
+        python=python,
+        builder=targets.discover()[artifact.variant.target.name],
+        release=release,
+        root=root,
+        run_dir=root.parent,
+        model_name=source.name,
+        model_version=model_version,
+        samples=samples,
+        reference=reference,
+        overrides=overrides,
+        threads=threads,
+        hardware=hardware,
     )
     if isinstance(emitted, Skipped):
         return Emitted(None, emitted.reason)
-    if made.pipeline is not None:
-        added = ensemble.add(made.root, made.pipeline)
+    if pipeline is not None:
+        added = ensemble.add(root, pipeline)
         emitted = replace(emitted, models=(*emitted.models, *added))
     return Emitted(emitted)
 

@@ -122,7 +122,7 @@ def _half(request: BuildRequest, precision: str, options: TensorRtOptions, sourc
     report = fp16.convert(
         source, out, to=to, feeds=range_feeds(request), margin=options.margin, threads=request.threads
     )
-    return {"kept": [kept.node for kept in report.kept], "half": to_json(report)}
+    return {"kept": [kept.node for kept in report["kept"]], "half": to_json(report)}
 
 
 def _quantized(
@@ -156,7 +156,7 @@ def _quantized(
         threads=request.threads,
     )
     # In an FP32 base any product that is not quantised runs in FP32, as it should.
-    kept = [k.node for k in report.half.kept] if report.half is not None else None
+    kept = [k.node for k in report["half"]["kept"]] if report["half"] is not None else None
     return {**facts, "kept": kept, "quantized": to_json(report)}
 
 
