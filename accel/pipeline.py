@@ -417,7 +417,7 @@ def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
 
 
 def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: Work) -> None:
-    """Build, prove and emit every variant; each in processes of its own, two at a time where memory allows."""
+    """Build, prove and emit every variant; each in processes of its own, side by side where memory allows."""
     job, stages, progress = work.job, work.stages, work.progress
 
     def one(result: Result) -> None:
@@ -474,7 +474,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
-    side_by_side = min(_parallel(onnx), max(1, len(results)))
+    side_by_side = min(_parallel(onnx, job.threads), max(1, len(results)))
     stages.threads = max(1, job.threads // side_by_side)  # threads that wait for a core at barriers cost CPU time
     with ThreadPoolExecutor(max_workers=side_by_side) as pool:
         futures = [pool.submit(one, result) for result in sorted(results, key=_last)]
@@ -539,10 +539,11 @@ def _last(result: Result) -> bool:
     return not (info.calibration or info.needs_source)
 
 
-def _parallel(onnx: Stage | None) -> int:
-    """Return how many variants are built at once: two, where memory holds eight copies of the model for each."""
+def _parallel(onnx: Stage | None, threads: int) -> int:
+    """Return how many are built at once: two, or one for four threads, as memory holds eight models for each."""
     weights = sum(f.bytes for f in onnx.value.data) + onnx.value.file.bytes if onnx else 0
-    return 2 if 2 * 8 * weights <= hardware.available_memory_bytes() else 1
+    fit = hardware.available_memory_bytes() // (8 * weights) if weights else threads
+    return int(max(1, min(fit, max(2, threads // 4))))
 
 
 def _cannot_batch(emitted: Stage) -> bool:
