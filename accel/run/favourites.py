@@ -62,10 +62,14 @@ def choose(
     asked = same or alike or records
     if not asked:
         return None
+    known = {name for r in asked for name in r.ms} & set(candidates)
     chosen: list[str] = []
-    while len(chosen) < min(FIRST, len(candidates)):
-        rest = sorted(set(candidates) - set(chosen))
-        chosen.append(min(rest, key=lambda name: sum(math.log(_behind(r, [*chosen, name])) for r in asked)))
+
+    def cost(names: Sequence[str]) -> float:
+        return sum(math.log(_behind(r, names)) for r in asked)
+
+    while len(chosen) < min(FIRST, len(known)):
+        chosen.append(min(known - set(chosen), key=lambda name: (cost([*chosen, name]), cost([name]), name)))
     hits = sum(_behind(r, chosen) <= AS_FAST for r in asked)
     where = f"of this kind on {hardware}" if same else "of this kind on other hardware" if alike else "of other kinds"
     beside = sum(r.kept for r in asked)
