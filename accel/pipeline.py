@@ -185,11 +185,11 @@ def _reference(
         try:
             with work.timed("reference"):
                 answering = pool.submit(stages.reference, described, worker)
+                wait([answering], BESIDE_AFTER_S)
+                if answering.done() or not needs_onnx or not _fits_beside(described.value.source, worker, work.job):
+                    answering.result()
                 if not needs_onnx:
                     return answering.result(), None
-                wait([answering], BESIDE_AFTER_S)
-                if not _fits_beside(described.value.source, worker, work.job):
-                    answering.result()
             with work.timed("export"), ExitStack() as held:
                 other = worker if answering.done() else held.enter_context(stages.worker("export"))
                 onnx = stages.export(described, answering.result, other)
