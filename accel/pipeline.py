@@ -299,19 +299,24 @@ def _comes_last(variant: Variant, job: Job) -> bool:
 
 
 def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
-    """Say why a variant cannot win by any objective against what was measured, or None where it can."""
+    """Say why a variant cannot win by any objective against what was measured, or None where it can.
+
+    Figures that other processes disturbed exclude nothing.
+    """
     best = []
     for objective in run.job.objectives:
-        chosen = _decide(run, variant.target.device, objective, "inprocess").chosen
-        points = [p for r in run.results if r.variant.id == chosen for p in r.points if p.scenario == objective]
+        found = _decide(run, variant.target.device, objective, "inprocess")
+        if found.warning is not None:
+            return None
+        points = [p for r in run.results if r.variant.id == found.chosen for p in r.points if p.scenario == objective]
         ends = (p.p50_ci_ms[1] / p.batch if objective == "latency" else 1e3 / p.throughput_ci_per_s[0] for p in points)
-        best.append((min(ends, default=math.inf), chosen))
+        best.append((min(ends, default=math.inf), found.chosen))
     arithmetic: Arithmetic = work.stages.arithmetic(described, onnx).value
     item_ms, id = max(best)
     if item_ms >= arithmetic.least_ms:
         return None
     reason = f"not pursued: cannot beat {id}: {arithmetic}, and {id} takes at most {item_ms:.3g} ms"
-    work.progress.done(variant.id, reason, ok=True)
+    work.progress.notice(f"{variant.id}: {reason}")
     return Skipped(reason, f"--exhaustive builds it all the same, as --targets {variant.target.name} does")
 
 
