@@ -146,9 +146,13 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
 
 
 def _leave_for_later(results: Sequence[Result], source: ModelSource, work: Work) -> str | None:
-    """Skip all but the targets that win most often, and the baseline; return in words which they are and why."""
+    """Skip all but the targets that win most often; return in words which they are and why."""
     job, said = work.job, []
     fix = "the same command without --quick tries it, and keeps what is done"
+    for result in results:
+        target = result.variant.target
+        if result.outcome is None and targets.discover()[target.name].available(target) is not None:
+            result.outcome = Skipped("left for later: another machine finishes it", fix, left=True)
     for device in dict.fromkeys(r.variant.target.device for r in results):
         own = [r for r in results if r.outcome is None and r.variant.target.device == device]
         found = favourites.choose(
@@ -162,9 +166,8 @@ def _leave_for_later(results: Sequence[Result], source: ModelSource, work: Work)
         if found is None:
             continue
         for result in own:
-            target, static = result.variant.target.name, result.variant.static is not None
-            first = target in (*found.targets, targets.baseline(source.framework)) or target in job.required
-            if static or not first:
+            name, static = result.variant.target.name, result.variant.static is not None
+            if static or name not in (*found.targets, *job.required):
                 result.outcome = Skipped(f"left for later: {' and '.join(found.targets)} come first", fix, left=True)
         said.append(f"{' and '.join(found.targets)} on {device}, one of which was {found.why}")
     if said:

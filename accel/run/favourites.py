@@ -18,7 +18,7 @@ from accel.run.store import PACKAGE
 
 SHIPPED = PACKAGE / "run" / "winners.json"
 FIRST = 2
-"""Targets that are tried beside the baseline."""
+"""Targets that are tried."""
 AS_FAST = 1.03
 MISSING = 10.0
 """How many times the fastest's time a target counts that was not there, or failed its gate."""
