@@ -146,9 +146,13 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
 
 
 def _leave_for_later(results: Sequence[Result], source: ModelSource, work: Work) -> str | None:
-    """Skip all but the targets that win most often, and the baseline; return in words which they are and why."""
+    """Skip all but the targets that win most often; return in words which they are and why."""
     job, said = work.job, []
     fix = "the same command without --quick tries it, and keeps what is done"
+    for result in results:
+        target = result.variant.target
+        if result.outcome is None and targets.discover()[target.name].available(target) is not None:
+            result.outcome = Skipped("left for later: another machine finishes it", fix, left=True)
     for device in dict.fromkeys(r.variant.target.device for r in results):
         own = [r for r in results if r.outcome is None and r.variant.target.device == device]
         found = favourites.choose(
@@ -162,9 +166,8 @@ def _leave_for_later(results: Sequence[Result], source: ModelSource, work: Work)
         if found is None:
             continue
         for result in own:
-            target, static = result.variant.target.name, result.variant.static is not None
-            first = target in (*found.targets, targets.baseline(source.framework)) or target in job.required
-            if static or not first:
+            name, static = result.variant.target.name, result.variant.static is not None
+            if static or name not in (*found.targets, *job.required):
                 result.outcome = Skipped(f"left for later: {' and '.join(found.targets)} come first", fix, left=True)
         said.append(f"{' and '.join(found.targets)} on {device}, one of which was {found.why}")
     if said:
@@ -185,11 +188,11 @@ def _reference(
         try:
             with work.timed("reference"):
                 answering = pool.submit(stages.reference, described, worker)
+                wait([answering], BESIDE_AFTER_S)
+                if answering.done() or not needs_onnx or not _fits_beside(described.value.source, worker, work.job):
+                    answering.result()
                 if not needs_onnx:
                     return answering.result(), None
-                wait([answering], BESIDE_AFTER_S)
-                if not _fits_beside(described.value.source, worker, work.job):
-                    answering.result()
             with work.timed("export"), ExitStack() as held:
                 other = worker if answering.done() else held.enter_context(stages.worker("export"))
                 onnx = stages.export(described, answering.result, other)
@@ -299,19 +302,24 @@ def _comes_last(variant: Variant, job: Job) -> bool:
 
 
 def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
-    """Say why a variant cannot win by any objective against what was measured, or None where it can."""
+    """Say why a variant cannot win by any objective against what was measured, or None where it can.
+
+    Figures that other processes disturbed exclude nothing.
+    """
     best = []
     for objective in run.job.objectives:
-        chosen = _decide(run, variant.target.device, objective, "inprocess").chosen
-        points = [p for r in run.results if r.variant.id == chosen for p in r.points if p.scenario == objective]
+        found = _decide(run, variant.target.device, objective, "inprocess")
+        if found.warning is not None:
+            return None
+        points = [p for r in run.results if r.variant.id == found.chosen for p in r.points if p.scenario == objective]
         ends = (p.p50_ci_ms[1] / p.batch if objective == "latency" else 1e3 / p.throughput_ci_per_s[0] for p in points)
-        best.append((min(ends, default=math.inf), chosen))
+        best.append((min(ends, default=math.inf), found.chosen))
     arithmetic: Arithmetic = work.stages.arithmetic(described, onnx).value
     item_ms, id = max(best)
     if item_ms >= arithmetic.least_ms:
         return None
     reason = f"not pursued: cannot beat {id}: {arithmetic}, and {id} takes at most {item_ms:.3g} ms"
-    work.progress.done(variant.id, reason, ok=True)
+    work.progress.notice(f"{variant.id}: {reason}")
     return Skipped(reason, f"--exhaustive builds it all the same, as --targets {variant.target.name} does")
 
 
@@ -417,7 +425,7 @@ def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
 
 
 def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: Work) -> None:
-    """Build, prove and emit every variant; each in processes of its own, two at a time where memory allows."""
+    """Build, prove and emit every variant; each in processes of its own, side by side where memory allows."""
     job, stages, progress = work.job, work.stages, work.progress
 
     def one(result: Result) -> None:
@@ -474,7 +482,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
-    side_by_side = min(_parallel(onnx), max(1, len(results)))
+    side_by_side = min(_parallel(onnx, job.threads), max(1, len(results)))
     stages.threads = max(1, job.threads // side_by_side)  # threads that wait for a core at barriers cost CPU time
     with ThreadPoolExecutor(max_workers=side_by_side) as pool:
         futures = [pool.submit(one, result) for result in sorted(results, key=_last)]
@@ -539,10 +547,11 @@ def _last(result: Result) -> bool:
     return not (info.calibration or info.needs_source)
 
 
-def _parallel(onnx: Stage | None) -> int:
-    """Return how many variants are built at once: two, where memory holds eight copies of the model for each."""
+def _parallel(onnx: Stage | None, threads: int) -> int:
+    """Return how many are built at once: two, or one for four threads, as memory holds eight models for each."""
     weights = sum(f.bytes for f in onnx.value.data) + onnx.value.file.bytes if onnx else 0
-    return 2 if 2 * 8 * weights <= hardware.available_memory_bytes() else 1
+    fit = hardware.available_memory_bytes() // (8 * weights) if weights else threads
+    return int(max(1, min(fit, max(2, threads // 4))))
 
 
 def _cannot_batch(emitted: Stage) -> bool:

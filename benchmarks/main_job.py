@@ -148,10 +148,10 @@ def model(name: str, runs: Path) -> dict[str, Any]:
     return found
 
 
-def convert_cold(model: str, checkout: Path, folder: Path) -> dict[str, Any]:
+def convert_cold(model: str, targets: str, checkout: Path, folder: Path) -> dict[str, Any]:
     """Convert a model from nothing with the accel of a checkout; nothing that a compiler kept is there either."""
     shutil.rmtree(folder, ignore_errors=True)
-    words = [sys.executable, "-m", "accel", "convert", model, "--targets", "cpu,trt-fp16", "-o", str(folder), "--quiet"]
+    words = [sys.executable, "-m", "accel", "convert", model, "--targets", targets, "-o", str(folder), "--quiet"]
     with tempfile.TemporaryDirectory() as compiled:
         own = {"PYTHONPATH": str(checkout), "TORCHINDUCTOR_CACHE_DIR": compiled}
         before, begin = os.times(), time.monotonic()
@@ -163,7 +163,7 @@ def convert_cold(model: str, checkout: Path, folder: Path) -> dict[str, Any]:
     return {"model": model, "wall_s": time.monotonic() - begin, "cpu_s": cpu_s, **summary(folder)}
 
 
-def against(commit: str, models: list[str], times: int, runs: Path, out: Path) -> None:
+def against(commit: str, models: list[str], targets: str, times: int, runs: Path, out: Path) -> None:
     """Convert models with an old version and this one in turn, and print how they compare."""
     here = Path(__file__).resolve().parents[1]
     rows: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
@@ -176,7 +176,7 @@ def against(commit: str, models: list[str], times: int, runs: Path, out: Path) -
                     for version, checkout in (("old", old), ("new", here)):
                         done = [(r["model"], r["version"], r["number"]) for r in rows]
                         if (model, version, number) not in done:
-                            row = convert_cold(model, checkout, runs.resolve() / f"{version}-{model}")
+                            row = convert_cold(model, targets, checkout, runs.resolve() / f"{version}-{model}")
                             rows.append({"version": version, "number": number, "commit": commit} | row)
                             out.parent.mkdir(parents=True, exist_ok=True)
                             out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -198,12 +198,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--against", metavar="COMMIT")
     parser.add_argument("--models", default="bert,minilm,resnet50")
+    parser.add_argument("--targets", default="cpu,trt-fp16")
     parser.add_argument("--times", type=int, default=1)
     asked = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     asked.out = asked.out or Path("docs/benchmarks") / ("old_new.json" if asked.against else "main_job.json")
     if asked.against:
-        against(asked.against, asked.models.split(","), asked.times, asked.runs, asked.out)
+        against(asked.against, asked.models.split(","), asked.targets, asked.times, asked.runs, asked.out)
         return
     found: dict[str, Any] = {"hardware": hardware.detect().id, "date": time.strftime("%Y-%m-%d")}
     found["bert"] = model("bert", asked.runs)

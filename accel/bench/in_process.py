@@ -77,7 +77,7 @@ class ProcessRunner:
     timeout_s: float
     watch: CardWatch | None = None
     check: Check | None = None
-    spare: dict[str, Worker] = field(default_factory=dict)
+    spare: dict[str, Worker] | None = None
     calls_ns: dict[str, list[np.ndarray]] = field(default_factory=dict)
     item_ms: dict[str, list[float]] = field(default_factory=dict)
     peak_rss_mib: float = 0.0
@@ -90,7 +90,7 @@ class ProcessRunner:
         self.watch = self.watch if self.artifact.variant.target.device == "cuda" else None
 
     def open(self) -> None:
-        worker = self.spare.pop(self.name, None) or Worker(
+        worker = (self.spare or {}).pop(self.name, None) or Worker(
             self.log, threads=self.threads, timeout_s=self.timeout_s, python=self.python
         )
         self._worker = worker
@@ -142,9 +142,10 @@ class ProcessRunner:
         return self.item_ms
 
     def leave(self) -> None:
-        if self._worker is not None:
+        if self._worker is not None and self.spare is not None:
             self.spare[self.name] = self._worker
             self._worker = None
+        self.close()
 
     def close(self) -> None:
         if self._worker is not None:

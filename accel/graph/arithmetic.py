@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from accel.core.feeds import Feed
-from accel.graph import measured, passes, qdq
 
 WINOGRAD = 4
 """How many times fewer multiplications a convolution may take. Source: Lavin and Gray, "Fast Algorithms for
@@ -57,6 +56,8 @@ def measure(path: Path, feed: Feed, *, batch: int, scratch: Path, threads: int) 
     Raises:
         InputError, SampleError, StageError: as ``measured.measure_ranges``.
     """
+    from accel.graph import measured, passes, qdq  # what names this module need not have onnx
+
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         copy = Path(folder) / "plain.onnx"
         model = qdq.load(path)

@@ -18,7 +18,7 @@ from accel.run.store import PACKAGE
 
 SHIPPED = PACKAGE / "run" / "winners.json"
 FIRST = 2
-"""Targets that are tried beside the baseline."""
+"""Targets that are tried."""
 AS_FAST = 1.03
 MISSING = 10.0
 """How many times the fastest's time a target counts that was not there, or failed its gate."""
@@ -62,10 +62,14 @@ def choose(
     asked = same or alike or records
     if not asked:
         return None
+    known = {name for r in asked for name in r.ms} & set(candidates)
     chosen: list[str] = []
-    while len(chosen) < min(FIRST, len(candidates)):
-        rest = sorted(set(candidates) - set(chosen))
-        chosen.append(min(rest, key=lambda name: sum(math.log(_behind(r, [*chosen, name])) for r in asked)))
+
+    def cost(names: Sequence[str]) -> float:
+        return sum(math.log(_behind(r, names)) for r in asked)
+
+    while len(chosen) < min(FIRST, len(known)):
+        chosen.append(min(known - set(chosen), key=lambda name: (cost([*chosen, name]), cost([name]), name)))
     hits = sum(_behind(r, chosen) <= AS_FAST for r in asked)
     where = f"of this kind on {hardware}" if same else "of this kind on other hardware" if alike else "of other kinds"
     beside = sum(r.kept for r in asked)

@@ -43,9 +43,6 @@ from accel.triton import releases
 PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
 
-QUICK = {"objectives": ("latency",), "budget_s": 30.0}
-"""What a quick run asks for where nothing else was said."""
-
 SOURCE_FIX = "accel convert SOURCE --targets cpu; `accel zoo` lists known models"
 TARGETS_FIX = "--targets cpu, or --targets openvino,ort; `accel targets` lists them"
 
@@ -201,11 +198,18 @@ class Job(BaseModel):
     static: Annotated[bool, Field(description="Also build for the one typical shape")] = False
     model_name: Annotated[str | None, Field(description="Name on the server")] = None
     model_version: Annotated[int, Mark.CARRIED, Field(ge=1, description="Version folder on the server")] = 1
+    quick: Annotated[
+        bool, Field(description="A first verdict, by latency: only the targets that win most often for such models")
+    ] = False
     objectives: Annotated[
         Objectives,
         Mark.CARRIED,
-        Field(alias="objective", description="latency or throughput  [default: one decision for each]"),
-    ] = ("latency", "throughput")
+        Field(
+            default_factory=lambda given: ("latency",) if given.get("quick") else ("latency", "throughput"),
+            alias="objective",
+            description="latency or throughput  [default: one decision for each]",
+        ),
+    ]
     max_p99_ms: Annotated[AboveZero | None, Field(description="Constraint on the p99's upper bound")] = None
     min_throughput_per_s: Annotated[
         AboveZero | None, Field(alias="min_throughput", description="Constraint, items per second")
@@ -248,12 +252,13 @@ class Job(BaseModel):
         int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided")
     ] = 60
     budget_s: Annotated[
-        AboveZero, Field(description="Seconds of rounds at most, for each objective and way of measuring")
-    ] = 120.0
+        AboveZero,
+        Field(
+            default_factory=lambda given: 30.0 if given.get("quick") else 120.0,
+            description="Seconds of rounds at most, for each objective and way of measuring  [default: 120, quick 30]",
+        ),
+    ]
     round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
-    quick: Annotated[
-        bool, Field(description="A first verdict, by latency: only the targets that win most often for such models")
-    ] = False
     exhaustive: Annotated[
         bool, Field(description="Also build what takes long and cannot win by the model's arithmetic")
     ] = False
@@ -337,8 +342,6 @@ class Job(BaseModel):
             job = handler(given)
         except ValidationError as error:
             raise _explained(error, **(info.context or {})) from error
-        if job.quick:
-            job = job.model_copy(update={k: v for k, v in QUICK.items() if k not in job.model_fields_set})
         releases.release(job.triton_release)
         known = [text for target in job.wanted for text in (target.name, str(target))]
         for text in job.required:  # a target's name, ``name@device``, or a static variant's id

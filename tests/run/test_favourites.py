@@ -62,6 +62,10 @@ def test_targets_complement_each_other_rather_than_win_alike(tmp_path):
     assert set(choose(tmp_path, family="vision", hardware="machine").targets) == {"openvino", "ort"}
 
 
+def test_what_no_run_knows_is_not_tried_first(tmp_path):
+    assert choose(tmp_path, family="other", candidates={"null", "ort", "openvino"}).targets == ("ort", "openvino")
+
+
 def test_nothing_known_of_the_candidates_is_said_as_nothing(tmp_path):
     assert choose(tmp_path, candidates={"null"}) is None
 
