@@ -89,7 +89,7 @@ def open_session(artifact: Artifact, folder: Path, *, threads: int, mode: Mode) 
 class TorchSession(Session):
     """A callable that takes tensors in the order of the inputs and returns a tuple in the order of the outputs."""
 
-    fresh = True
+    fresh = any_mode = True
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from accel.cli import complete
 from accel.cli.output import Json, Quiet, Verbose, print_json, show, watching
 from accel.core.errors import CheckFailed
 
@@ -24,9 +25,14 @@ def zoo(context: typer.Context, as_json: Json = False) -> None:
 
 @zoo_app.command("check")
 def zoo_check(
-    models: Annotated[list[str] | None, typer.Argument(help="Names of the zoo  [default: all]")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Names of the zoo  [default: all]", autocompletion=complete.zoo_names)
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="The models as they are, not their reduced forms")] = False,
-    targets: Annotated[str, typer.Option("--targets", "-t", help="Comma-separated, or cpu, gpu, all")] = "cpu",
+    targets: Annotated[
+        str,
+        typer.Option("--targets", "-t", help="Comma-separated, or cpu, gpu, all", autocompletion=complete.targets),
+    ] = "cpu",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the runs  [default: runs/zoo-small, runs/zoo]")
     ] = None,

@@ -99,6 +99,7 @@ class Model:
     onnx: OnnxModel | None
     integers: Integers | None
     call: CallForm | None = None
+    family: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,7 @@ class VariantRecord:
         static: shape suffix of a static build.
         repository / twin: folders relative to the run directory; ``twin`` is the one for the Python backend.
         unserved: name of a repository → why a server did not serve it.
+        died: whether it failed because its process crashed, hung past its limit or was killed.
         unverified_for_release: how its toolchain differs from that of the Triton release it was emitted for.
     """
 
@@ -184,6 +186,7 @@ class VariantRecord:
     cached: bool
     measurements: tuple[Measurement, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    died: bool = False
 
     def to_artifact(self) -> Artifact:
         """Return the artifact, whose files lie in ``variants/<id>`` of the run directory.

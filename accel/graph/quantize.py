@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from accel.core.errors import StageError, UsageError, nearest
@@ -98,12 +99,15 @@ class Prepared:
         together = -(-len(units) // (groups or len(units)))
         units = [sum(units[i : i + together], ()) for i in range(0, len(units), together)]
 
+        path = self.path.with_name("trial.onnx")
+        model = passes.load(self.path)
+        passes.run(model, qdq.WritePairs(self.products))
+        passes.save(model, path, data=f"{path.name}.data")
+        every = onnx.load(str(path), load_external_data=False)
+
         def trial(kept: tuple[str, ...]) -> float:
-            path = self.write(kept, self.path.with_name("trial.onnx"))
-            try:
-                return score(path)
-            finally:
-                path.unlink()
+            path.write_bytes(qdq.without_pairs(every, [p for p in self.products if p.node in kept]))
+            return score(path)
 
         return sensitivity.search(units, self.work, trial, floor, evaluations=evaluations, points=points)
 

@@ -17,7 +17,7 @@ from accel import exporters
 from accel.accuracy.parity import FEW_ITEMS, Noise
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, fixed_parts, read_feeds, write_feeds
+from accel.core.feeds import Feed, fit_inputs, fixed_parts, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -32,9 +32,10 @@ from accel.core.values import (
     Typed,
     file_refs,
 )
-from accel.exporters.check import Point, read_onnx
+from accel.exporters.check import Point, check_onnx, read_onnx
 from accel.exporters.request import SourceRequest
 from accel.exporters.source_model import SourceModel, another_way
+from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import Narrowed
 
@@ -122,25 +123,33 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
     from accel.exporters import verdict
 
     feeds = dict(list(gate_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
-    truth = read_feeds(reference)
-    found = another_way(_load(described.source), {name: feed for name, feed in feeds.items() if name in truth})
-    if found is None:
+    way = another_way(_load(described.source), next(iter(feeds.values())))
+    if way is None:
         return None
-    how, answers = found
-    return Noise(how, verdict.compare(described.source, feeds, truth, answers, {}).outputs)
+    how, answer = way
+    truth, found = read_feeds(reference), {name: answer(feed) for name, feed in feeds.items()}
+    deadline = time.monotonic() + COVERAGE_S
+    for name, feed in _coverage(described.samples, samples_folder).items():
+        if name in truth and time.monotonic() < deadline:
+            feeds[name], found[name] = feed, answer(feed)
+    return Noise(how, verdict.compare(described.source, feeds, truth, found, {}).outputs)
 
 
-def export(described: Described, samples_folder: Path, reference: Path, out_dir: Path, opset: int) -> OnnxModel:
-    """Export the source to ONNX and check the file against what the source answered at the checked shapes.
+def export(source: ModelSource, out_dir: Path, opset: int) -> None:
+    """Export the source to ONNX; ``check`` holds the file against it."""
+    exporters.write_onnx(_load(source), out_dir, opset=opset)
+
+
+def check(described: Described, samples_folder: Path, reference: Path, folder: Path) -> OnnxModel:
+    """Check what ``export`` wrote into ``folder`` against what the source answered at the checked shapes.
 
     Args:
         reference: the answers that the task ``reference`` wrote.
     """
-    source = described.source
-    answers = read_feeds(reference)
     feeds = read_feeds(samples_folder / described.samples.shapes.path)
+    answers = read_feeds(reference, only=feeds.keys())
     points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
-    return exporters.export_onnx(source, out_dir, opset=opset, model=_load(source), points=points)
+    return check_onnx(described.source, folder / exporters.ONNX_FILE, points)
 
 
 def narrow(
@@ -157,6 +166,25 @@ def narrow(
     unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
     values = tuple(u.reason for u in unproved)
     return Narrowed(read_onnx(out), report, values)
+
+
+def arithmetic(
+    described: Described, samples_folder: Path, onnx: OnnxModel, folder: Path, scratch: Path, threads: int
+) -> Arithmetic:
+    """Find out what an FP32 build of the exported model takes at least on this machine, at the typical shape.
+
+    Args:
+        folder: where the files of ``onnx`` lie.
+        scratch: folder for a copy of the file, which is removed.
+    """
+    from accel.exporters.axes import batch_axis
+    from accel.graph import arithmetic
+
+    source = described.source
+    stored = read_feeds(samples_folder / described.samples.shapes.path, only={"opt"})["opt"]
+    feed = fit_inputs(stored, source.inputs)
+    batch = next(iter(feed.values())).shape[0] if batch_axis(source) else 1
+    return arithmetic.measure(folder / onnx.file.path, feed, batch=batch, scratch=scratch, threads=threads)
 
 
 def prepare(request: BuildRequest, out_dir: Path) -> Typed:
@@ -202,7 +230,7 @@ def typed_answers(
     assert isinstance(builder, ConvertingBuilder)
     session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
-        feeds = _proof_feeds(described.samples, samples_folder, reference, target)
+        feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[target].precision)
         write_feeds(out, {name: session.run(feed) for name, feed in feeds.items()})
         return len(feeds)
 
@@ -224,8 +252,8 @@ def answers(
         reference: the source's answers: what it did not answer is not asked for; None asks for all.
     """
     variant, source = artifact.variant, described.source
-    feeds = _proof_feeds(described.samples, samples_folder, reference, variant.target.name)
     builder = targets.discover()[variant.target.name]
+    feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[variant.target.name].precision)
     session = builder.open(artifact, folder, threads=threads, mode="latency")
     with contextlib.closing(session):
         if variant.static:
@@ -267,7 +295,7 @@ def compare(
     """
     from accel.exporters import coverage, verdict
 
-    feeds, truth = _proof_feeds(described.samples, samples_folder), read_feeds(reference)
+    feeds, truth = proof_feeds(described.samples, samples_folder), read_feeds(reference)
     found = {name: answer for name, answer in read_feeds(answers).items() if name in truth}
     held = verdict.compare(described.source, feeds, truth, found, gate, noise)
     said = coverage.covered(described.source, {name: feeds[name] for name in found}, len(feeds.keys() - truth.keys()))
@@ -364,12 +392,12 @@ def _coverage(samples: SampleSet, folder: Path) -> Feeds:
     return read_feeds(folder / samples.coverage.path) if samples.coverage else {}
 
 
-def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None, target: str | None = None) -> Feeds:
+def proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None, precision: str = "") -> Feeds:
     """Return all feeds on which variants are compared.
 
     Args:
         reference: leaves out what the source did not answer.
-        target: leaves out what is not asked of it.
+        precision: leaves out what is not asked of it.
     """
     from accel.exporters.coverage import BEYOND_FEED
 
@@ -378,7 +406,7 @@ def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None
         with np.load(reference, allow_pickle=False) as stored:
             answered = {key.partition("/")[0] for key in stored.files}
         feeds = {name: feed for name, feed in feeds.items() if name in answered}
-    if target is not None and targets.discover()[target].targets[target].precision in CALIBRATED:
+    if precision in CALIBRATED:
         feeds.pop(BEYOND_FEED, None)
     return feeds
 
