@@ -434,7 +434,7 @@ def campaign(inputs: int, *, seed: int, folder: Path, minutes: float, kinds: Seq
                 said = json.loads(text)
                 if "finding" in said:
                     findings.append(said["finding"])
-                    print(str(said["finding"])[:2000], flush=True)
+                    print(said["finding"] | {"data": None}, flush=True)
                 elif "doing" in said:
                     last, done = said["doing"], done + 1
                 elif "counts" in said:

@@ -1050,11 +1050,21 @@ def plant(campaign: Campaign, bench: Bench, runtimes: tuple[str, ...], say: Call
             for mode in ("latency", "throughput"):
                 with contextlib.closing(bench.session(target, mode=mode, threads=threads)) as opened:
                     campaign.add(bench, target, "sound", f"{threads} threads, {mode}", opened.run, None)
-    if bench.onnx is None:
+    if "tf" in runtimes:
         for name, run in in_keras(source):
             campaign.add(bench, "tf", "module", name, run, None)
-        return
+    if "torch" in runtimes:
+        for name, run in in_module(source):
+            campaign.add(bench, "torch", "module", name, run, None)
+    if "ort" in runtimes:
+        plant_in_graphs(campaign, bench, say)
+
+
+def plant_in_graphs(campaign: Campaign, bench: Bench, say: Callable[[str], None]) -> None:
+    """Plant errors in the ONNX file, and run it in both runtimes that take one as it is."""
     import onnx
+
+    source = bench.described.source
 
     path = bench.folder / "onnx" / bench.onnx.file.path
     plain = onnx.load(path).SerializeToString()
@@ -1072,8 +1082,6 @@ def plant(campaign: Campaign, bench: Bench, runtimes: tuple[str, ...], say: Call
                 say(f"{bench.name} {runtime} {name}: {str(error).splitlines()[0][:120]}")
                 continue
             campaign.add(bench, runtime, "graph", name, run, None)
-    for name, run in in_module(source):
-        campaign.add(bench, "torch", "module", name, run, None)
     for name, run in in_int8(path, bench):
         campaign.add(bench, "ort", "int8", name, run, None, precision="int8")
 
