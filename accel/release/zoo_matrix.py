@@ -95,7 +95,8 @@ def _job(name: str, folder: Path, full: bool, targets: str) -> Job:
     if not full:
         given |= {"rounds": ROUNDS, "round_s": ROUND_S}
     words = [given["source"], *(f"--{k.replace('_', '-')}={v}" for k, v in given.items() if k != "source")]
-    return assemble(given, None, command=shlex.join(["accel", "convert", *words]))
+    given["exhaustive"] = True  # every cell of the matrix
+    return assemble(given, None, command=shlex.join(["accel", "convert", *words, "--exhaustive"]))
 
 
 def summary(run: document.RunDocument, name: str) -> Row:
