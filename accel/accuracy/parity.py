@@ -491,13 +491,19 @@ def _number(db: float | None) -> float:
 
 
 def _least(least: float, noise: Noise | None, figure: _Figure) -> tuple[float, OutputParity | None]:
-    """Return a gate in dB as low as the source's own noise makes it, and the noise of the output, where it has any."""
+    """Return a gate in dB as low as the source's own noise makes it, and the noise of the output, where it has any.
+
+    A coverage feed at which the source is no surer of itself than ``NOISE_LEAST_DB`` shows nothing: there is no gate.
+    """
     row = next((r for r in noise.outputs if r.name == figure.row.name and not r.exact), None) if noise else None
     if row is None:
         return least, None
     usual = [row.sqnr_db, *(row.by_shape_db.get(shape) for shape in SHAPE_POINTS)]
     other = min((db for db in usual if db is not None), default=None)
     own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, other)
+    if figure.place is not None and is_coverage(figure.place) and figure.place in row.by_shape_db:
+        if _number(own) < NOISE_LEAST_DB:
+            return -math.inf, row
     return (least if own is None else min(least, max(own - NOISE_ROOM_DB, NOISE_LEAST_DB))), row
 
 
@@ -534,7 +540,9 @@ def _verdict(
                         f"{name} {figure.shown} is below the gate of {own:.4g} ({figure}){_told(noise, row)}"
                     )
                     break
-                if figure.db < least:
+                if figure.db < least and own == -math.inf:
+                    notes.append(f"{name} {figure.shown} says nothing ({figure}){_told(noise, row)}: as little there")
+                elif figure.db < least:
                     held[name] = min(held[name], own)
                     place = f"in place of {least:g} ({figure}){_told(noise, row)}"
                     notes.append(f"{name} {figure.shown} is held to {own:.4g} {place}")

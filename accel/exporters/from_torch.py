@@ -238,6 +238,8 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     """
     import torch
 
+    from accel.exporters import torch_operators
+
     if model.module is None:
         raise TypeError("an ONNX source is copied, not exported")
     source = model.source
@@ -257,6 +259,7 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
                 input_names=[s.name for s in source.inputs],
                 output_names=[s.name for s in source.outputs],
                 dynamic_shapes=dynamic_shapes(source, profile),
+                custom_translation_table=torch_operators.TABLE,
                 verbose=False,
             )
             program.save(str(path), external_data=True)

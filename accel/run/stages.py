@@ -364,8 +364,8 @@ class Stages:
                     reference.folder / reference.value.file,
                 )
             held = ran.precision if asked == "none" else asked
-            if made.source.quantised and parity.coarser(ran.precision, held):
-                held = ran.precision  # as the source itself, which the reference computes in float
+            if parity.coarser(made.source.computes, held):
+                held = made.source.computes
             verdict = self._compare(worker, held, found, described, reference)
             found.unlink()
             if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:

@@ -191,3 +191,30 @@ def test_a_branch_on_values_is_named_by_its_line(forms: Path, tmp_path: Path) ->
         StageError, match=r"decides by the values of a tensor at forms.py:\d+ `return run(.|\n)*torch.cond"
     ):
         export_onnx(source, tmp_path)
+
+
+OPERATORS = """
+import torch
+class Distances(torch.nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+    def forward(self, x, temperature):
+        pooled = torch.nn.functional.adaptive_max_pool2d(x[:, None], (3, 2)).flatten(1)
+        return torch.cdist(x, 0.5 * x + 1, p=self.p) * temperature, pooled
+def samples():
+    return {"x": torch.linspace(-1, 2, 140).reshape(5, 7, 4), "temperature": torch.tensor(0.5)}
+def euclid(): return Distances(2.0), samples()
+def cubic(): return Distances(3.0), samples()
+"""
+
+
+@pytest.mark.parametrize("name", ["euclid", "cubic"])
+def test_numbers_as_tensors_and_operators_that_torch_cannot_write(tmp_path: Path, name: str) -> None:
+    """A rank-0 input is one element to clients; cdist and adaptive max pooling have an ONNX of accel's own."""
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    source = describe(recognise(f"{file}:{name}"))
+    assert [(s.name, s.dims) for s in source.inputs] == [("x", ("batch", 7, 4)), ("temperature", (1,))]
+    made = export_onnx(source, tmp_path / "out")  # which is checked against the source
+    assert made.inputs[1].dims == (1,)
