@@ -501,9 +501,9 @@ def _least(least: float, noise: Noise | None, figure: _Figure) -> tuple[float, O
     usual = [row.sqnr_db, *(row.by_shape_db.get(shape) for shape in SHAPE_POINTS)]
     other = min((db for db in usual if db is not None), default=None)
     own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, other)
-    if figure.place is not None and is_coverage(figure.place) and figure.place in row.by_shape_db:
-        if _number(own) < NOISE_LEAST_DB:
-            return -math.inf, row
+    covers = figure.place is not None and is_coverage(figure.place) and figure.place in row.by_shape_db
+    if covers and _number(own) < NOISE_LEAST_DB:
+        return -math.inf, row
     return (least if own is None else min(least, max(own - NOISE_ROOM_DB, NOISE_LEAST_DB))), row
 
 
