@@ -201,7 +201,8 @@ def compare(
         masked = bool(mask_dims) and spec.dims[: len(mask_dims)] == mask_dims
         select = {feed: mask.astype(bool) for feed, mask in masks.items()} if masked else {}
         rows_of = ((f, reference[f][spec.name], answers[f][spec.name], select.get(f)) for f in feeds)
-        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate, every=not gate))
+        least = gate.get("shape_db", -math.inf) if gate else math.inf
+        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate, least=least))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
     if exact := _exact(outputs, detections):
@@ -329,12 +330,12 @@ def _class_axis(spec: TensorSpec) -> int | None:
 Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
 
 
-def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, every: bool = False) -> _Compared:
+def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, least: float = -math.inf) -> _Compared:
     """Compare one output of all feeds.
 
     Args:
         few: whether there are too few samples for a mean.
-        every: show the figures of every coverage feed, not of the worst alone.
+        least: show every coverage feed below this, not the worst alone.
     """
     fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
     classes = _class_axis(spec) if _is_scores(spec) else None
@@ -365,7 +366,7 @@ def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, every: b
     by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
     shown = {f for f in SHAPE_POINTS if f in by_feed}
     covered = sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))
-    shown |= set(covered if every else covered[:1])
+    shown |= {f for f in covered if _number(by_feed[f]) < least} | set(covered[:1])
     worst = min(((db, f) for f, db in by_feed.items() if db is not None and is_sample(f)), default=(math.inf, ""))
     agreement = total.agreed / total.ranked if total.ranked else None
     if _is_integer(spec):

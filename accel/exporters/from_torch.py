@@ -230,6 +230,31 @@ def whole_recurrent_layers() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def plain_bags() -> Iterator[None]:
+    """Let an EmbeddingBag of bags of one length be a lookup and a reduction: torch's ONNX of it is a loop over bags."""
+    import torch
+
+    forward = torch.nn.EmbeddingBag.forward
+    reduced = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
+
+    def plain(self: Any, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+        if (
+            input.dim() != 2
+            or per_sample_weights is not None
+            or self.padding_idx is not None
+            or self.max_norm is not None
+        ):
+            return forward(self, input, offsets, per_sample_weights)
+        return reduced[self.mode](torch.nn.functional.embedding(input, self.weight), 1)
+
+    torch.nn.EmbeddingBag.forward = plain
+    try:
+        yield
+    finally:
+        torch.nn.EmbeddingBag.forward = forward
+
+
 def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     """Export the loaded module with torch.onnx (dynamo), weights in ``model.onnx.data`` beside the file.
 
@@ -248,7 +273,12 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     # Four warnings that torchvision's operators are missing: no model that loads here uses one.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     try:
-        with eager_attention(model.module) as module, whole_recurrent_layers(), warnings.catch_warnings():
+        with (
+            eager_attention(model.module) as module,
+            whole_recurrent_layers(),
+            plain_bags(),
+            warnings.catch_warnings(),
+        ):
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
             warnings.simplefilter("ignore")
             program = torch.onnx.export(

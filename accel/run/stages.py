@@ -8,7 +8,7 @@ where the result depends on the machine, the hardware's fingerprint. What happen
 import dataclasses
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -479,14 +479,18 @@ class Stages:
         )
         truth = reference.folder / reference.value.file
         verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
-        if parity.accept(verdict) is not None and (noise := self._noise(described, reference)) is not None:
+        missed = sorted({f for row in verdict.outputs for f in row.by_shape_db if parity.is_coverage(f)})
+        if parity.accept(verdict) is not None and (noise := self._noise(described, reference, missed)) is not None:
             verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate, noise)
         return dataclasses.replace(verdict, notes=(*parity.lowered(gate, usual), *verdict.notes))
 
-    def _noise(self, described: Stage[Described], reference: Stage[Answered]) -> parity.Noise | None:
+    def _noise(
+        self, described: Stage[Described], reference: Stage[Answered], coverage: Sequence[str]
+    ) -> parity.Noise | None:
         """Measure how far the source differs from itself when it is computed otherwise; once, and only where asked."""
         key = store.key(
             reference=reference.key,
+            coverage=coverage,
             code=store.code_hash("exporters", "accuracy", "run/tasks.py"),
             versions=self._versions,
         )
@@ -494,7 +498,7 @@ class Stages:
         def make(folder: Path) -> parity.Noise:
             truth = reference.folder / reference.value.file
             with self.worker("noise") as worker:
-                found = worker.call(tasks.noise, described.value, described.folder, truth)
+                found = worker.call(tasks.noise, described.value, described.folder, truth, coverage)
             return found or parity.Noise("", ())
 
         noise = self._stage("noise", key, parity.Noise, make).value

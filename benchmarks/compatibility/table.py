@@ -97,8 +97,8 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
     raw = [markdown.code(r["id"]) for r in rows if unexplained(r)]
     yield from (
         "",
-        f"{len(rows)} of {listed[0] + listed[2]} listed sources were run so far ({listed[2]} of them single operators), "
-        f"{warm} of them in processes forked from one that had imported the frameworks.",
+        f"{len(rows)} of {listed[0] + listed[2]} sources ({listed[2]} of single operators) were run, {warm} of them "
+        "in processes forked from one that had imported the frameworks.",
         "",
         f"Tracebacks: {', '.join(tracebacks) or 'none'}. Errors that nothing explains: {', '.join(raw) or 'none'}.",
     )
