@@ -8,7 +8,7 @@ where the result depends on the machine, the hardware's fingerprint. What happen
 import dataclasses
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -479,13 +479,13 @@ class Stages:
         )
         truth = reference.folder / reference.value.file
         verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
-        missed = sorted({f for row in verdict.outputs for f in row.by_shape_db if parity.is_coverage(f)})
+        missed = tuple(sorted({f for row in verdict.outputs for f in row.by_shape_db if parity.is_coverage(f)}))
         if parity.accept(verdict) is not None and (noise := self._noise(described, reference, missed)) is not None:
             verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate, noise)
         return dataclasses.replace(verdict, notes=(*parity.lowered(gate, usual), *verdict.notes))
 
     def _noise(
-        self, described: Stage[Described], reference: Stage[Answered], coverage: Sequence[str]
+        self, described: Stage[Described], reference: Stage[Answered], coverage: tuple[str, ...]
     ) -> parity.Noise | None:
         """Measure how far the source differs from itself when it is computed otherwise; once, and only where asked."""
         key = store.key(

@@ -6,7 +6,7 @@ loads only its own runtime; a source that one task loaded stays loaded for the n
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -113,7 +113,7 @@ def reference(described: Described, samples_folder: Path, out: Path) -> int:
     return len(found)
 
 
-def noise(described: Described, samples_folder: Path, reference: Path, coverage: Sequence[str]) -> Noise | None:
+def noise(described: Described, samples_folder: Path, reference: Path, coverage: tuple[str, ...]) -> Noise | None:
     """Hold the source against itself, computed in another way: what no variant of it can be asked to undercut.
 
     Args:
