@@ -81,6 +81,9 @@ SMALL = 0.01
 SHAPE_POINTS = ("min", "odd", "opt", "max")
 """Checked shapes. Feeds named by a number are samples; all others cover values and shapes that samples do not have."""
 
+BLOCK = 1 << 15
+"""Values that are compared at a time."""
+
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
 
 _IN_DB = ("sqnr_db", "tolerance_db", "shape_db")
@@ -439,25 +442,31 @@ def _compare_rows(spec: TensorSpec, matched: Mapping[str, Matched], declared: De
 
 
 def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
+    """Add the figures of a feed (samples, channels), in blocks whose intermediate values a cache holds."""
+    rows = max(1, BLOCK // max(1, truth.shape[1]))
+    for start in range(0, len(truth), rows):
+        block = slice(start, start + rows)
+        _add_block(sums, truth[block], found[block], ok[block], mean)
+
+
+def _add_block(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
     same = (truth == found) | (np.isnan(truth) & np.isnan(found))  # before the cast: float64 merges large integers
     truth, found = truth.astype(np.float64), found.astype(np.float64)
     bad = ~np.isfinite(found) & ok
     use = ok & ~bad
     with np.errstate(invalid="ignore"):  # infinities of the reference are not in ``use``
-        error = np.where(use, found - truth, 0.0)
-        level = np.where(use, truth, 0.0)
-        signal = np.where(use, truth - mean, 0.0)
-        other = np.where(use, found - mean, 0.0)
+        parts = found - truth, truth, truth - mean, found - mean
+        error, level, signal, other = parts if use.all() else (np.where(use, part, 0.0) for part in parts)
     absolute = np.abs(error)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(absolute > 0, absolute / np.abs(truth), 0.0)
     sums.count += int(use.sum())
     sums.largest = max(sums.largest, float(np.abs(level).max(initial=0.0)))
-    sums.level += float((level**2).sum())
-    sums.signal += float((signal**2).sum())
-    sums.noise += float((error**2).sum())
-    sums.dot += float((signal * other).sum())
-    sums.other += float((other**2).sum())
+    sums.level += float(np.vdot(level, level))
+    sums.signal += float(np.vdot(signal, signal))
+    sums.noise += float(np.vdot(error, error))
+    sums.dot += float(np.vdot(signal, other))
+    sums.other += float(np.vdot(other, other))
     sums.max_abs = max(sums.max_abs, float(absolute.max(initial=0.0)))
     sums.max_rel = max(sums.max_rel, float(relative.max(initial=0.0)))
     sums.equal += int(same.sum())

@@ -139,7 +139,7 @@ def _in_one_order(
     )
 
 
-def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarray, *, rtol: float) -> None:
+def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarray, *, rtol: float = RTOL) -> None:
     at = f"at the {point.name} shape ({', '.join(f'{n} {list(v.shape)}' for n, v in point.feed.items())})"
     if expected.shape != found.shape:
         raise StageError(f"output {name!r} of the ONNX model is {found.shape} {at}, the source gives {expected.shape}")

@@ -4,9 +4,9 @@ Clients' dtypes and layout are part of it: casts and transpositions stand around
 or saved from it shows clients one contract. TensorFlow is imported inside functions.
 """
 
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,8 @@ SIGNATURE = "serving_default"
 PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 NARROW = ("float16", "bfloat16")
 """Float types that NumPy or clients lack; clients see float32."""
+quiet = functools.partial(warnings.catch_warnings, action="ignore")
+"""Keeps warnings of TensorFlow and Keras about themselves from the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +233,3 @@ def check_dtype(dtype: Any, what: str) -> str:
             "--output-tensors, or a `file.py:factory` whose function takes and returns numbers",
         )
     return name
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep warnings of TensorFlow and Keras about themselves from the user."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -342,12 +342,9 @@ class _Walk:
                 join(replace(first, dims=None, items=None), replace(result, dims=None, items=None)) if first else result
             )
             certain = i >= len(initial) or (carried[i] is not None and first is not None)
-            settled.append(_meet(out, whole) if certain else out)
+            certain = certain and out.dtype == whole.dtype
+            settled.append(known(out.dtype, whole.bounds, out.dims) if certain else out)
         return settled + outputs[len(settled) :]
-
-
-def _meet(out: Fact, result: Fact) -> Fact:
-    return known(out.dtype, result.bounds, out.dims) if out.dtype == result.dtype else out
 
 
 def _inside(after: Fact, before: Fact | None) -> bool:
