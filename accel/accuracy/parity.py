@@ -204,7 +204,8 @@ def compare(
         masked = bool(mask_dims) and spec.dims[: len(mask_dims)] == mask_dims
         select = {feed: mask.astype(bool) for feed, mask in masks.items()} if masked else {}
         rows_of = ((f, reference[f][spec.name], answers[f][spec.name], select.get(f)) for f in feeds)
-        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate, every=not gate))
+        least = gate.get("shape_db", -math.inf) if gate else math.inf
+        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate, least=least))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
     if exact := _exact(outputs, detections):
@@ -332,12 +333,12 @@ def _class_axis(spec: TensorSpec) -> int | None:
 Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
 
 
-def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, every: bool = False) -> _Compared:
+def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, least: float = -math.inf) -> _Compared:
     """Compare one output of all feeds.
 
     Args:
         few: whether there are too few samples for a mean.
-        every: show the figures of every coverage feed, not of the worst alone.
+        least: show every coverage feed below this, not the worst alone.
     """
     fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
     classes = _class_axis(spec) if _is_scores(spec) else None
@@ -368,7 +369,7 @@ def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, every: b
     by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
     shown = {f for f in SHAPE_POINTS if f in by_feed}
     covered = sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))
-    shown |= set(covered if every else covered[:1])
+    shown |= {f for f in covered if _number(by_feed[f]) < least} | set(covered[:1])
     worst = min(((db, f) for f, db in by_feed.items() if db is not None and is_sample(f)), default=(math.inf, ""))
     agreement = total.agreed / total.ranked if total.ranked else None
     if _is_integer(spec):
@@ -500,13 +501,19 @@ def _number(db: float | None) -> float:
 
 
 def _least(least: float, noise: Noise | None, figure: _Figure) -> tuple[float, OutputParity | None]:
-    """Return a gate in dB as low as the source's own noise makes it, and the noise of the output, where it has any."""
+    """Return a gate in dB as low as the source's own noise makes it, and the noise of the output, where it has any.
+
+    A coverage feed at which the source is no surer of itself than ``NOISE_LEAST_DB`` shows nothing: there is no gate.
+    """
     row = next((r for r in noise.outputs if r.name == figure.row.name and not r.exact), None) if noise else None
     if row is None:
         return least, None
     usual = [row.sqnr_db, *(row.by_shape_db.get(shape) for shape in SHAPE_POINTS)]
     other = min((db for db in usual if db is not None), default=None)
     own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, other)
+    covers = figure.place is not None and is_coverage(figure.place) and figure.place in row.by_shape_db
+    if covers and _number(own) < NOISE_LEAST_DB:
+        return -math.inf, row
     return (least if own is None else min(least, max(own - NOISE_ROOM_DB, NOISE_LEAST_DB))), row
 
 
@@ -543,7 +550,9 @@ def _verdict(
                         f"{name} {figure.shown} is below the gate of {own:.4g} ({figure}){_told(noise, row)}"
                     )
                     break
-                if figure.db < least:
+                if figure.db < least and own == -math.inf:
+                    notes.append(f"{name} {figure.shown} says nothing ({figure}){_told(noise, row)}: as little there")
+                elif figure.db < least:
                     held[name] = min(held[name], own)
                     place = f"in place of {least:g} ({figure}){_told(noise, row)}"
                     notes.append(f"{name} {figure.shown} is held to {own:.4g} {place}")

@@ -148,7 +148,7 @@ class ModelSource:
         detections: the outputs that are compared as sets of rows, when there are any.
         graph: what was chosen of a TensorFlow source.
         call: how Python code calls it; None where its inputs and outputs are all that is known.
-        quantised: whether the file computes in integers itself, so that no variant can be asked for more.
+        computes: the coarsest precision that the source itself computes in: no variant of it is held to a finer one.
     """
 
     name: str
@@ -174,7 +174,7 @@ class ModelSource:
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
     call: CallForm | None = None
-    quantised: bool = False
+    computes: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
 
     @property
     def batched(self) -> bool:

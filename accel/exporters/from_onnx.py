@@ -140,7 +140,8 @@ def describe(request: SourceRequest) -> ModelSource:
         samples=request.samples or "random",
         notices=[*notices, *found.notices],
     )
-    return dataclasses.replace(source, quantised=any(node.op_type in QUANTISED for node in nodes(graph.graph)))
+    quantised = any(node.op_type in QUANTISED for node in nodes(graph.graph))
+    return dataclasses.replace(source, computes="int8" if quantised else "fp32")
 
 
 def _ranged(inputs: tuple[TensorSpec, ...], graph: "onnx.GraphProto") -> tuple[tuple[TensorSpec, ...], list[str]]:

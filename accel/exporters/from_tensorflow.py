@@ -27,6 +27,7 @@ from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
     from accel.exporters.factory_result import FactoryResult
 
@@ -68,7 +69,7 @@ def describe(request: SourceRequest, made: "FactoryResult | None" = None) -> Mod
         )
     samples = request.samples_or(request.reference if made is not None and made.samples else "random")
     notices = [f"axis {n!r}: sizes {SEQUENCE.min} to {SEQUENCE.max} assumed (--max-shape sets them)" for n in guessed]
-    return request.source(
+    source = request.source(
         "tensorflow",
         key=key or made_key(request.reference, graph),
         inputs=inputs,
@@ -77,6 +78,7 @@ def describe(request: SourceRequest, made: "FactoryResult | None" = None) -> Mod
         samples=samples,
         notices=notices,
     )
+    return dataclasses.replace(source, computes=graph.computes)
 
 
 def load(source: ModelSource) -> Graph:
@@ -196,7 +198,7 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
     import onnx_ir as ir
 
     from accel.graph import passes
-    from accel.graph.interface import DeclareAxes
+    from accel.graph.interface import DeclareAxes, WithoutErfc
 
     import_tensorflow()
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
@@ -212,8 +214,10 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
             f"tf2onnx could not convert {source.name}: {explain(error)}",
             fix="choose targets that start from TensorFlow itself (tf, tf-xla), or give the ONNX file",
         ) from error
-    _refuse_unknown(model, source)
     graph_model = ir.from_proto(model)
+    _hold_captured(graph_model.graph, graph)
+    passes.run(graph_model, WithoutErfc())
+    _refuse_unknown(ir.to_proto(graph_model), source)
     _put_in_order(graph_model.graph.inputs, source.inputs)
     _put_in_order(graph_model.graph.outputs, source.outputs)
     # Sizes that differ from the source's stay for the check.
@@ -234,6 +238,18 @@ def _refuse_unknown(model: "onnx.ModelProto", source: ModelSource) -> None:
             fix="leave them out of the model (another --signature, or a `file.py:factory`), or choose targets that "
             "start from TensorFlow itself: tf, tf-xla",
         )
+
+
+def _hold_captured(converted: "ir.Graph", graph: Graph) -> None:
+    """Make constants of the tensors that a function captured, which tf2onnx makes inputs of the model."""
+    import onnx_ir as ir
+
+    tf = import_tensorflow()
+    held = {inner.name: outer for outer, inner in graph.concrete().graph.captures if outer.dtype != tf.resource}
+    for value in [v for v in converted.inputs if v.name in held]:
+        converted.inputs.remove(value)
+        value.const_value = ir.tensor(held[value.name].numpy(), name=value.name)
+        converted.register_initializer(value)
 
 
 def _put_in_order(values: Any, specs: Sequence[TensorSpec]) -> None:

@@ -231,6 +231,31 @@ def whole_recurrent_layers() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def plain_bags() -> Iterator[None]:
+    """Let an EmbeddingBag of bags of one length be a lookup and a reduction: torch's ONNX of it is a loop over bags."""
+    import torch
+
+    forward = torch.nn.EmbeddingBag.forward
+    reduced = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
+
+    def plain(self: Any, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+        if (
+            input.dim() != 2
+            or per_sample_weights is not None
+            or self.padding_idx is not None
+            or self.max_norm is not None
+        ):
+            return forward(self, input, offsets, per_sample_weights)
+        return reduced[self.mode](torch.nn.functional.embedding(input, self.weight), 1)
+
+    torch.nn.EmbeddingBag.forward = plain
+    try:
+        yield
+    finally:
+        torch.nn.EmbeddingBag.forward = forward
+
+
 def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     """Export the loaded module with torch.onnx (dynamo), weights in ``model.onnx.data`` beside the file.
 
@@ -238,6 +263,8 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
         StageError: torch.onnx could not export it.
     """
     import torch
+
+    from accel.exporters import torch_operators
 
     if model.module is None:
         raise TypeError("an ONNX source is copied, not exported")
@@ -250,6 +277,7 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
         with (
             eager_attention(model.module) as module,
             whole_recurrent_layers(),
+            plain_bags(),
             warnings.catch_warnings(action="ignore"),
         ):
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
@@ -261,6 +289,7 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
                 input_names=[s.name for s in source.inputs],
                 output_names=[s.name for s in source.outputs],
                 dynamic_shapes=dynamic_shapes(source, profile),
+                custom_translation_table=torch_operators.TABLE,
                 verbose=False,
             )
             program.save(str(path), external_data=True)

@@ -66,6 +66,7 @@ class Nested(torch.nn.Module):
         names: a name for each tensor among its arguments, in the order in which the tree is flattened.
         spec: the tree of ``(args, kwargs)``; a leaf that is no tensor stands in ``fixed``.
         fixed: place among the tree's leaves → the value that is given there every time.
+        scalars: names of tensors without axes, which clients give as one element.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Nested(torch.nn.Module):
         names: Sequence[str],
         spec: pytree.TreeSpec,
         fixed: Mapping[int, Any] | None = None,
+        scalars: Sequence[str] = (),
     ) -> None:
         super().__init__()
         # Not eval(): the module of an exported program refuses to be switched.
@@ -82,10 +84,11 @@ class Nested(torch.nn.Module):
         self.names = tuple(names)
         self._spec = spec
         self._fixed = dict(fixed or {})
+        self._scalars = frozenset(scalars)
 
     def forward(self, **given: torch.Tensor) -> Any:
         """Run the model on tensors by name."""
-        tensors = iter([given[name] for name in self.names])
+        tensors = iter([given[n].reshape(()) if n in self._scalars else given[n] for n in self.names])
         leaves = [self._fixed[i] if i in self._fixed else next(tensors) for i in range(self._spec.num_leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return self.model(*args, **kwargs)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 
 SIGNATURE = "serving_default"
 """The signature that TensorFlow's own tools and Triton take where none is named."""
+PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 NARROW = ("float16", "bfloat16")
 """Float types that NumPy or clients lack; clients see float32."""
 quiet = functools.partial(warnings.catch_warnings, action="ignore")
@@ -94,6 +95,12 @@ class Graph:
         same = {s.name: s.dtype for s in self.inputs} == taken and self._outputs == self.opened.gives
         scalars = any(p.shape == () for p in self.opened.ports) or any(s.dims == (1,) for s in self._given or ())
         return same and not self._nchw and not scalars
+
+    @property
+    def computes(self) -> Literal["fp32", "fp16", "bf16"]:
+        """The narrowest float type of its products: Keras's mixed precision casts around them."""
+        made = {o.dtype.name for n in self.concrete().graph.get_operations() if n.type in PRODUCTS for o in n.outputs}
+        return "bf16" if "bfloat16" in made else "fp16" if "float16" in made else "fp32"
 
     def concrete(self, *, compiled: bool = False) -> Any:
         """Trace the model once, and return TensorFlow's ConcreteFunction.

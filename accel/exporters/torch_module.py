@@ -121,10 +121,12 @@ def bound(module: torch.nn.Module, samples: Any) -> tuple[torch.nn.Module, Feeds
             raise SampleError(f"sample {index} is not made like sample 0: the same tensors and values must be in all")
         arrays = [_array(leaf) for place, leaf in enumerate(own) if place not in fixed]
         feeds.append(dict(zip(names, arrays, strict=True)))
+    scalars = [name for name, array in feeds[0].items() if not array.ndim]
+    feeds = [{n: a.reshape(1) if n in scalars else a for n, a in feed.items()} for feed in feeds]
     flat = not found[0][0] and set(names) == set(found[0][1])
     if isinstance(module, torch.jit.ScriptModule) and not flat:
         raise SampleError("a TorchScript module takes tensors by name only", fix=f"it takes {list(arguments(module))}")
-    return (module if flat else Nested(module, names, spec, fixed)), tuple(feeds)
+    return (module if flat and not scalars else Nested(module, names, spec, fixed, scalars)), tuple(feeds)
 
 
 def _call(module: torch.nn.Module, sample: Any, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The passes that make a graph's inputs and outputs what a contract has: their axes, and no scalars among them."""
+"""The passes that make a graph what a contract has: axes of its inputs and outputs, no scalars, ONNX's operators."""
 
 from collections.abc import Iterable
 
@@ -58,6 +58,22 @@ class ScalarsAsVectors(ir.passes.InPlacePass):
             graph.append(outer)
             graph.outputs[index] = outer.outputs[0]
         return ir.passes.PassResult(model, bool(scalars or outputs))
+
+
+class WithoutErfc(ir.passes.InPlacePass):
+    """Write TensorFlow's Erfc, which tf2onnx leaves as it is (Keras's exact GELU), as 1 - Erf."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace each."""
+        found = [node for graph in model.graphs() for node in graph if node.op_type == "Erfc" and not node.domain]
+        for node in found:
+            value, old = node.inputs[0], node.outputs[0]
+            dtype = old.dtype or (value.dtype if value is not None else None) or ir.DataType.FLOAT
+            one = ir.node("Constant", [], {"value": ir.tensor(np.array(1, dtype.numpy()))})
+            erf = ir.node("Erf", [value])
+            new = ir.node("Sub", [one.outputs[0], erf.outputs[0]], name=node.name)
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], [one, erf, new], [old], [new.outputs[0]])
+        return ir.passes.PassResult(model, bool(found))
 
 
 def _reshaped(graph: ir.Graph, value: ir.Value, name: str, shape: list[int]) -> ir.Node:

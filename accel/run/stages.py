@@ -378,8 +378,8 @@ class Stages:
                 reference.folder / reference.value.file,
             )
             held = ran.precision if asked == "none" else asked
-            if made.source.quantised and parity.coarser(ran.precision, held):
-                held = ran.precision  # as the source itself, which the reference computes in float
+            if parity.coarser(made.source.computes, held):
+                held = made.source.computes
             verdict = self.judge(worker, held, found, described, reference)
             found.unlink()
             if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:
@@ -493,14 +493,18 @@ class Stages:
         )
         truth = reference.folder / reference.value.file
         verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
-        if parity.accept(verdict) is not None and (noise := self._noise(described, reference)) is not None:
+        missed = tuple(sorted({f for row in verdict.outputs for f in row.by_shape_db if parity.is_coverage(f)}))
+        if parity.accept(verdict) is not None and (noise := self._noise(described, reference, missed)) is not None:
             verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate, noise)
         return dataclasses.replace(verdict, notes=(*parity.lowered(gate, usual), *verdict.notes))
 
-    def _noise(self, described: Stage[Described], reference: Stage[Answered]) -> parity.Noise | None:
+    def _noise(
+        self, described: Stage[Described], reference: Stage[Answered], coverage: tuple[str, ...]
+    ) -> parity.Noise | None:
         """Measure how far the source differs from itself when it is computed otherwise; once, and only where asked."""
         key = store.key(
             reference=reference.key,
+            coverage=coverage,
             code=store.code_hash("exporters", "accuracy", "run/tasks.py"),
             versions=self._versions,
         )
@@ -508,7 +512,7 @@ class Stages:
         def make(folder: Path) -> parity.Noise:
             truth = reference.folder / reference.value.file
             with self.worker("noise") as worker:
-                found = worker.call(tasks.noise, described.value, described.folder, truth)
+                found = worker.call(tasks.noise, described.value, described.folder, truth, coverage)
             return found or parity.Noise("", ())
 
         with self._measuring_noise:  # variants side by side ask for it at the same time

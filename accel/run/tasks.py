@@ -114,8 +114,11 @@ def reference(described: Described, samples_folder: Path, out: Path) -> int:
     return len(found)
 
 
-def noise(described: Described, samples_folder: Path, reference: Path) -> Noise | None:
+def noise(described: Described, samples_folder: Path, reference: Path, coverage: tuple[str, ...]) -> Noise | None:
     """Hold the source against itself, computed in another way: what no variant of it can be asked to undercut.
+
+    Args:
+        coverage: coverage feeds of which that is to be known, beside samples and checked shapes.
 
     Returns:
         None where there is no other way to compute it.
@@ -127,12 +130,9 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
     if way is None:
         return None
     how, answer = way
-    truth, found = read_feeds(reference), {name: answer(feed) for name, feed in feeds.items()}
-    deadline = time.monotonic() + COVERAGE_S
-    for name, feed in _coverage(described.samples, samples_folder).items():
-        if name in truth and time.monotonic() < deadline:
-            feeds[name], found[name] = feed, answer(feed)
-    return Noise(how, verdict.compare(described.source, feeds, truth, found, {}).outputs)
+    feeds |= {name: feed for name, feed in _coverage(described.samples, samples_folder).items() if name in coverage}
+    found = {name: answer(feed) for name, feed in feeds.items()}
+    return Noise(how, verdict.compare(described.source, feeds, read_feeds(reference), found, {}).outputs)
 
 
 def export(source: ModelSource, out_dir: Path, opset: int) -> None:

@@ -22,6 +22,7 @@ from benchmarks.compatibility.source import KINDS, Kind, Source
 
 OUT = Path("runs/compatibility")
 PAGE = Path("docs/compatibility.md")
+ROWS = Path("docs/benchmarks/compatibility.json")
 
 
 def show() -> None:
@@ -103,6 +104,7 @@ def main() -> int:
     page = commands.add_parser("table", help=f"write {PAGE} from the rows")
     page.add_argument("--out", type=Path, default=OUT)
     page.add_argument("--page", type=Path, default=PAGE)
+    page.add_argument("--rows", type=Path, default=ROWS, help="file that keeps the rows")
     asked = parser.parse_args()
     if asked.command == "list":
         show()
@@ -114,7 +116,8 @@ def main() -> int:
     from benchmarks.compatibility import table
 
     rows = [json.loads(path.read_text()) for path in sorted((asked.out / "rows").glob("*.json"))]
-    table.write(rows, asked.page)
+    table.store(rows, asked.rows)
+    table.write([table.compact(row) for row in rows], asked.page)
     return 0
 
 

@@ -60,8 +60,8 @@ def _mlp() -> Any:
 
 
 def _lenet() -> Any:
-    parts = [layers.Conv2D(6, 5, padding="same", activation="tanh"), layers.AveragePooling2D()]
-    parts += [layers.Conv2D(16, 5, activation="tanh"), layers.AveragePooling2D(), layers.Flatten(), layers.Dense(10)]
+    parts = [layers.Conv2D(6, 5, padding="same", activation="tanh"), layers.AveragePooling2D(2)]
+    parts += [layers.Conv2D(16, 5, activation="tanh"), layers.AveragePooling2D(2), layers.Flatten(), layers.Dense(10)]
     return keras.Sequential([keras.Input((28, 28, 1), name="image"), *parts])
 
 

@@ -577,6 +577,20 @@ def test_noise_at_one_coverage_feed_lowers_the_gate_of_that_feed_alone():
     bad = feeds(IMAGE, seed=3, noise=1.2e-3)["0"]
     assert judge(truth, truth | {"flat low": bad}, IMAGE, noise=noise).passed
     assert not judge(truth, truth | {"flat low": bad}, IMAGE).passed
-    worse = judge(truth, truth | {"n7": feeds(IMAGE, seed=4, noise=1.2e-3)["0"]}, IMAGE, noise=noise)
+    for other in ({}, {"flat low": feeds(IMAGE, seed=3, noise=1.5e-3)["0"]}):  # nor behind one that is worse
+        worse = judge(truth, truth | other | {"n7": feeds(IMAGE, seed=4, noise=1.2e-3)["0"]}, IMAGE, noise=noise)
     assert not worse.passed
     assert "'n7'" in worse.reasons[0]
+
+
+def test_a_coverage_feed_at_which_the_source_knows_no_digit_shows_nothing():
+    """A flat input over its own deviation: rounding noise over 1e-8. Samples and shapes are no such feeds."""
+    for name, passes in (("flat high", True), ("max", False)):
+        truth = feeds(IMAGE) | {name: feeds(IMAGE, seed=3)["0"]}
+        other = {name: feeds(IMAGE, seed=5)["0"]}
+        rows = compare(truth, truth | other, outputs=[IMAGE], masks={}, gate={}).outputs
+        found = truth | {name: feeds(IMAGE, seed=6)["0"]}
+        verdict = judge(truth, found, IMAGE, noise=Noise("in float64", rows))
+        assert verdict.passed == passes, verdict
+        assert passes == any("says nothing" in note for note in verdict.notes)
+        assert all(np.isfinite(value) for value in verdict.gate.values())

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from accel import exporters
 from accel.builders.targets import discover
@@ -18,6 +20,7 @@ from accel.core.values import (
     Artifact,
     BuildRequest,
     GraphChoice,
+    OnnxModel,
     Repository,
     SampleSet,
     Skipped,
@@ -160,6 +163,14 @@ def test_openvino_reads_the_model_itself(saved: Path, tmp_path: Path, nchw: tupl
                 np.testing.assert_allclose(value, point.answer[name], atol=1e-4)
     with pytest.raises(InputError, match="was not exported"):
         builder.build(request, builder.options(), out)
+    refused = tmp_path / "refused.onnx"  # as the loops are that tf2onnx writes
+    graph = helper.make_graph([helper.make_node("NoSuch", ["x"], ["y"])], "refused", [], [])
+    onnx.save(helper.make_model(graph), refused)
+    model = OnnxModel(file_ref(refused, tmp_path), (), 18, 8, {}, source.inputs, source.outputs)
+    request = replace(request, onnx=model, onnx_folder=str(tmp_path))
+    assert builder.build(request, builder.options(), out).facts["frontend"] == "tensorflow"
+    with pytest.raises(StageError, match=r"could not convert refused\.onnx"):
+        builder.build(request, builder.options(frontend="onnx"), out)
     with pytest.raises(UsageError, match="expected onnx or tensorflow"):
         builder.build(request, builder.options(frontend="torch"), out)
     with pytest.raises(InputError, match="reads TensorFlow models"):

@@ -55,6 +55,20 @@ def sampled():
     net.keep = weight
     return net, [{"x": np.ones((2, 4))}, {"x": np.zeros((5, 4))}]
 
+def scalar():
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((), tf.float32)])
+    def net(x, scale):
+        captured = tf.constant([1.0, 2.0, 3.0, 4.0]) if MEAN is None else MEAN
+        return {"y": tf.math.erfc(x - captured) * scale, "total": tf.reduce_sum(x)}
+
+    return net
+
+MEAN = tf.constant([1.0, 2.0, 3.0, 5.0])
+
+def mixed():
+    layers = [keras.layers.Dense(3, dtype="mixed_float16"), keras.layers.Activation("linear", dtype="float32")]
+    return keras.Sequential([keras.Input((4,), name="x"), *layers])
+
 class Own(keras.Model):
     def __init__(self):
         super().__init__()
@@ -471,3 +485,23 @@ def test_tensorflow_starts_without_a_word() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("3", "")
+
+
+def test_numbers_captured_tensors_and_erfc_reach_onnx(describe: Callable[..., ModelSource], tmp_path: Path) -> None:
+    """A rank-0 input is one element to clients; tf2onnx made captured tensors inputs, and left Erfc as it was."""
+    source = describe("f.py:scalar")
+    assert {s.name: s.dims for s in (*source.inputs, *source.outputs)} == {
+        "x": ("batch", 4),
+        "scale": (1,),
+        "y": ("batch", 4),
+        "total": (1,),
+    }
+    made = exporters.export_onnx(source, tmp_path / "out")  # which is checked against the source
+    assert "Erfc" not in made.ops
+    assert source.computes == "fp32"
+
+
+def test_a_model_of_mixed_precision_is_held_to_half(describe: Callable[..., ModelSource], tmp_path: Path) -> None:
+    source = describe("f.py:mixed")
+    assert source.computes == "fp16"
+    exporters.export_onnx(source, tmp_path / "out")

@@ -191,3 +191,45 @@ def test_a_branch_on_values_is_named_by_its_line(forms: Path, tmp_path: Path) ->
         StageError, match=r"decides by the values of a tensor at forms.py:\d+ `return run(.|\n)*torch.cond"
     ):
         export_onnx(source, tmp_path)
+
+
+OPERATORS = """
+import torch
+class Distances(torch.nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+    def forward(self, x, temperature):
+        pooled = torch.nn.functional.adaptive_max_pool2d(x[:, None], (3, 2)).flatten(1)
+        return torch.cdist(x, 0.5 * x + 1, p=self.p) * temperature, pooled
+def samples():
+    return {"x": torch.linspace(-1, 2, 140).reshape(5, 7, 4), "temperature": torch.tensor(0.5)}
+class Bag(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.max = torch.nn.EmbeddingBag(9, 4), torch.nn.EmbeddingBag(9, 4, mode="max")
+    def forward(self, ids):
+        return self.mean(ids) + self.max(ids)
+def bag(): return Bag(), {"ids": torch.arange(8).reshape(2, 4)}
+def euclid(): return Distances(2.0), samples()
+def cubic(): return Distances(3.0), samples()
+"""
+
+
+@pytest.mark.parametrize("name", ["euclid", "cubic"])
+def test_numbers_as_tensors_and_operators_that_torch_cannot_write(tmp_path: Path, name: str) -> None:
+    """A rank-0 input is one element to clients; cdist and adaptive max pooling have an ONNX of accel's own."""
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    source = describe(recognise(f"{file}:{name}"))
+    assert [(s.name, s.dims) for s in source.inputs] == [("x", ("batch", 7, 4)), ("temperature", (1,))]
+    made = export_onnx(source, tmp_path / "out")  # which is checked against the source
+    assert made.inputs[1].dims == (1,)
+
+
+def test_bags_of_one_length_are_no_loop(tmp_path: Path) -> None:
+    """OpenVINO refused torch's loop over bags."""
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    made = export_onnx(describe(recognise(f"{file}:bag")), tmp_path / "out")  # which is checked against the source
+    assert "Loop" not in made.ops
