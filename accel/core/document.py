@@ -13,6 +13,7 @@ from typing import Any
 
 from accel.core.calls import CallForm
 from accel.core.errors import InputError
+from accel.core.files import no_constant
 from accel.core.hardware import Cpu, Gpu
 from accel.core.values import (
     SCHEMA,
@@ -98,6 +99,7 @@ class Model:
     onnx: OnnxModel | None
     integers: Integers | None
     call: CallForm | None = None
+    family: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +251,7 @@ def read(path: Path) -> RunDocument:
     """
     file = path / FILENAME if path.is_dir() else path
     try:
-        run = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        run = json.loads(file.read_text(encoding="utf-8"), parse_constant=no_constant)
     except OSError as cause:
         raise InputError(
             f"cannot read the run {file}: {cause.strerror or cause}",
@@ -291,7 +293,3 @@ def parse(run: Any, *, origin: str = "this run") -> RunDocument:
             f"{origin} has schema {schema}; this version reads {OLDEST} to {SCHEMA}", fix="run the conversion again"
         )
     return from_foreign_json(RunDocument, run)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")

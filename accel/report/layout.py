@@ -49,7 +49,7 @@ def run_page(run: RunView) -> str:
         timeline=timeline,
         fastest=fastest,
         numbers={v.id: number for number, v in enumerate(run.variants, 1)},
-        plotly=Markup(_plotly() if accuracy or throughput or served or timeline else ""),
+        plotly=Markup(plotly() if accuracy or throughput or served or timeline else ""),
         script=script("plots.js"),
     )
 
@@ -85,12 +85,12 @@ class Coloured(Protocol):
 
 def script(name: str) -> Markup:
     """Return a script of this folder as a page carries it."""
-    return Markup(_asset(name))
+    return Markup(asset(name))
 
 
 def render(template: str, variants: Iterable[Coloured] = (), **values: Any) -> str:
     """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
-    style = Markup(_asset("style.css") + colours(variants))
+    style = Markup(asset("style.css") + colours(variants))
     return _environment().get_template(template).render(style=style, **values)
 
 
@@ -142,12 +142,13 @@ def _environment() -> "Environment":
     return environment
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file of this folder."""
     return (resources.files("accel.report") / name).read_text(encoding="utf-8")
 
 
 @functools.cache
-def _plotly() -> str:
+def plotly() -> str:
     """Return plotly.js, packed: 2 MB in the file in place of 5."""
     from plotly.offline import get_plotlyjs
 
