@@ -65,7 +65,8 @@ def build(plan: Plan, store: Path, progress: Progress | None = None, *, retry: b
             targets = planning.wanted_here(asked, here)
             if targets:
                 _convert(asked, targets, folder, machine, progress, retry=retry)
-        return _assemble(plan, store, machine, lacking)
+        with lock(store, f"accel release build {plan.version}"):  # another machine may be at work beside its runs
+            return _assemble(plan, store, machine, lacking)
 
 
 def _convert(

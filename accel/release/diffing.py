@@ -22,7 +22,7 @@ from accel.bench.rounds import measure
 from accel.bench.stability import ratio_interval
 from accel.builders import targets
 from accel.core import environments, hardware, signing, temporary
-from accel.core.errors import AccelError, OutputError, UsageError, nearest
+from accel.core.errors import AccelError, InputError, OutputError, UsageError, nearest
 from accel.core.feeds import write_feeds
 from accel.core.processes import Worker
 from accel.core.progress import Progress
@@ -35,6 +35,7 @@ from accel.triton import manifest
 from accel.triton.lint import lint
 from accel.triton.manifest import Manifest
 from accel.triton.reading import read_points
+from accel.triton.verify import changes
 
 POINT = "opt"
 """The stored shape that both are timed and asked at."""
@@ -82,12 +83,12 @@ def diff(
         accept: ``MODEL:ROW`` → why that row may ship although it blocks.
 
     Raises:
-        InputError: a folder is no release.
+        InputError: a folder is no release, or was changed since it was built.
         UsageError: ``accept`` names no row that blocks.
         OutputError: the later release is signed, and something is to be accepted in it.
     """
     accept, progress, asked = accept or {}, progress or Progress(), asked or Asked()
-    old, new = read(before), read(after)
+    old, new = _whole(before), _whole(after)
     signed = (after / signing.SIGNATURE).exists()
     if signed and accept:
         raise OutputError(f"{after} is signed: nothing can be accepted in it any more", fix="accept first, then sign")
@@ -116,6 +117,15 @@ def diff(
 def blocking(compared: Compared) -> list[Row]:
     """Return the rows for which the release may not ship."""
     return [row for row in compared.rows if row.blocks and row.accepted is None]
+
+
+def _whole(folder: Path) -> Release:
+    release = read(folder)
+    wrong = next(changes(folder, release.files, {FILENAME, signing.SIGNATURE}), None)
+    if wrong is not None:
+        why = f"{folder} is not as it was built: {wrong.file}: {wrong.why}"
+        raise InputError(why, fix="build it again; accel release verify shows all")
+    return release
 
 
 def _record(folder: Path, release: Release) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accel.core.document import VariantRecord
-from accel.core.files import read_value
+from accel.core.errors import InputError
+from accel.core.files import read_value, stays_inside
 from accel.core.values import Decision, FileRef, Status
 
 FILENAME = "release.json"
@@ -161,14 +162,20 @@ def read(folder: Path) -> Release:
     """Read a release's ``release.json``.
 
     Raises:
-        InputError: it is missing, is not JSON, lacks a field, or is of a newer accel.
+        InputError: it is missing, is not JSON, lacks a field, is of a newer accel, or names what lies outside of it.
     """
-    return read_value(
+    release = read_value(
         folder / FILENAME,
         Release,
         missing="name the folder of a release, as `accel release build` prints it",
         fix="build the release again",
     )
+    named = [release.version, *(text for e in release.entries for text in (e.run, e.repository) if text)]
+    named += [v.kit for e in release.entries for v in e.variants if v.kit] + [f.path for f in release.files]
+    for text in named:
+        if not stays_inside(text):
+            raise InputError(f"{folder / FILENAME} names {text!r}, outside of the release", fix="do not use it")
+    return release
 
 
 def line(variant: VariantRecord, kit: str | None) -> Line:

@@ -116,12 +116,12 @@ def run_name(asked: Asked) -> str:
 
 def made_with(targets: tuple[Target, ...], machine: Hardware) -> str:
     """Hash what a conversion on this machine depends on beside what was asked."""
-    return sha256_json([[str(t) for t in targets], machine.fingerprint, _code(), results.toolchain()])
+    return sha256_json([[str(t) for t in targets], machine.fingerprint, *_installed()])
 
 
 @functools.cache
-def _code() -> str:
-    return results.code_hash(*ROOMS)
+def _installed() -> tuple[str, dict[str, str]]:
+    return results.code_hash(*ROOMS), results.toolchain()
 
 
 def read_record(folder: Path, model: str) -> Record | None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from accel.core import signing
 from accel.core.errors import CheckFailed, InputError, OutputError, UnavailableError, UsageError, nearest
-from accel.core.files import replacing, stays_inside, write_text, writing
+from accel.core.files import read_value, replacing, write_text, writing
 from accel.core.values import SCHEMA, from_json, sha256_file, to_json
 from accel.release import checking
 from accel.release.diffing import blocking
@@ -80,7 +80,8 @@ class Place:
                 found = self.files.ls(self._at(folder), detail=False)
         except FileNotFoundError:
             return []
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+        names = (path.rstrip("/").rpartition("/")[2] for path in found)
+        return sorted(name for name in names if not name.startswith("."))  # what is being written has such a name
 
     def read(self, name: str) -> bytes:
         """Return the content of a file.
@@ -275,7 +276,7 @@ def pull(place: Place, name: str, out: Path, *, key: Path) -> Path:
             f"{name} ended at {pointer.expires}", fix="its owner promotes the version again, or another one"
         )
     kept = out / f"{name}.pointer.json"
-    seen = from_json(Pointer, json.loads(kept.read_text())) if kept.exists() else pointer
+    seen = read_value(kept, Pointer, missing="", fix=f"remove {kept}") if kept.exists() else pointer
     if (pointer.sequence, pointer.digest) != (seen.sequence, seen.digest) and pointer.sequence <= seen.sequence:
         raise InputError(
             f"{place.url} offers {name} number {pointer.sequence} ({pointer.version}), and number {seen.sequence} "
@@ -290,8 +291,6 @@ def pull(place: Place, name: str, out: Path, *, key: Path) -> Path:
             if sha256_file(new / FILENAME) != pointer.digest:
                 raise InputError(f"{place.url}: {base}/{FILENAME} is not what {name} names", fix="do not use it")
             for file in read(new).files:
-                if not stays_inside(file.path):
-                    raise InputError(f"{file.path!r} leads out of the release", fix="do not use it")
                 place.download(f"{base}/{file.path}", new / file.path)
             place.download(f"{base}/{signing.SIGNATURE}", new / signing.SIGNATURE)
             signing.verify(new, key)

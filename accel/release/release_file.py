@@ -198,7 +198,9 @@ class Asked:
         asked = tuple(dict.fromkeys(wanted))
         words = ["accel", "convert", *(["-c", str(config)] if config else [])]
         command = shlex.join([*words, "--targets", ",".join(map(str, asked)), "-o", str(out)])
-        return Job.model_validate({**self.options, "targets": asked, "out": out, "command": command})
+        every = {"targets": [target for targets in self.wanted.values() for target in targets]}
+        given = {"ints": job.default_ints(every), **self.options}  # clients see the same on every pool
+        return Job.model_validate({**given, "targets": asked, "out": out, "command": command})
 
 
 @dataclass(frozen=True, slots=True)

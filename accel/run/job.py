@@ -114,7 +114,7 @@ def _targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
     return targets.parse(",".join(map(str, given["targets"])), devices=devices, only=device is not None)
 
 
-def _ints(given: Mapping[str, Any]) -> str:
+def default_ints(given: Mapping[str, Any]) -> str:
     """Return ``io`` where a runtime takes part that gains by int32 or forces it."""
     wanted = _targets(given) if "targets" in given else ()
     return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
@@ -190,7 +190,7 @@ class Job(BaseModel):
     ] = {}
     ints: Annotated[
         Literal["keep", "io", "interior"],
-        Field(default_factory=_ints, description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
+        Field(default_factory=default_ints, description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
     ]
     allow_unproved_int64: Annotated[
         bool, Field(description="Accept OpenVINO, which has int32 for int64, where values are not proved to fit")

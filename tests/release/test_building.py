@@ -50,7 +50,7 @@ def test_a_release_holds_a_repository_or_a_kit_for_every_model_and_pool(built):
         if entry.held == "ready":
             assert entry.chosen == "ort@cpu"
             assert entry.hardware == hardware.detect().id
-            assert not verify(root / entry.repository)
+            assert not [f for f in verify(root / entry.repository) if f.severity == "error"]
             (variant,) = entry.variants
             assert variant.status == "ok"
             assert variant.p50_ms > 0

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 from tiny_release import accel, write_model, write_release
 
-from accel.core.errors import OutputError, UsageError
+from accel.core.errors import InputError, OutputError, UsageError
 from accel.core.values import file_ref
 from accel.release import building, diffing, document, release_file
 
@@ -50,6 +50,14 @@ def change_manifest(root, change):
     data = json.loads(file.read_text())
     change(data)
     file.write_text(json.dumps(data))
+    describe(root)
+
+
+def describe(root):
+    """Describe the files anew, as if the release had been built so."""
+    made = {building.PAGE, building.REPORT, "bom.cdx.json", "provenance.json"}
+    release = document.read(root)
+    building.write(release, root, {f.path: root / f.path for f in release.files if f.path not in made}, copy=True)
 
 
 def slow_down(graph):
@@ -127,6 +135,7 @@ def test_a_lower_figure_of_the_gate_is_blocked_below_80_db_alone(pair):
 def test_a_new_lint_error_is_blocked(pair):
     config = pair[1] / REPOSITORY / "b" / "config.pbtxt"
     config.write_text(config.read_text() + "\nmax_queue_delay: 1\n")
+    describe(pair[1])
     found, _ = rows(pair)
     assert found["b", "lint"].verdict == "worse"
     assert "config.pbtxt" in found["b", "lint"].reason
@@ -135,7 +144,9 @@ def test_a_new_lint_error_is_blocked(pair):
 def test_an_old_artifact_that_does_not_load_is_not_comparable_until_it_is_accepted(pair):
     change_model(pair[0], rename)
     file = pair[0] / REPOSITORY / "b" / "1" / "model.onnx"
+    file.chmod(0o644)
     file.write_bytes(file.read_bytes()[:-100])
+    describe(pair[0])
     found, compared = rows(pair)
     assert verdicts(found) == {"latency": "not comparable", "memory": "not comparable"}
     assert "the old artifact does not run here" in found["b", "latency"].reason
@@ -146,6 +157,12 @@ def test_an_old_artifact_that_does_not_load_is_not_comparable_until_it_is_accept
     assert diffing.blocking(compared) == []
     kept = document.read(pair[1]).compared
     assert {r.accepted for r in kept.rows if r.blocks} == {"the old one was never right"}
+
+
+def test_a_release_that_was_changed_since_it_was_built_is_refused(pair):
+    (pair[1] / REPOSITORY / "b" / "config.pbtxt").write_text("")
+    with pytest.raises(InputError, match="is not as it was built"):
+        diffing.diff(*pair, asked=QUICK)
 
 
 def test_a_model_that_is_gone_is_blocked_and_a_new_one_is_not(pair):

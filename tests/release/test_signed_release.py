@@ -216,3 +216,14 @@ def test_every_repository_is_served_and_its_answers_checked(built):
     done = accel("release", "verify", built[0] / "store" / "1", "--serve", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not [f for f in json.loads(done.stdout)["findings"] if f["severity"] == "error"]
+
+
+@pytest.mark.parametrize("path", ["../../elsewhere", "/etc", "a/../../b"])
+def test_a_release_that_names_what_lies_outside_is_refused(built, tmp_path, path):
+    folder = tmp_path / "1"
+    shutil.copytree(built[0] / "store" / "1", folder)
+    data = json.loads((folder / "release.json").read_text())
+    data["entries"][0]["repository"] = path
+    (folder / "release.json").write_text(json.dumps(data))
+    (found,) = [f for f in checking.verify(folder) if f.severity == "error"]
+    assert "outside of the release" in found.why
