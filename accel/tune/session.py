@@ -19,7 +19,7 @@ from typing import Any
 from accel.bench import feeds as forms
 from accel.bench.goodput import WITHIN, Probe
 from accel.core import document, hardware, temporary
-from accel.core.errors import AccelError, CheckFailed, InputError, StageError, UsageError
+from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import write_text
 from accel.core.values import SCHEMA, from_json, to_json
