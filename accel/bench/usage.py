@@ -17,20 +17,44 @@ GAUGES: Mapping[str, Callable[[list[float]], Any]] = {
 
 
 def use(endpoint: Endpoint) -> tuple[float | None, float]:
-    """Return CPU seconds so far and resident MiB of the server and the stubs it started; None and 0 where unknown."""
+    """Return CPU seconds so far and resident MiB of the server and the stubs it started; None and 0 where unknown.
+
+    A server in a container is no child of the docker command that started it: it is found by the id that the command
+    gave it (``--id``), where docker's engine runs on this machine.
+    """
     import psutil
 
-    if endpoint.pid is None or endpoint.via == "docker":
+    if endpoint.pid is None:
         return None, 0.0
     cpu_s, rss = 0.0, 0
     with contextlib.suppress(psutil.NoSuchProcess):
-        server = psutil.Process(endpoint.pid)
-        for process in (server, *server.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(endpoint.pid)
+        servers = [started]
+        if endpoint.via == "docker":
+            ids = {word for word in started.cmdline() if word.startswith("--id=")}
+            servers = [p for p in psutil.process_iter() if p != started and ids & set(_words(p))]
+        for process in {p for server in servers for p in (server, *_children(server))}:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
                 rss += process.memory_info().rss
-    return cpu_s, rss / 2**20
+    return (cpu_s, rss / 2**20) if rss else (None, 0.0)
+
+
+def _words(process: Any) -> list[str]:
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return list(process.cmdline())
+    return []
+
+
+def _children(process: Any) -> list[Any]:
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(process.children(recursive=True))
+    return []
 
 
 def gauges(endpoint: Endpoint) -> dict[str, float]:

@@ -9,7 +9,7 @@ one that looks faster is chosen, and the decision says so.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Literal
 
@@ -50,6 +50,7 @@ class Constraints:
     max_p99_ms: float | None = None
     min_throughput_per_s: float | None = None
     max_memory_mib: float | None = None
+    max_gpu_memory_mib: float | None = None
 
     def named(self) -> dict[str, float]:
         """Return those that are set, by name."""
@@ -57,6 +58,7 @@ class Constraints:
             "max_p99_ms": self.max_p99_ms,
             "min_throughput_per_s": self.min_throughput_per_s,
             "max_memory_mib": self.max_memory_mib,
+            "max_gpu_memory_mib": self.max_gpu_memory_mib,
         }
         return {name: value for name, value in pairs.items() if value is not None}
 
@@ -77,6 +79,8 @@ def decide(
         candidates: every variant that was asked for on the device, whatever became of it.
         baseline: id of the source framework's own variant, the unit of speed-ups.
     """
+    if device == "cpu":
+        constraints = replace(constraints, max_gpu_memory_mib=None)
     rejected: dict[str, str] = {}
     points: dict[str, Measurement] = {}
     for candidate in candidates:
@@ -234,8 +238,16 @@ def _broken(point: Measurement, constraints: Constraints) -> str | None:
     limit, reached = constraints.min_throughput_per_s, point.throughput_ci_per_s[0]
     if limit is not None and reached < limit:
         return f"throughput reaches {reached:.4g}/s (lower bound), under the demanded {limit:g}/s"
-    if (limit := constraints.max_memory_mib) is not None and point.peak_rss_mib > limit:
-        return f"peak memory {point.peak_rss_mib:.0f} MiB is over the limit of {limit:g} MiB"
+    in_server = point.server.gpu_memory_mib if point.server else None
+    on_card = point.gpu.memory_peak_mib if point.gpu else in_server
+    for what, limit, used in (
+        ("peak memory", constraints.max_memory_mib, point.peak_rss_mib or None),
+        ("GPU memory", constraints.max_gpu_memory_mib, on_card),
+    ):
+        if limit is not None and used is None:
+            return f"{what} could not be read, to be held against the limit of {limit:g} MiB"
+        if limit is not None and used is not None and used > limit:
+            return f"{what} {used:.0f} MiB is over the limit of {limit:g} MiB"
     return None
 
 

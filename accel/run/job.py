@@ -215,6 +215,7 @@ class Job(BaseModel):
         AboveZero | None, Field(alias="min_throughput", description="Constraint, items per second")
     ] = None
     max_memory_mib: Annotated[AboveZero | None, Field(description="Constraint on peak memory")] = None
+    max_gpu_memory_mib: Annotated[AboveZero | None, Field(description="Constraint on memory of the GPU")] = None
     gates: Annotated[
         Gates,
         Mark.CARRIED,
@@ -312,7 +313,7 @@ class Job(BaseModel):
     @property
     def constraints(self) -> Constraints:
         """What a chosen variant must keep."""
-        return Constraints(self.max_p99_ms, self.min_throughput_per_s, self.max_memory_mib)
+        return Constraints(self.max_p99_ms, self.min_throughput_per_s, self.max_memory_mib, self.max_gpu_memory_mib)
 
     @cached_property
     def overrides(self) -> dict[str, str]:

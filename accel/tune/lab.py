@@ -6,9 +6,10 @@ server cannot do is a finding (``Unfit``), not the end of the session.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from accel.bench import probing, usage
 from accel.bench.feeds import rebatch
 from accel.bench.goodput import Probe
 from accel.bench.load import Arrivals, Generator, Load, fit_feeds
+from accel.bench.machine_noise import Look, disturbed
+from accel.bench.rounds import BUSY_TURNS, REPEATS
 from accel.core import hardware
 from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
@@ -33,6 +36,9 @@ LARGEST_BATCH = 64
 LEAST = probing.LEAST_REQUESTS
 SPREAD = (*range(0, 100, 5), 99)
 """Percentiles that stand for how much equal calls differ; the longest of a few calls is an accident."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +107,10 @@ class Curve:
     Attributes:
         instances / threads: of the server; ``threads`` None where the config cannot say.
         batches: items of a request.
-        alone_s / beside_s: seconds that an instance is held by such a request, alone and while all others are busy.
+        alone_s / beside_s: seconds that an instance is held by such a request, alone and while all others are busy: the
+            medians, since a few calls that something else disturbed would move the means.
         request_s: seconds that each further request of a merged batch costs.
-        spread: relative durations of equal calls, at the percentiles ``SPREAD``.
+        spread: durations of equal calls by their median, at the percentiles ``SPREAD``.
         overhead_s: what a client sees beyond queue and computation.
         rss_mib: memory of the server's processes; None where it cannot be known.
         start_s: from the start of the server until it is ready.
@@ -139,6 +146,7 @@ class Trial:
 
     def __init__(self, subject: Subject, server: Server, generator: Generator, start_s: float) -> None:
         self._subject, self._server, self._generator, self.start_s = subject, server, generator, start_s
+        self._disturbed = 0
         self._open(subject.feeds)
 
     def probe(self, goal: Goal, level: float, *, seconds: float = probing.SECONDS, least: int = LEAST) -> Probe:
@@ -174,41 +182,50 @@ class Trial:
             for batch in sizes:
                 try:
                     self._open(rebatch(first, batch))
-                    alone[batch] = self._latency_s(1, window_s)
-                    beside[batch] = self._latency_s(n, window_s) if n > 1 else alone[batch]
+                    alone[batch] = self._calmly(lambda: self._latency_s(1, window_s))
+                    beside[batch] = self._calmly(lambda: self._latency_s(n, window_s)) if n > 1 else alone[batch]
                 except InputError as error:
                     failed[str(batch)] = error.message
             if 1 not in alone:
                 raise StageError(f"{self._subject.name} answers no request of one item: {failed.get('1')}")
             done = [b for b in sizes if b in alone]
-            held, _ = self._held_s(2 * n, n, window_s, first)
-            overhead = max(0.0, float(beside[1].mean()) - held)
+            held, _ = self._calmly(lambda: self._held_s(2 * n, n, window_s, first))
+            overhead = max(0.0, float(np.median(beside[1])) - held)
             each = 0.0
             whole = max((b for b in done if str(b) not in failed), default=1)
             if whole > 1 and settings.batching:
-                merged, items = self._held_s(2 * n * whole, n, window_s, first)
-                single = float(np.interp(items, done, [beside[b].mean() - overhead for b in done]))
+                merged, items = self._calmly(lambda: self._held_s(2 * n * whole, n, window_s, first))
+                single = float(np.interp(items, done, [np.median(beside[b]) - overhead for b in done]))
                 each = max(0.0, merged - single) / max(1.0, items - 1)
             kinds = [1.0]
             for kind in range(1, max(self._subject.kinds, default=0) + 1):
                 self._open([self._subject.feeds[self._subject.kinds.index(kind)]])
-                kinds.append(float(self._latency_s(1, window_s).mean() / alone[1].mean()))
+                kinds.append(float(np.median(self._latency_s(1, window_s)) / np.median(alone[1])))
         relative = np.concatenate([found / np.median(found) for found in alone.values()])
-        spread = np.percentile(relative, SPREAD)
         return Curve(
             n,
             settings.threads,
             tuple(done),
-            alone_s=tuple(max(1e-6, float(alone[b].mean()) - overhead) for b in done),
-            beside_s=tuple(max(1e-6, float(beside[b].mean()) - overhead) for b in done),
+            alone_s=tuple(max(1e-6, float(np.median(alone[b])) - overhead) for b in done),
+            beside_s=tuple(max(1e-6, float(np.median(beside[b])) - overhead) for b in done),
             request_s=each,
-            spread=tuple(float(v) for v in spread / spread.mean()),
+            spread=tuple(float(v) for v in np.percentile(relative, SPREAD)),
             overhead_s=overhead,
             rss_mib=self.memory_mib(),
             start_s=self.start_s,
             kinds=tuple(kinds),
             failed=failed,
         )
+
+    def _calmly(self, measure: Callable[[], T]) -> T:
+        """Measure again what other processes disturbed, unless they do not stop."""
+        for attempt in range(1 + REPEATS):
+            before = Look.now()
+            found = measure()
+            if not disturbed(Look.now().since(before), hardware.cpu_threads()) or self._disturbed >= BUSY_TURNS:
+                break
+            self._disturbed += attempt == REPEATS
+        return found
 
     def _latency_s(self, clients: int, seconds: float) -> np.ndarray:
         """Return the latencies of a closed loop, of requests that all succeed."""

@@ -45,7 +45,7 @@ class Server:
         settings: how it is scheduled.
         max_batch: ``max_batch_size``; 0 where it cannot batch.
         service: how long batches take.
-        spread: relative durations of equal batches, mean 1, evenly spaced among all: each batch draws one.
+        spread: durations of equal batches by ``service``, evenly spaced among all: each batch draws one.
         overhead_s: what a client sees beyond queue and computation.
         queue: most requests that may wait; 0 for no limit.
         timeout_s: how long one may wait.

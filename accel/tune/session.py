@@ -19,7 +19,7 @@ from typing import Any
 from accel.bench import feeds as forms
 from accel.bench.goodput import WITHIN, Probe
 from accel.core import document, hardware, temporary
-from accel.core.errors import AccelError, CheckFailed, InputError, StageError, UsageError
+from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import write_text
 from accel.core.values import SCHEMA, from_json, to_json
@@ -490,21 +490,14 @@ class _Session:
         )
 
     def _costs(self) -> list[Cost]:
-        """Return the cost on this machine, and on others where a run that was given has been tuned there."""
+        """Return the cost on this machine; none where nothing was chosen."""
+        if self.chosen is None:
+            return []
         asked, here = self._asked, hardware.detect().id
-        found = {here: self.chosen.held} if self.chosen is not None else {}
-        for target in asked.targets:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AccelError):
-                other = json.loads((_folder(target) / FILENAME).read_text(encoding="utf-8"))
-                best = next(row for row in other["tried"] if row["chosen"])
-                if other["goal"] == to_json(asked.goal):
-                    found.setdefault(other["hardware"]["id"], best["measured"]["throughput_per_s"])
+        if asked.prices and here not in asked.prices:
+            self._notice(f"the price list has no {here}: it has {sorted(asked.prices)}")
         rate, room = asked.goal.rate_per_s, asked.headroom
-        costs = [cost(id, held, asked.prices, rate_per_s=rate, headroom=room) for id, held in found.items()]
-        for one in costs:
-            if asked.prices and one.usd_per_million is None:
-                self._notice(f"the price list has no {one.hardware}: it has {sorted(asked.prices)}")
-        return sorted(costs, key=lambda c: (c.usd_per_hour is None, c.usd_per_hour or 0.0))
+        return [cost(here, self.chosen.held, asked.prices, rate_per_s=rate, headroom=room)]
 
 
 def _plainness(settings: Settings) -> tuple[int, bool, int]:

@@ -18,6 +18,7 @@ import pytest
 
 from accel.bench import feeds as forms, perf_analyzer, served, usage
 from accel.bench.calls import COUNTERS, Served
+from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
 from accel.bench.load import Load, Window
 from accel.bench.ranges import concurrencies
@@ -132,6 +133,27 @@ def test_a_point_without_an_answer_is_an_error():
             raw="",
             session="",
         )
+
+
+def test_a_server_in_a_container_is_found_by_its_id():
+    """Docker's engine starts it, so it is no child of the command that asked for it, which names its id, too."""
+    holds = "x = b'x' * (64 << 20); print('ready', flush=True); input()"
+    words = ["--id=accel-0123456789ab", "--name=accel-0123456789ab"]
+    with contextlib.ExitStack() as open_:
+
+        def start(code, *more):
+            process = open_.enter_context(subprocess.Popen([sys.executable, "-c", code, *more], stdin=-1, stdout=-1))
+            open_.callback(process.kill)
+            assert process.stdout.readline() == b"ready\n"
+            return process
+
+        client = start("print('ready', flush=True); input()", *words)
+        endpoint = Endpoint("127.0.0.1:1", None, None, client.pid, "24.10", "docker")
+        assert usage.use(endpoint) == (None, 0.0)  # the engine is on another machine
+        start(holds, words[0])
+        cpu_s, rss_mib = usage.use(endpoint)
+        assert cpu_s > 0
+        assert 64 < rss_mib < 200
 
 
 @contextlib.contextmanager

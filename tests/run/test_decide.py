@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from accel.core.values import MachineNoise, Measurement, Parity, Target, Variant
+from accel.core.values import GpuUse, MachineNoise, Measurement, Parity, Target, Variant
 from accel.run import results
 from accel.run.decide import Candidate, Constraints, decide, finalists
 from accel.run.results import Result
@@ -221,6 +221,26 @@ def test_memory_and_throughput_constraints():
     found = choose(candidate("a", 10), min_throughput_per_s=100, baseline=None)
     assert found.chosen is None
     assert "lower bound" in dict(found.rejected)["a"]
+
+
+def test_memory_that_could_not_be_read_holds_no_constraint():
+    """A server in a container of another machine, or perf_analyzer's points: 0 MiB would pass every limit."""
+    found = choose(candidate("a", 10, rss=0.0), max_memory_mib=200, baseline=None)
+    assert found.chosen is None
+    assert "peak memory could not be read" in dict(found.rejected)["a"]
+
+
+def test_gpu_memory_is_limited_on_gpus_alone():
+    def one(used, device):
+        gpu = None if used is None else GpuUse("card", memory_peak_mib=used)
+        found = Candidate("a", "ok", None, "fp32", 1, (dataclasses.replace(point(10), gpu=gpu),))
+        limits = Constraints(max_gpu_memory_mib=1000)
+        return decide([found], device=device, objective="latency", constraints=limits, baseline=None)
+
+    assert one(900.0, "cuda").chosen == "a"
+    assert "GPU memory 1100 MiB is over" in one(1100.0, "cuda").rejected[0].reason
+    assert "GPU memory could not be read" in one(None, "cuda").rejected[0].reason
+    assert one(None, "cpu").chosen == "a"
 
 
 def test_throughput_takes_the_best_batch():
