@@ -237,6 +237,7 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
         StageError: torch.onnx could not export it.
     """
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if model.module is None:
         raise TypeError("an ONNX source is copied, not exported")
@@ -246,7 +247,13 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     # Four warnings that torchvision's operators are missing: no model that loads here uses one.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     try:
-        with eager_attention(model.module) as module, whole_recurrent_layers(), warnings.catch_warnings():
+        with (
+            eager_attention(model.module) as module,
+            whole_recurrent_layers(),
+            # The strides that attention has once torch.onnx takes it apart: a view made on others would be refused.
+            sdpa_kernel(SDPBackend.MATH),
+            warnings.catch_warnings(),
+        ):
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
