@@ -137,7 +137,7 @@ def test_a_file_cannot_name_a_class_to_be_called(name):
 
 
 def test_what_was_given_by_name_is_called_by_name():
-    """The wrappers of transformers add ``use_cache=`` to the keywords of a call: by position it would be given twice."""
+    """Wrappers in transformers add ``use_cache=`` to the keywords of a call: by position it would come twice."""
     call = samples.calls(forward, [{"x": DATA, "mask": DATA}], "the model")[0]
     assert samples.by_keyword(call.bound) == ((), {"x": DATA, "mask": DATA})
     only = samples.calls(lambda x, /, y: None, [(DATA, DATA)], "the model")[0]
