@@ -156,7 +156,8 @@ def by_keyword(bound: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str
     kinds = {name: parameters[name].kind for name in bound.arguments}
     if any(kind is inspect.Parameter.VAR_POSITIONAL for kind in kinds.values()):
         return bound.args, bound.kwargs
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if kinds[name] is inspect.Parameter.POSITIONAL_ONLY:
             args.append(value)
