@@ -169,12 +169,8 @@ def campaign(kills: int, *, served: bool, seed: int, folder: Path, minutes: floa
         row["alive_at_the_end"] = settle(scratch, SETTLE_S)
         row["left"] = leftovers(out, scratch)
         rows.append(row)
-        good = (
-            row["same"]
-            and row["same_variants"]
-            and row["verified"]
-            and not (row["alive"] or row["alive_at_the_end"] or row["left"])
-        )
+        right = row["same"] and row["same_variants"] and row["verified"]
+        good = right and not (row["alive"] or row["alive_at_the_end"] or row["left"])
         print(f"{made} kills, run {len(rows)}: {'good' if good else row}", flush=True)
     return found | {
         "kills": made,

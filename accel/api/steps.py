@@ -26,11 +26,12 @@ from accel.api.optimize import job_for
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import CheckFailed, UnavailableError, UsageError, nearest
 from accel.core.feeds import write_feeds
+from accel.core.processes import Worker
 from accel.core.values import Artifact, Decision, Measurement, OnnxModel, Parity, Variant
 from accel.run import decide as decisions, tasks
 from accel.run.decide import Candidate, Constraints, Objective
 from accel.run.job import Job
-from accel.run.measuring import measure_in_process
+from accel.run.measuring import measure_in_process, spare_workers
 from accel.run.results import Result as Row
 from accel.run.stages import FILES, REPOSITORY, Proof, Stage
 from accel.run.tasks import Described
@@ -97,7 +98,8 @@ def build(target: str, source: Step[Described]) -> Step[Artifact]:
         if onnx is not None and isinstance(builder, ConvertingBuilder):
             typed = done.work.stages.prepare(variant, done.described, onnx)
             onnx = Stage(typed.value.onnx, typed.folder / FILES, typed.key, typed.cached)
-        stage = done.work.stages.build(variant, done.described, onnx)
+        with done.worker(variant) as worker:
+            stage = done.work.stages.build(variant, done.described, onnx, worker)
         return Step(stage.value, stage.folder / FILES, source.job, stage)
 
 
@@ -148,7 +150,7 @@ def measure(
     Raises:
         CheckFailed: one of them could not be timed.
     """
-    with _begun(source) as done:
+    with _begun(source) as done, spare_workers() as spare:
         rows = [Row(a.value.variant, built=a.stage, proof=done.proof(a)) for a in artifacts]
         measure_in_process(
             rows,
@@ -160,6 +162,7 @@ def measure(
             kept=done.work.kept,
             hardware=done.work.machine,
             progress=done.work.progress.variant,
+            spare=spare,
         )
     for row in rows:
         if row.outcome is not None:
@@ -203,13 +206,17 @@ class _Begun:
 
     def onnx(self) -> Stage[OnnxModel]:
         with self.work.stages.worker("source") as worker:
-            truth = self.work.stages.reference(self.described, worker)
-            return self.work.stages.export(self.described, truth, worker)
+            return self.work.stages.export(
+                self.described, lambda: self.work.stages.reference(self.described, worker), worker
+            )
 
     def proof(self, artifact: Step[Artifact]) -> Stage[Proof]:
         truth = self.reference()
-        with self.work.stages.worker("prove") as worker:
-            return self.work.stages.prove(artifact.stage, self.described, truth, worker)
+        with self.worker(artifact.value.variant) as own, self.work.stages.worker("prove") as worker:
+            return self.work.stages.prove(artifact.stage, self.described, truth, own, worker)
+
+    def worker(self, variant: Variant) -> Worker:
+        return self.work.stages.worker(variant.id, python=self.work.stages.python(variant))
 
     def variant(self, text: str) -> Variant:
         devices = self.work.machine.devices

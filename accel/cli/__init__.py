@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from accel.cli import complete, convert, machine, models, repositories, zoo
+from accel.cli import complete, convert, machine, models, release, repositories, tuning, zoo
 from accel.core.errors import AccelError
 
 app = typer.Typer(
@@ -82,12 +82,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": repositories.run_server,
     "lint": repositories.lint,
     "bench": repositories.bench,
+    "tune": tuning.tune,
     "report": compare_runs,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(machine.env_app, name="env")
 app.add_typer(zoo.zoo_app, name="zoo")
+app.add_typer(release.release_app, name="release")
 
 
 def _remedy(error: OSError) -> str:

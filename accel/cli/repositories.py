@@ -142,7 +142,9 @@ def bench(
         str | None, typer.Option(help="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
     ] = None,
     request_rate: Annotated[str | None, typer.Option(help="Open loop, per second: RATE or START:END:STEP")] = None,
-    arrivals: Annotated[str, typer.Option(help="Gaps of an open loop: constant or poisson")] = "constant",
+    arrivals: Annotated[
+        str, typer.Option(help="Gaps of an open loop: constant, poisson or a file of times")
+    ] = "constant",
     table: Annotated[
         bool, typer.Option("--table", help="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
     ] = False,
@@ -210,13 +212,8 @@ def _print_served(found: Any) -> None:
     how = f"Triton {found.endpoint.release} ({found.endpoint.via})"
     typer.echo("; ".join([how, *(f"{t} by the Python-backend variant of {found.native}" for t in found.twins)]))
     columns = ("point", "output", "served dB", "in process dB", "least dB", "ok")
-    figures = [(a.served_db, a.inprocess_db, a.least_db) for a in found.answers]
-    rows = [
-        dict(zip(columns, (a.point, a.output, *map(_decibels, three), not a.problem), strict=True))
-        for a, three in zip(found.answers, figures, strict=True)
-    ]
+    rows = []
+    for a in found.answers:
+        figures = ("exact" if db is None else f"{db:.1f}" for db in (a.served_db, a.inprocess_db, a.least_db))
+        rows.append(dict(zip(columns, (a.point, a.output, *figures, not a.problem), strict=True)))
     show(rows, False, "answers", columns)
-
-
-def _decibels(value: float | None) -> str:
-    return "exact" if value is None else f"{value:.1f}"

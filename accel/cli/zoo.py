@@ -43,15 +43,15 @@ def zoo_check(
     """Run the main job on every model for every target, and show what became of each."""
     from accel.release import zoo_matrix
 
-    asked = zoo_matrix.Asked(tuple(models or ()), full=full, targets=targets, out=out)
+    folder = out or Path("runs") / ("zoo" if full else "zoo-small")
     with watching(quiet=quiet, verbose=verbose) as progress:
-        rows = zoo_matrix.check(asked, progress)
+        rows = zoo_matrix.check(models or (), folder=folder, full=full, targets=targets, progress=progress)
     if as_json:
         print_json({"models": rows})
     else:
-        _print_matrix(rows, asked.folder)
+        _print_matrix(rows, folder)
     if failed := zoo_matrix.failures(rows):
-        raise CheckFailed("these cells failed:\n  " + "\n  ".join(failed), fix=f"see the logs below {asked.folder}")
+        raise CheckFailed("these cells failed:\n  " + "\n  ".join(failed), fix=f"see the logs below {folder}")
 
 
 def _print_matrix(rows: list[dict[str, Any]], folder: Path) -> None:

@@ -24,6 +24,7 @@ DESCRIBE: Mapping[str, Callable[[SourceRequest], ModelSource]] = {
 }
 """Kind of source → what describes it; a factory's framework is known once it was called."""
 
+ONNX_FILE = "model.onnx"
 PACKAGES = (
     *("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime"),
     *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
@@ -93,11 +94,16 @@ def export_onnx(
     """
     model = model or load(source)
     points = points or check.reference_points(model)
-    path = Path(out_dir) / "model.onnx"
+    return check.check_onnx(source, write_onnx(model, out_dir, opset=opset), points)
+
+
+def write_onnx(model: SourceModel, out_dir: Path, *, opset: int = 18) -> Path:
+    """Write ``model.onnx`` and ``model.onnx.data`` into ``out_dir``, unchecked; raises as ``export_onnx``."""
+    source, path = model.source, Path(out_dir) / ONNX_FILE
     if source.kind == "onnx":
         from_onnx.copy(source, path)
     elif model.graph is not None:
         from_tensorflow.write_onnx(model.graph, source, path, opset=opset)
     else:
         from_torch.write_onnx(model, path, opset=opset)
-    return check.check_onnx(source, path, points)
+    return path

@@ -79,6 +79,7 @@ def _tried(
     given = {*request.min_shapes, *request.max_shapes}
     sizes = {s.name: {feed[s.name].shape[:1] for feed in made.samples} for s in inputs}
     assumed = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given and len(sizes[s.name]) < 2]
+    said = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name in given]
     run = _runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
     run(example_arrays(inputs, typical))
@@ -87,7 +88,7 @@ def _tried(
     for batched in dict.fromkeys((tuple(assumed), tuple(alike), ())):
         try:
             for size in (1, leading + 1) if batched else ():
-                shapes = {n: (size, *s[1:]) if n in batched else s for n, s in typical.items()}
+                shapes = {n: (size, *s[1:]) if n in (*batched, *said) else s for n, s in typical.items()}
                 run(example_arrays(inputs, shapes))
             break
         except StageError:
@@ -252,10 +253,9 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
             whole_recurrent_layers(),
             # The strides that attention has once torch.onnx takes it apart: a view made on others would be refused.
             sdpa_kernel(SDPBackend.MATH),
-            warnings.catch_warnings(),
+            warnings.catch_warnings(action="ignore"),
         ):
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
-            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
                 example_inputs(source, trace_shapes(source, profile)),

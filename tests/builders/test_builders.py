@@ -1,6 +1,7 @@
 """What single builders promise beyond the contract that all share."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,21 @@ def test_openvino_and_nncf_cannot_send_telemetry():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-2:] == ["openvino.tools.ovc.telemetry_stub", "MagicMock"]
+
+
+def test_onnx_runtime_sends_nothing_and_gives_the_machine_no_id(tmp_path):
+    """Its official wheels do both by default: an id and a database in the cache folder, a session file in TMPDIR."""
+    code = (
+        "from accel.builders import ort_session; import onnxruntime as ort;"
+        "from onnx import helper as h, save; p = h.make_tensor_value_info('x', 1, [1]);"
+        "q = h.make_tensor_value_info('y', 1, [1]); n = h.make_node('Neg', ['x'], ['y']);"
+        "m = h.make_model(h.make_graph([n], 'g', [p], [q]), opset_imports=[h.make_opsetid('', 18)], ir_version=10);"
+        "ort.InferenceSession(m.SerializeToString())"
+    )
+    usual = {k: v for k, v in os.environ.items() if k not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")}
+    environment = {**usual, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_requirements_name_what_is_missing_and_how_to_get_it():

@@ -81,3 +81,8 @@ def test_accuracy_needs_real_weights_and_real_samples():
 def test_hash_ignores_order_of_keys():
     assert sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1})
     assert sha256_json({"a": 1}) != sha256_json({"a": 2})
+
+
+def test_an_integer_that_no_float_holds_is_an_error_and_no_crash():
+    with pytest.raises(ValueError, match="no number"):
+        from_json(dict[str, float], {"sqnr_db": 10**400})

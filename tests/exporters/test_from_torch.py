@@ -45,6 +45,22 @@ def make():
     assert export_onnx(source, tmp_path / "out", model=model).outputs[1].dims == (1,)
 
 
+def test_one_input_with_shapes_leaves_the_batch_to_all(tmp_path: Path) -> None:
+    code = """import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x, y):
+        return {"z": torch.cat([x, y], 1)}
+
+def make():
+    return Net(), [{"x": torch.ones(1, 4), "y": torch.ones(1, 2)}]
+"""
+    (tmp_path / "two.py").write_text(code)
+    source = describe(recognise(f"{tmp_path / 'two.py'}:make", max_shapes={"x": (16, 4)}))
+    assert [s.dims for s in source.inputs] == [("batch", 4), ("batch", 2)]
+    assert source.outputs[0].dims == ("batch", 6)
+
+
 def test_a_factory_with_samples_needs_no_shapes(factory_file: Path) -> None:
     source = describe(recognise(f"{factory_file}:sampled"))
     assert source.inputs[0].dims == ("batch", 8)
@@ -88,7 +104,7 @@ def test_the_key_of_a_factory_is_its_source_and_weights(factory_file: Path) -> N
     ("function", "error", "says"),
     [
         ("raises", StageError, "forward raised ZeroDivisionError on x float32"),
-        ("nested", StageError, "a_1: str: expected tensors"),
+        ("nested", StageError, "a_1 of type str: expected tensors"),
         ("breaks", InputError, "weights.bin is not here"),
         ("not_a_module", InputError, "returned int"),
         ("absent", InputError, "no function 'absent'"),

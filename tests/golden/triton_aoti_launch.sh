@@ -14,6 +14,7 @@
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 export PYTHONDONTWRITEBYTECODE=1
+export ORT_DISABLE_TELEMETRY="${ORT_DISABLE_TELEMETRY:-1}"
 missing() { echo "launch.sh: there is no $1; $2" >&2; exit 127; }
 if [[ "${1:-}" == --docker ]]; then
   shift

@@ -69,9 +69,8 @@ def test_what_it_writes_meanwhile_goes_also_when_it_is_killed(tmp_path: Path, mo
     scratch, seen = tmp_path / "scratch", tmp_path / "seen"
     scratch.mkdir()
     file = tmp_path / "looking.py"
-    file.write_text(
-        f"import os\nopen({str(seen)!r}, 'w').write(' '.join(os.listdir({str(scratch)!r})))\nbuild = None\n"
-    )
+    look = f"open({str(seen)!r}, 'w').write(' '.join(os.listdir({str(scratch)!r})))"
+    file.write_text(f"import os\n{look}\nbuild = None\n")
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setattr(temporary, "_own", None)
     with pytest.raises(AccelError):
