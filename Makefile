@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Processes that run the tests, each with a gigabyte or two at its largest.
 WORKERS ?= 2
 
-.PHONY: demo test test-gpu zoo-check compatibility check format install tensorflow plugin environments clean
+.PHONY: demo test test-gpu zoo-check compatibility docs check format install tensorflow plugin environments clean
 
 demo: install
 	$(BIN)/accel env install ort-openvino
@@ -37,6 +37,10 @@ test-gpu: environments
 	$(BIN)/accel env install ort-gpu
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu tests/gpu
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/contract -k cuda -rs
+
+# The site, into site/: open site/index.html, or for its search `python -m http.server -d site`.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 check: install
 	$(BIN)/ruff format --check .
@@ -79,4 +83,4 @@ environments: install
 	$(BIN)/accel env install modelopt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -14,6 +14,7 @@ from accel.core import environments
 ROOT = Path(accel.__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
+    "encoder_decoder": "same texts: True",
     "hugging_face": "BaseModelOutputWithPooling",
     "keras_model": "inputs_image",
     "onnx_file": "my own True",
@@ -36,3 +37,26 @@ def test_an_example_runs(script, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert SAYS[script.stem] in done.stdout
+
+
+NOTEBOOKS = {
+    "optimise_a_module": ("Tensor ['hidden']", "4 answers"),
+    "steps_on_an_onnx_file": ("ort@cpu True", "below the gate", "passes its gate"),
+}
+"""What each shows, among other things."""
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs(name, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    import nbformat
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "examples" / f"{name}.ipynb", as_version=4)
+    assert not [cell for cell in notebook.cells if cell.get("outputs")]
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    text = "".join(o.get("text", "") + "".join(o.get("data", {}).values()) for o in shown)
+    for expected in NOTEBOOKS[name]:
+        assert expected in text, text[-2000:]
+    assert ("<table" in text) == (name == "optimise_a_module")

@@ -52,3 +52,49 @@ def test_it_works_outside_the_checkout(unpacked, tmp_path):
         check=False,
     )
     assert done.stdout.split() == [str(unpacked / "accel" / "__init__.py"), "zoo", "True"], done.stderr
+
+
+HIDDEN = """
+import importlib.machinery
+
+_found = importlib.machinery.PathFinder.find_spec
+
+
+def _find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] in ("torch", "transformers", "tensorflow") else _found(name, path, target)
+
+
+importlib.machinery.PathFinder.find_spec = classmethod(_find_spec)
+"""
+
+
+def test_an_onnx_file_needs_no_torch(unpacked, tmp_path):
+    """What ``benchmarks/wheel.py`` does in an empty environment, with the frameworks of this one hidden."""
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "wheel_checks" / "check_base.py")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{unpacked}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "accel.Result run" in done.stdout
+
+
+def test_what_needs_torch_says_how_to_install_it(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN)
+    (tmp_path / "net.py").write_text("import torch\n\ndef build():\n    return torch.nn.ReLU()\n")
+    for source in ("net.py:build", "t5-encoder@small"):
+        done = subprocess.run(
+            [sys.executable, "-m", "accel", "convert", source, "--targets", "ort", "--shape", "input:1x3", "-q"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in (2, 3), done.stderr
+        assert "pip install" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr

@@ -150,6 +150,22 @@ def rebound(bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> inspec
     return other
 
 
+def by_keyword(bound: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, by name wherever they may be: what wraps a ``forward`` often looks for names."""
+    parameters = bound.signature.parameters
+    kinds = {name: parameters[name].kind for name in bound.arguments}
+    if any(kind is inspect.Parameter.VAR_POSITIONAL for kind in kinds.values()):
+        return bound.args, bound.kwargs
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if kinds[name] is inspect.Parameter.POSITIONAL_ONLY:
+            args.append(value)
+        else:
+            kwargs |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return tuple(args), kwargs
+
+
 def array(value: Any) -> np.ndarray:
     """Return a tensor of any library as an array that is nobody else's."""
     if hasattr(value, "detach"):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.api.frameworks import is_keras, is_torch
-from accel.api.samples import Call, array, by_name, calls, each, rebound
+from accel.api.samples import Call, array, by_keyword, by_name, calls, each, rebound
 from accel.core.calls import CallForm, structure, tensors
 from accel.core.errors import AccelError, StageError, UsageError
 from accel.core.feeds import write_feeds
@@ -130,8 +130,9 @@ def _form(module: "torch.nn.Module", call: Call) -> CallForm:
     given = {name: torch.from_numpy(_float32(array(value))) for name, value in call.feed.items()}
     other = rebound(call.bound, given)
     try:
+        args, kwargs = by_keyword(other)
         with torch.inference_mode():
-            result = module(*other.args, **other.kwargs)
+            result = module(*args, **kwargs)
     except Exception as error:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given.items())
         raise StageError(f"the model raised {type(error).__name__} on {shapes}: {error}") from error
@@ -165,8 +166,8 @@ def _Flat(module: "torch.nn.Module", call: Call) -> "torch.nn.Module":
             self.model = module
 
         def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
-            other = rebound(call.bound, dict(zip(names, args, strict=False)) | kwargs)
-            return tensors(self.model(*other.args, **other.kwargs))
+            given, named = by_keyword(rebound(call.bound, dict(zip(names, args, strict=False)) | kwargs))
+            return tensors(self.model(*given, **named))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     Flat.forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

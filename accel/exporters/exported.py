@@ -56,10 +56,22 @@ def _extent(size: Any, axis: int, bounds: Mapping[str, tuple[int, Any]]) -> Exte
 
 
 def flat_module(program: "torch.export.ExportedProgram") -> "torch.nn.Module":
-    """Make a program take its inputs by keyword, however they were nested when it was exported."""
+    """Make a program take its inputs by keyword, however they were nested when it was exported.
+
+    A ``reshape`` of the source stands in it as the ``view`` that it was with the strides of that day. Traced again, for
+    ONNX, an attention may give other strides, which ``view`` refuses: it becomes ``reshape`` again, the same otherwise.
+    """
+    import torch
+
     from accel.exporters.positional import Nested
 
-    return Nested(program.module(), program.graph_signature.user_inputs, program.call_spec.in_spec)
+    module = program.module()
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+                node.target = torch.ops.aten.reshape.default
+            part.recompile()
+    return Nested(module, program.graph_signature.user_inputs, program.call_spec.in_spec)
 
 
 def read_program(path: Path) -> "torch.export.ExportedProgram":

@@ -263,6 +263,7 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
         StageError: torch.onnx could not export it.
     """
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from accel.exporters import torch_operators
 
@@ -278,6 +279,8 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
             eager_attention(model.module) as module,
             whole_recurrent_layers(),
             plain_bags(),
+            # The strides that attention has once torch.onnx takes it apart: a view made on others would be refused.
+            sdpa_kernel(SDPBackend.MATH),
             warnings.catch_warnings(action="ignore"),
         ):
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.

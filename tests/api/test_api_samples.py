@@ -136,6 +136,16 @@ def test_a_file_cannot_name_a_class_to_be_called(name):
     assert isinstance(form.build({"args": np.zeros(1)}), Outputs)
 
 
+def test_what_was_given_by_name_is_called_by_name():
+    """Wrappers in transformers add ``use_cache=`` to the keywords of a call: by position it would come twice."""
+    call = samples.calls(forward, [{"x": DATA, "mask": DATA}], "the model")[0]
+    assert samples.by_keyword(call.bound) == ((), {"x": DATA, "mask": DATA})
+    only = samples.calls(lambda x, /, y: None, [(DATA, DATA)], "the model")[0]
+    assert samples.by_keyword(only.bound) == ((DATA,), {"y": DATA})
+    several = samples.calls(lambda x, *rest: None, [(DATA, DATA)], "the model")[0]
+    assert samples.by_keyword(several.bound) == ((DATA, DATA), {})
+
+
 def test_a_result_without_tensors_is_refused():
     with pytest.raises(SampleError, match="of type str"):
         structure({"a": "text"})
