@@ -144,12 +144,6 @@ class PlainProgress(Progress):
         self._console = console
         self._every = every
 
-    def __enter__(self) -> "PlainProgress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def stage(self, name: str) -> None:
         self._line(f"accel: {name}")
 

@@ -5,6 +5,7 @@ needs nothing but the runtime of what it loads.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import operator
 import queue
@@ -28,7 +29,7 @@ from accel.triton import manifest as manifests
 BEST, VARIANTS = "best", "variants"
 
 
-class Model:
+class Model(contextlib.AbstractContextManager["Model"]):
     """A variant, loaded into this process; call it as the model that it was built from.
 
     Arguments may be torch tensors, TensorFlow tensors or arrays, alone or nested as they were in the samples; the
@@ -133,9 +134,6 @@ class Model:
             self._session.close()
             for slot in range(self._session.slots):
                 self._free.put(slot)
-
-    def __enter__(self) -> "Model":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -3,6 +3,7 @@
 Everything is read from the run directory, so a result can be had again at any time, in any process.
 """
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Mapping
@@ -76,7 +77,7 @@ class VariantResult:
         return f"<{self.id} {self.status}{''.join(f', {f}' for f in figures if f)}>"
 
 
-class Result:
+class Result(contextlib.AbstractContextManager["Result"]):
     """What a run found.
 
     Args:
@@ -155,9 +156,6 @@ class Result:
             model, self._best = self._best, None
         if model is not None:
             model.close()
-
-    def __enter__(self) -> "Result":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -20,7 +20,7 @@ import numpy as np
 
 from accel.api.frameworks import is_keras, is_torch
 from accel.api.samples import Call, array, by_name, calls, each, rebound
-from accel.core.calls import CallForm, is_tensor, leaves, structure
+from accel.core.calls import CallForm, structure, tensors
 from accel.core.errors import AccelError, StageError, UsageError
 from accel.core.feeds import write_feeds
 from accel.core.values import ShapeRange
@@ -102,7 +102,7 @@ def _torch(model: "torch.nn.Module", samples: Any, folder: Path, options: Mappin
     with _plain(module) as plain:
         form = _form(plain, found[0])
         feeds = [{name: _float32(array(value)) for name, value in call.feed.items()} for call in found]
-        path, profile = _exported(_Flat(plain, found[0], form), feeds, folder, options)
+        path, profile = _exported(_Flat(plain, found[0]), feeds, folder, options)
     shapes = {f"{point}_shapes": {n: getattr(s, point) for n, s in profile.items()} for point in ("min", "opt", "max")}
     return Given(str(path), {**shapes, "samples": str(_store(feeds, folder))}, form)
 
@@ -110,8 +110,8 @@ def _torch(model: "torch.nn.Module", samples: Any, folder: Path, options: Mappin
 @contextlib.contextmanager
 def _plain(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
     """Lend the module in eval mode, FP32 on the CPU; it is a copy where the user's own is something else."""
-    tensors = [*module.parameters(), *module.buffers()]
-    if any(t.device.type != "cpu" or str(t.dtype) in ("torch.float16", "torch.bfloat16") for t in tensors):
+    held = [*module.parameters(), *module.buffers()]
+    if any(t.device.type != "cpu" or str(t.dtype) in ("torch.float16", "torch.bfloat16") for t in held):
         yield copy.deepcopy(module).cpu().float().eval()
         return
     modes = [(part, part.training) for part in module.modules()]
@@ -127,17 +127,16 @@ def _form(module: "torch.nn.Module", call: Call) -> CallForm:
     """Run the module once, and note how it is called and what it returns."""
     import torch
 
-    tensors = {name: torch.from_numpy(_float32(array(value))) for name, value in call.feed.items()}
-    other = rebound(call.bound, tensors)
+    given = {name: torch.from_numpy(_float32(array(value))) for name, value in call.feed.items()}
+    other = rebound(call.bound, given)
     try:
         with torch.inference_mode():
             result = module(*other.args, **other.kwargs)
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in tensors.items())
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given.items())
         raise StageError(f"the model raised {type(error).__name__} on {shapes}: {error}") from error
-    found = structure(result)
-    kinds = {n: str(t.dtype).removeprefix("torch.") for n, t in _outputs(found.names(), result).items()}
-    return _form_of(call, found, {name: kind for name, kind in kinds.items() if "float" not in kind})
+    kinds = {n: str(t.dtype).removeprefix("torch.") for n, t in tensors(result).items()}
+    return _form_of(call, structure(result), {name: kind for name, kind in kinds.items() if "float" not in kind})
 
 
 def _form_of(call: Call, result: Any, dtypes: Mapping[str, str]) -> CallForm:
@@ -148,22 +147,16 @@ def _form_of(call: Call, result: Any, dtypes: Mapping[str, str]) -> CallForm:
     return CallForm(tuple(p.name for p in plain), constants | dict(call.constants), result, dtypes)
 
 
-def _outputs(names: Iterator[str], result: Any) -> dict[str, Any]:
-    tensors = [leaf for _, leaf in leaves(result, "") if is_tensor(leaf)]
-    return dict(zip(names, tensors, strict=True))
-
-
 def _float32(value: np.ndarray) -> np.ndarray:
     """Return floats as FP32, in which the reference computes: 64-bit ones are rarely more than NumPy's default."""
     return value.astype(np.float32) if value.dtype in (np.float16, np.float64) else value
 
 
-def _Flat(module: "torch.nn.Module", call: Call, form: CallForm) -> "torch.nn.Module":
+def _Flat(module: "torch.nn.Module", call: Call) -> "torch.nn.Module":
     """Make a module that takes tensors by name and returns them by name, however the user's own nests them."""
     import torch
 
-    assert form.result is not None
-    names, outputs = list(call.feed), list(form.result.names())
+    names = list(call.feed)
 
     class Flat(torch.nn.Module):
         def __init__(self) -> None:
@@ -172,9 +165,8 @@ def _Flat(module: "torch.nn.Module", call: Call, form: CallForm) -> "torch.nn.Mo
             self.model = module
 
         def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
-            tensors = dict(zip(names, args, strict=False)) | kwargs
-            other = rebound(call.bound, tensors)
-            return _outputs(iter(outputs), self.model(*other.args, **other.kwargs))
+            other = rebound(call.bound, dict(zip(names, args, strict=False)) | kwargs)
+            return tensors(self.model(*other.args, **other.kwargs))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     Flat.forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -207,8 +199,7 @@ def _exported(
         example = {n: torch.from_numpy(v) for n, v in fit_shape(feeds[0], specs, sizes).items()}
         dynamic = dict(zip(example, from_torch.dynamic_shapes(source, trial)[0], strict=True))
         try:
-            with warnings.catch_warnings(), torch.no_grad(), from_torch.whole_recurrent_layers():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"), torch.no_grad(), from_torch.whole_recurrent_layers():
                 program = torch.export.export(module, (), example, dynamic_shapes=dynamic)
         except AccelError:
             raise
@@ -272,16 +263,15 @@ def _keras(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) -
     feeds = [{name: _float32(array(value)) for name, value in call.feed.items()} for call in found]
     try:
         first = rebound(found[0].bound, {name: tf.constant(value) for name, value in feeds[0].items()})
-        result = structure(model(*first.args, **first.kwargs, training=False))
+        form = _form_of(found[0], structure(model(*first.args, **first.kwargs, training=False)), {})
     except AccelError:
         raise
     except Exception as error:
         raise StageError(f"the model raised {type(error).__name__}: {error}") from error
-    names = list(result.names())
 
-    def answer(**tensors: Any) -> dict[str, Any]:
-        other = rebound(found[0].bound, tensors)
-        return _outputs(iter(names), model(*other.args, **other.kwargs, training=False))
+    def answer(**given: Any) -> dict[str, Any]:
+        other = rebound(found[0].bound, given)
+        return tensors(model(*other.args, **other.kwargs, training=False))
 
     request = SourceRequest("a Keras model in memory", "factory", "", **_shapes(options))
     profile = {n: factory.shape_range(n, [f[n].shape for f in feeds], request) for n in feeds[0]}
@@ -300,7 +290,6 @@ def _keras(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) -
     signature = tf.function(answer).get_concrete_function(**specs)
     tf.saved_model.save(holder, str(path), signatures={"serving_default": signature})
     shapes = {f"{point}_shapes": {n: getattr(s, point) for n, s in profile.items()} for point in ("min", "opt", "max")}
-    form = _form_of(found[0], result, {})
     return Given(str(path.resolve()), {**shapes, "samples": str(_store(feeds, folder))}, form)
 
 

@@ -145,7 +145,8 @@ def start(
     concurrency: int | None,
     begin_ns: int,
     rate_per_s: float | None,
-    arrivals: Literal["constant", "poisson"],
+    arrivals: Literal["constant", "poisson", "recorded"],
+    gaps: Path | None,
     index: int,
     count: int,
 ) -> None:
@@ -155,11 +156,13 @@ def start(
         concurrency: of a closed loop, or None.
         begin_ns: the moment of the first request.
         rate_per_s / arrivals / index / count: of an open loop: see ``due_times``.
+        gaps: ``.npy`` with the recorded gaps.
     """
     gc.collect()
     gc.freeze()  # a collection would stop every request while it looks at what was there before
     _open["cpu_s"] = time.process_time()
-    loop = {"rate_per_s": rate_per_s, "arrivals": arrivals, "index": index, "count": count}
+    gaps_s = () if gaps is None else np.load(gaps).tolist()
+    loop = {"rate_per_s": rate_per_s, "arrivals": arrivals, "gaps_s": gaps_s, "index": index, "count": count}
     _open["sender"].start(concurrency=concurrency, begin_ns=begin_ns, **loop)
 
 

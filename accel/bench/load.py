@@ -27,7 +27,7 @@ from accel.core.feeds import Feed, fit_inputs
 from accel.core.processes import Worker
 from accel.core.values import TensorSpec
 
-Arrivals = Literal["constant", "poisson"]
+Arrivals = Literal["constant", "poisson", "recorded"]
 FEED, INTENDED, SENT, END, OK = range(5)
 """Columns of a window's rows."""
 
@@ -42,21 +42,26 @@ class Load:
     Attributes:
         concurrency: closed loop: so many clients, each of which sends its next request when it has its answer.
         rate_per_s: open loop: requests per second, sent whether or not earlier ones were answered.
-        arrivals: open loop: equal gaps, or those of a Poisson process.
+        arrivals: open loop: equal gaps, those of a Poisson process, or recorded ones.
+        gaps_s: the recorded gaps, from the one before the first request on; they are stretched to the rate, and begin
+            anew at their end (``ranges.recorded``).
 
     Raises:
-        UsageError: not exactly one of the two is given, or it is not positive.
+        UsageError: not exactly one of the two is given, it is not positive, or ``recorded`` has no gaps.
     """
 
     concurrency: int | None = None
     rate_per_s: float | None = None
     arrivals: Arrivals = "constant"
+    gaps_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate_per_s is None):
             raise UsageError("a load is either a concurrency or a request rate", fix="give one of the two")
         if (self.concurrency or self.rate_per_s or 0) <= 0:
             raise UsageError(f"a load of {self} sends nothing", fix="give a number above 0")
+        if (self.arrivals == "recorded") != bool(self.gaps_s):
+            raise UsageError("recorded arrivals are those of a file", fix="give the file's path as --arrivals")
 
     def __str__(self) -> str:
         if self.concurrency is not None:
@@ -113,7 +118,7 @@ class Window:
         return (rows[:, END] - rows[:, INTENDED]) / 1e6
 
 
-class Generator:
+class Generator(contextlib.AbstractContextManager["Generator"]):
     """Processes that send requests to one server; a context manager.
 
     Args:
@@ -148,9 +153,6 @@ class Generator:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> "Generator":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -213,13 +215,18 @@ class Generator:
         """Begin to send; the first window begins now."""
         self.failures, self.error = 0, None
         self._rows = []
+        gaps = None
+        if load.gaps_s:
+            gaps = Path(self._scratch.name) / "gaps.npy"
+            np.save(gaps, np.array(load.gaps_s))
         self._begin_ns = now_ns()
         for index, worker in enumerate(self._workers):
             share = None
             if load.concurrency is not None:
                 share = load.concurrency // self.processes + (index < load.concurrency % self.processes)
             rate, count = load.rate_per_s, self.processes
-            worker.call(calls.start, share, self._begin_ns, rate, load.arrivals, index=index, count=count)
+            begin_ns, arrivals = self._begin_ns, load.arrivals
+            worker.call(calls.start, share, begin_ns, rate, arrivals, gaps=gaps, index=index, count=count)
 
     def window(self, seconds: float, *, least: int = LEAST) -> Window:
         """Wait until ``seconds`` have passed and ``least`` requests have ended; return what ended since the last call.

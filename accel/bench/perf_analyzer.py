@@ -30,7 +30,7 @@ from accel.bench.endpoint import Endpoint
 from accel.bench.load import Generator, Load, fit_feeds
 from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Labels, Method, items
 from accel.core import environments, temporary
-from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import Measurement, ServerSplit, TensorSpec
 
@@ -104,7 +104,10 @@ def sweep(
         InputError: the server does not know the model, or the feeds are of several batch sizes.
         SampleError: a feed does not fit the contract.
         StageError: perf_analyzer failed; the message has the end of what it said.
+        UsageError: arrivals are recorded ones.
     """
+    if any(load.gaps_s for load in loads):
+        raise UsageError("perf_analyzer sends no recorded arrivals", fix="leave --load perf_analyzer out")
     program = find()
     with Generator(endpoint.grpc, log=log) as generator:
         served = generator.describe(model)

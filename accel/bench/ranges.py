@@ -1,9 +1,11 @@
 """Loads as the command line writes them: one number, or a range of numbers."""
 
-from typing import Any
+import itertools
+from pathlib import Path
+from typing import Any, cast, get_args
 
 from accel.bench.load import Arrivals, Load
-from accel.core.errors import UsageError
+from accel.core.errors import InputError, UsageError
 
 
 def concurrencies(text: str) -> tuple[Load, ...]:
@@ -22,19 +24,46 @@ def concurrencies(text: str) -> tuple[Load, ...]:
     return tuple(Load(concurrency=n) for n in found)
 
 
-def rates(text: str, arrivals: Arrivals = "constant") -> tuple[Load, ...]:
+def rates(text: str, arrivals: Arrivals = "constant", gaps_s: tuple[float, ...] = ()) -> tuple[Load, ...]:
     """Read ``RATE`` or ``START:END:STEP``, in requests per second.
 
     Raises:
         UsageError: it is neither.
     """
+    how: dict[str, Any] = {"arrivals": arrivals, "gaps_s": gaps_s}
     parts = _numbers(text, float, "--request-rate", "RATE or START:END:STEP")
     if len(parts) == 2:
         raise UsageError(f"--request-rate {text} has no step", fix="give START:END:STEP")
     if len(parts) == 1:
-        return (Load(rate_per_s=parts[0], arrivals=arrivals),)
+        return (Load(rate_per_s=parts[0], **how),)
     steps = int((parts[1] - parts[0]) / parts[2] + 1e-9) + 1
-    return tuple(Load(rate_per_s=parts[0] + i * parts[2], arrivals=arrivals) for i in range(steps))
+    return tuple(Load(rate_per_s=parts[0] + i * parts[2], **how) for i in range(steps))
+
+
+def arrivals(text: str) -> tuple[Arrivals, tuple[float, ...]]:
+    """Read ``constant``, ``poisson`` or the path of a file of recorded arrival times (seconds, ascending, one a line).
+
+    Returns:
+        The kind, and the recorded gaps in seconds: the first one is the mean of the others.
+
+    Raises:
+        UsageError: it is none of these.
+        InputError: the file cannot be read, is not ascending, or has fewer than two different times.
+    """
+    if text in get_args(Arrivals) and text != "recorded":
+        return cast(Arrivals, text), ()
+    if not Path(text).is_file():
+        raise UsageError(f"--arrivals {text} is unknown", fix="give constant, poisson or a file of arrival times")
+    try:
+        times = [float(line) for line in Path(text).read_text(encoding="utf-8").split()]
+    except ValueError as error:
+        raise InputError(f"{text} holds no arrival times: {error}", fix="write seconds, one time a line") from error
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    if not gaps or not min(gaps) >= 0 or not 0 < sum(gaps) < float("inf"):
+        raise InputError(
+            f"{text}: expected at least two times in ascending order", fix="write seconds, one time a line"
+        )
+    return "recorded", (sum(gaps) / len(gaps), *gaps)
 
 
 def _numbers(text: str, kind: type, option: str, form: str) -> list[Any]:

@@ -8,11 +8,12 @@ It is not aware of windows, percentiles or other processes of the same load.
 """
 
 import asyncio
+import itertools
 import random
 import selectors
 import threading
 from array import array
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,16 +174,30 @@ class Sender:
             await asyncio.wait(left)
 
 
-def due_times(begin_ns: int, *, rate_per_s: float, arrivals: str, seed: int, index: int, count: int) -> Iterator[int]:
+def due_times(
+    begin_ns: int,
+    *,
+    rate_per_s: float,
+    arrivals: str,
+    seed: int,
+    index: int,
+    count: int,
+    gaps_s: Sequence[float] = (),
+) -> Iterator[int]:
     """Yield when each request of an open loop is to be sent (ns), for process ``index`` of ``count``.
 
-    Together the processes send equal gaps, or a Poisson process: those of the processes add up to one.
+    Together the processes send equal gaps, a Poisson process (those of the processes add up to one), or recorded gaps:
+    stretched to the rate, and from the first again after the last.
     """
     if arrivals == "constant":
         number = index
         while True:
             yield begin_ns + int(number * 1e9 / rate_per_s)
             number += count
+    if arrivals == "recorded":
+        stretch = len(gaps_s) / sum(gaps_s) * 1e9 / rate_per_s
+        moments = itertools.accumulate(gap * stretch for gap in itertools.cycle(gaps_s))
+        yield from (begin_ns + int(due) for due in itertools.islice(moments, index, None, count))
     drawn = random.Random(seed * count + index)
     due_ns = float(begin_ns)
     while True:

@@ -7,18 +7,16 @@ the views on them stay for as long as the shapes do, so that a call adds only th
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from accel.builders import Session, timed_parts
 from accel.core import gpu
 from accel.core.errors import StageError, UnavailableError
 from accel.core.feeds import Feed
 from accel.core.values import CallSplit, TensorSpec
-
-if TYPE_CHECKING:
-    import torch
 
 SLOTS = 2
 """Requests in flight in throughput mode: one is copied while the other computes."""
@@ -30,9 +28,9 @@ Call = Callable[..., Sequence[Any]]
 class _Input:
     """One input of a slot: host memory, the same memory as an array, and device memory."""
 
-    host: "torch.Tensor"
+    host: torch.Tensor
     array: np.ndarray
-    device: "torch.Tensor"
+    device: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -40,17 +38,15 @@ class _Slot:
     stream: Any
     inputs: dict[str, _Input] = field(default_factory=dict)
     results: Sequence[Any] = ()
-    hosts: list["torch.Tensor"] = field(default_factory=list)
+    hosts: list[torch.Tensor] = field(default_factory=list)
 
 
-def use_cuda() -> "torch.device":
+def use_cuda() -> torch.device:
     """Return the first CUDA device, with TF32 off for FP32: a variant computes in what its name says.
 
     Raises:
         UnavailableError: torch is built without CUDA, or finds no usable device.
     """
-    import torch
-
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
@@ -96,7 +92,7 @@ class TorchDeviceSession(Session):
         call: Call,
         precision: str,
         *,
-        device: "torch.device",
+        device: torch.device,
         slots: int = 1,
     ) -> None:
         super().__init__(inputs, outputs)
@@ -176,8 +172,6 @@ class TorchDeviceSession(Session):
         self._call, self._slots = None, []
 
     def _compute(self, slot: int) -> None:
-        import torch
-
         if self._call is None:
             raise StageError("the session is closed")
         mine = self._slots[slot]
@@ -189,8 +183,6 @@ class TorchDeviceSession(Session):
 
     def _fetch(self, slot: int) -> None:
         """Queue the copies of the results; memory is taken anew only where a shape changed."""
-        import torch
-
         mine = self._slots[slot]
         try:
             if [h.shape for h in mine.hosts] != [r.shape for r in mine.results]:
@@ -202,8 +194,6 @@ class TorchDeviceSession(Session):
             raise failure(error, self._shapes(mine)) from error
 
     def _buffers(self, array: np.ndarray) -> _Input:
-        import torch
-
         try:
             dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
             host = torch.empty(array.shape, dtype=dtype, pin_memory=self._on_gpu)
@@ -212,13 +202,9 @@ class TorchDeviceSession(Session):
             raise failure(error, array.shape) from error
 
     def _stream(self) -> Any:
-        import torch
-
         return torch.cuda.Stream(self._device) if self._on_gpu else None
 
     def _queue(self, slot: _Slot) -> Any:
-        import torch
-
         return torch.cuda.stream(slot.stream) if slot.stream is not None else contextlib.nullcontext()
 
     def _shapes(self, slot: _Slot) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +27,8 @@ def watching(*, quiet: bool, verbose: bool) -> Iterator[Any]:
     from accel.api.live import LiveProgress, PlainProgress
 
     console = Console(stderr=True)
-    shown = LiveProgress(console) if console.is_terminal and not verbose else PlainProgress(console, every=verbose)
-    with shown:
+    live = console.is_terminal and not verbose
+    with LiveProgress(console) if live else nullcontext(PlainProgress(console, every=verbose)) as shown:
         yield shown
 
 

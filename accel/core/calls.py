@@ -117,6 +117,16 @@ def structure(result: Any, name: str = "") -> Structure:
     return found
 
 
+def tensors(result: Any) -> dict[str, Any]:
+    """Return the tensors of a result by the names that its structure gives them; parts that are None are left out.
+
+    Raises:
+        SampleError: as ``structure``.
+    """
+    found = (leaf for _, leaf in leaves(result, "") if leaf is not None)
+    return dict(zip(structure(result).names(), found, strict=True))
+
+
 def _structure(value: Any, name: str) -> Structure:
     if is_tensor(value):
         return Structure("tensor", name or "output")

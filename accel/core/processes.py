@@ -151,7 +151,7 @@ child()
 """
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A child process that runs tasks one after another; ``start`` or the first task starts it.
 
     Args:
@@ -217,9 +217,6 @@ class Worker:
             self.close()
             raise WorkerDied("stopped by the user")
 
-    def __enter__(self) -> "Worker":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -273,6 +270,12 @@ class Worker:
         if isinstance(error, StageError):
             error.log = str(self.log)
         raise error
+
+    def resident_bytes(self) -> int:
+        """Return the memory that the child holds; 0 where it does not run."""
+        if self._group is None or not self._group.alive():
+            return 0
+        return int(self._group.process.memory_info().rss)
 
     def close(self) -> int:
         """End the child and all it started; return the child's exit code, or minus the signal, or 0 without a child."""

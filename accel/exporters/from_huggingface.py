@@ -139,8 +139,7 @@ def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, li
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             chosen = model_class(config, task)
             missing: list[str] = []

@@ -247,9 +247,12 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     # Four warnings that torchvision's operators are missing: no model that loads here uses one.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     try:
-        with eager_attention(model.module) as module, whole_recurrent_layers(), warnings.catch_warnings():
+        with (
+            eager_attention(model.module) as module,
+            whole_recurrent_layers(),
+            warnings.catch_warnings(action="ignore"),
+        ):
             # torch's own deprecations and its note that a shared axis keeps one name are no concern of the user.
-            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
                 example_inputs(source, trace_shapes(source, profile)),

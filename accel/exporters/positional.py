@@ -3,15 +3,15 @@
 The only module of accel that imports torch at its top; it is imported inside functions.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from accel.core.errors import AccelError, StageError
+from accel.core.calls import tensors
+from accel.core.errors import AccelError, SampleError, StageError
 
 
 class Positional(torch.nn.Module):
@@ -133,32 +133,11 @@ def named_tensors(result: Any) -> dict[str, torch.Tensor]:
     Raises:
         StageError: the result holds no tensor, a value that no client could receive, or two parts of one name.
     """
-    if isinstance(result, torch.Tensor):
-        return {"output": result}
-    parts = list(_parts(result, ""))
-    names = [name for name, _ in parts]
-    if not parts or any(not isinstance(v, torch.Tensor) for _, v in parts) or len(set(names)) < len(names):
-        kinds = ", ".join(f"{n or 'the result'}: {type(v).__name__}" for n, v in parts) or type(result).__name__
-        raise StageError(
-            f"the model's forward returned {kinds}: expected tensors, alone or in tuples, lists, dicts and dataclasses",
-            fix="wrap the model in a `file.py:factory` whose forward returns the tensors that clients need",
-        )
-    return dict(parts)
-
-
-def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a result holds, each with its name."""
-    items: Iterable[tuple[str, Any]]
-    if isinstance(value, Mapping):
-        items = ((str(k), v) for k, v in value.items())
-    elif isinstance(value, tuple | list):
-        names = getattr(value, "_fields", None) or [str(i) if name else f"output_{i}" for i in range(len(value))]
-        items = zip(names, value, strict=True)
-    elif dataclasses.is_dataclass(value):
-        items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-    else:
-        if value is not None:
-            yield name, value
-        return
-    for key, part in items:
-        yield from _parts(part, f"{name}_{key}" if name else key)
+    try:
+        found = tensors(result)
+        if foreign := [f"{name} of type {type(v).__name__}" for name, v in found.items() if not torch.is_tensor(v)]:
+            raise SampleError(f"the model returned {foreign[0]}: expected tensors of torch")
+    except SampleError as error:
+        fix = "wrap the model in a `file.py:factory` whose forward returns the tensors that clients need"
+        raise StageError(error.message, fix=fix) from error
+    return found

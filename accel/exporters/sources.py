@@ -73,16 +73,20 @@ def recognise(
         raise UsageError(f"model name {model_name!r} is no file name: use letters, digits, '_', '.' and '-'")
     if weights not in ("auto", "pretrained", "random"):
         raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
-    if task is not None and kind != "huggingface":
-        raise UsageError(f"--task is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --task out")
-    if part is not None and kind != "huggingface":
-        raise UsageError(f"--part is for Hugging Face sources, and {text!r} is none ({kind})", fix="leave --part out")
     if weights == "random" and kind not in ("zoo", "huggingface"):
         raise UsageError(f"--weights random needs an architecture to draw weights for: {text!r} comes with its weights")
-    if axis_names and kind != "onnx":
-        raise UsageError(f"--rename-axes is for ONNX files, and {text!r} is none ({kind})", fix="leave it out")
     graph = graph or GraphChoice()
-    _check_graph(graph, kind, text)
+    for given, option, what, kinds in (
+        (task is not None, "--task", "Hugging Face sources", ("huggingface",)),
+        (part is not None, "--part", "Hugging Face sources", ("huggingface",)),
+        (axis_names, "--rename-axes", "ONNX files", ("onnx",)),
+        (graph.signature is not None, "--signature", "SavedModels", ("savedmodel",)),
+        (graph.inputs, "--input-tensors", "frozen graphs (.pb)", ("graphdef",)),
+        (graph.outputs, "--output-tensors", "frozen graphs (.pb)", ("graphdef",)),
+        (graph.nchw, "--inputs-as-nchw", "TensorFlow sources", (*TENSORFLOW_FILES, "factory", "zoo")),
+    ):
+        if given and kind not in kinds:
+            raise UsageError(f"{option} is for {what}, and {text!r} is none ({kind})", fix=f"leave {option} out")
     return SourceRequest(
         text=text,
         kind=kind,
@@ -102,21 +106,6 @@ def recognise(
         model_name=model_name,
         graph=graph,
     )
-
-
-def _check_graph(graph: GraphChoice, kind: Kind, text: str) -> None:
-    """Refuse a choice that this kind of source does not have."""
-    if graph.signature is not None and kind != "savedmodel":
-        raise UsageError(f"--signature is for SavedModels, and {text!r} is none ({kind})", fix="leave --signature out")
-    if (graph.inputs or graph.outputs) and kind != "graphdef":
-        raise UsageError(
-            f"--input-tensors and --output-tensors are for frozen graphs (.pb), and {text!r} is none ({kind})",
-            fix="leave them out",
-        )
-    if graph.nchw and kind not in (*TENSORFLOW_FILES, "factory", "zoo"):
-        raise UsageError(
-            f"--inputs-as-nchw is for TensorFlow sources, and {text!r} is none ({kind})", fix="leave it out"
-        )
 
 
 def _kind(text: str) -> tuple[Kind, str]:

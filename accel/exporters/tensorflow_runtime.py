@@ -53,8 +53,7 @@ def _silent() -> Iterator[None]:
     sys.stderr.flush()
     kept = os.dup(2)
     try:
-        with Path(os.devnull).open("wb") as nothing, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with Path(os.devnull).open("wb") as nothing, warnings.catch_warnings(action="ignore"):
             os.dup2(nothing.fileno(), 2)
             yield
     finally:

@@ -40,8 +40,7 @@ class Fuse(ir.passes.InPlacePass):
         """Fuse what is recognised."""
         from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the rewriter's own deprecations
+        with warnings.catch_warnings(action="ignore"):  # the rewriter's own deprecations
             fused, found = optimize_for_ort(model)
         counts = {name: int(count) for name, count in found.items() if count}
         return Fused(fused, bool(counts), counts)

@@ -32,6 +32,8 @@ TASKS = {
     "describe": "load",
     "reference": "reference",
     "export": "export",
+    "check": "export",
+    "noise": "reference",
     "narrow": "narrow",
     "prepare": "build",
     "build": "build",
@@ -73,7 +75,7 @@ def accuracy_figure(run: RunView) -> Figure | None:
     bottom, top = low - 0.16 * span, line + 0.16 * span
     step = 20 if span > 60 else 10 if span > 25 else 5
     ticks = [t for t in range(-100, 400, step) if bottom <= t <= high + 0.08 * span]
-    axis_y = _axis("worst output's SQNR, dB")
+    axis_y = linear_axis("worst output's SQNR, dB")
     axis_y |= {"range": [bottom, top], "tickvals": [*ticks, line], "ticktext": [*(str(t) for t in ticks), "exact"]}
     times = [_p50(v) for v in rows]
     axis_x = _log_axis("p50 latency at batch 1, ms", min(times) / 1.5, max(times) * 1.5)
@@ -83,7 +85,7 @@ def accuracy_figure(run: RunView) -> Figure | None:
         ((math.log10(ms) - left) / (right - left) * WIDTH, (y - bottom) / (top - bottom) * HEIGHT)
         for ms, y in zip(times, heights, strict=True)
     ]
-    layout = _layout(axis_x, axis_y)
+    layout = plot_layout(axis_x, axis_y)
     layout |= {"showlegend": False, "annotations": _labels(rows, heights, spots)}
     return {"data": traces, "layout": layout}
 
@@ -124,9 +126,9 @@ def throughput_figure(run: RunView) -> Figure | None:
     axis_y = (
         _log_axis("inferences per second", min(speeds) / 1.3, max(speeds) * 1.3)
         if max(speeds) > WIDE * min(speeds) > 0
-        else _axis("inferences per second") | {"rangemode": "tozero"}
+        else linear_axis("inferences per second") | {"rangemode": "tozero"}
     )
-    layout = _layout(axis, axis_y)
+    layout = plot_layout(axis, axis_y)
     layout["height"] += 12 * len(traces)
     return {"data": traces, "layout": layout}
 
@@ -160,8 +162,8 @@ def served_figure(run: RunView) -> Figure | None:
     if not traces:
         return None
     times = [y for t in traces for y in t["y"]]
-    layout = _layout(
-        _axis("inferences per second") | {"rangemode": "tozero"},
+    layout = plot_layout(
+        linear_axis("inferences per second") | {"rangemode": "tozero"},
         _log_axis("p95 latency, ms", min(times) / 1.3, max(times) * 1.3),
     )
     layout["height"] += 12 * len(traces)
@@ -200,7 +202,7 @@ def timeline_figure(run: RunView) -> Figure | None:
                 }
             )
     rows = list(dict.fromkeys(html.escape(s[0]) for s in spans))
-    layout = _layout(_axis("seconds since the run began"), _axis(""))
+    layout = plot_layout(linear_axis("seconds since the run began"), linear_axis(""))
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": rows[::-1]}
     layout["legend"] = layout["legend"] | {"y": 1.02, "yanchor": "bottom"}  # below it would lie on the axis title
     return {"data": traces, "layout": layout | {"barmode": "overlay", "height": 140 + 26 * len(rows), "bargap": 0.35}}
@@ -299,7 +301,8 @@ def _covered(box: tuple[float, float, float, float], taken: Sequence[tuple[float
     return shared + 40 * outside
 
 
-def _axis(title: str) -> dict[str, Any]:
+def linear_axis(title: str) -> dict[str, Any]:
+    """Return a linear axis."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": "var(--muted)"}},
         "gridcolor": "var(--line)",
@@ -313,12 +316,13 @@ def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     ticks = [t for t in DECADE_TICKS if low <= t <= high]
     if len(ticks) < 3:
         ticks = [m * 10.0**e for e in range(-3, 6) for m in range(1, 10) if low <= m * 10.0**e <= high]
-    axis = _axis(title)
+    axis = linear_axis(title)
     axis |= {"type": "log", "range": [math.log10(low), math.log10(high)]}
     return axis | {"tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
 
 
-def _layout(axis_x: Mapping[str, Any], axis_y: Mapping[str, Any]) -> dict[str, Any]:
+def plot_layout(axis_x: Mapping[str, Any], axis_y: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layout of a plot with these axes."""
     return {
         "xaxis": axis_x,
         "yaxis": axis_y,

@@ -15,24 +15,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from accel.bench.load import Arrivals, Load
-from accel.bench.ranges import concurrencies, rates
+from accel.bench import ranges
+from accel.bench.load import Generator, Load
 from accel.bench.served import Labels, Method
-from accel.builders import targets
 from accel.core import hardware, temporary
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import write_text
 from accel.core.values import SCHEMA, TensorSpec, to_json
-from accel.triton import manifest as manifests
+from accel.triton import manifest as manifests, settings
 from accel.triton.folders import link_tree
+from accel.triton.reading import read_points
+from accel.triton.servers import server
 from accel.triton.servers.server import Server
 
 Tool = Literal["accel", "perf_analyzer"]
 CLASSIC_CONCURRENCY = 10
 """Concurrency of the field's table: dynamic batching without and with, one and two instances."""
-THREADS = ("intra_op_thread_count", "threads", "NUM_STREAMS", "INFERENCE_NUM_THREADS")
-"""Parameters that say how an instance uses the CPU, and follow the number of instances where a config has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,12 @@ def loads(concurrency: str | None, request_rate: str | None, arrivals: str) -> t
     """
     if concurrency is not None and request_rate is not None:
         raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
-    if arrivals not in get_args(Arrivals):
-        raise UsageError(f"--arrivals {arrivals} is unknown", fix=f"give {' or '.join(get_args(Arrivals))}")
+    kind, gaps_s = ranges.arrivals(arrivals)
+    if request_rate is None and concurrency is None and gaps_s:
+        return (Load(rate_per_s=len(gaps_s) / sum(gaps_s), arrivals=kind, gaps_s=gaps_s),)
     if request_rate is not None:
-        return rates(request_rate, cast(Arrivals, arrivals))
-    return concurrencies(concurrency or "1:16")
+        return ranges.rates(request_rate, kind, gaps_s)
+    return ranges.concurrencies(concurrency or "1:16")
 
 
 def tool(name: str) -> Tool:
@@ -134,43 +134,13 @@ def batching_sweep(asked: Asked, show: Callable[[dict[str, Any]], None], notice:
             for batching, instances in itertools.product((False, True), (1, 2)):
                 root = Path(scratch) / f"{'with' if batching else 'without'}-{instances}"
                 link_tree(served, root)
-                if not configure(root, batching=batching, instances=instances):
+                asked_for = settings.Settings(instances, batching=batching)
+                if not settings.write(root, asked_for, cpu_threads=hardware.cpu_threads()):
                     notice("max_batch_size is 0: this server cannot batch requests of this model")
                     break
                 with _server(changing, str(root), scratch) as changed:
                     facts = {"dynamic_batching": batching, "instances": instances}
                     _measure(asked, changed, subject, (load,), scratch, points, notice, facts)
-
-
-def configure(root: Path, *, batching: bool, instances: int) -> bool:
-    """Set dynamic batching and instances of every model but ensembles; False where none can batch and it is asked for.
-
-    Files are replaced, never written in place: they may be hard links to another repository's.
-    """
-    from accel.triton import config as configs
-
-    can = False
-    for file in sorted(root.glob("*/config.pbtxt")):
-        model = configs.parse(file.read_text(encoding="utf-8"))
-        if model.HasField("ensemble_scheduling"):
-            continue
-        if model.max_batch_size > 0:
-            can = True
-            model.ClearField("dynamic_batching")
-            if batching:
-                model.dynamic_batching.SetInParent()
-        groups = model.instance_group
-        kind = groups[0].kind if groups else model.instance_group.add().kind
-        del groups[:]
-        groups.add(count=instances, kind=kind)
-        if any(key in model.parameters for key in THREADS):
-            for key in THREADS:
-                model.parameters.pop(key, None)
-            wanted = targets.backend(model.backend).parameters(hardware.cpu_threads(), instances)
-            for key, value in wanted.items():
-                model.parameters[key].string_value = value
-        write_text(file, configs.to_text(model))
-    return can or not batching
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -187,8 +157,6 @@ class _Subject:
 
 
 def _server(asked: Asked, target: str, logs: str) -> Server:
-    from accel.triton.servers import server
-
     if Path(target).is_dir():
         log = Path(logs) / "server.log"
         return server.start(Path(target), via=asked.via, log=log, allow_changed=asked.allow_changed)
@@ -199,8 +167,6 @@ def _server(asked: Asked, target: str, logs: str) -> Server:
 
 def _subject(asked: Asked, running: Server, logs: str) -> _Subject:
     from accel.bench import feeds as forms
-    from accel.bench.load import Generator
-    from accel.triton.reading import read_points
 
     manifest = manifests.read(running.root) if (running.root / manifests.FILENAME).exists() else None
     if manifest is not None and asked.model in ("", manifest.models[0]):

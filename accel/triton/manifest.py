@@ -47,6 +47,7 @@ class Manifest:
         mask: input that is 0 at padded positions, which no check of the outputs looks at; None where there is none.
         detections: the outputs that are compared as sets of rows, when there are any.
         call: how Python code calls the model that the artifact was built from (``accel.load``).
+        tuned: why the instances and the batching are what they are, where they were measured.
     """
 
     variant: str
@@ -70,6 +71,7 @@ class Manifest:
     mask: str | None = MASK
     detections: Detections | None = None
     call: CallForm | None = None
+    tuned: str | None = None
     schema: int = field(default=SCHEMA)
 
 

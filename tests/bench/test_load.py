@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from accel.bench.checker import check_arrays
 from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
-from accel.bench.ranges import concurrencies, rates
+from accel.bench.ranges import arrivals, concurrencies, rates
 from accel.bench.sender import due_times
 from accel.bench.served import most_at_once
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
@@ -114,7 +114,43 @@ def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process(coun
     assert not np.array_equal(moments(1), moments(2))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_recorded_arrivals_keep_their_gaps_at_any_rate(tmp_path, count):
+    (tmp_path / "times.txt").write_text("100.0\n100.1\n100.1\n100.6\n")
+    kind, gaps = arrivals(str(tmp_path / "times.txt"))
+    assert kind == "recorded"
+    assert gaps == pytest.approx((0.2, 0.1, 0.0, 0.5))
+    how = {"arrivals": kind, "gaps_s": gaps, "seed": 0, "count": count}
+    shares = [itertools.islice(due_times(7, rate_per_s=10, index=i, **how), 4) for i in range(count)]
+    moments = (np.array(sorted(itertools.chain(*shares))) - 7) / 1e9
+    # 4 gaps of 0.8 s in all, at 10/s in 0.4 s, then the same again
+    expected = [0.1, 0.15, 0.15, 0.4, 0.5, 0.55, 0.55, 0.8][: 4 * count]
+    np.testing.assert_allclose(moments, expected, atol=1e-8)
+    assert str(Load(rate_per_s=10.0, arrivals=kind, gaps_s=gaps)) == "10/s recorded"
+
+
+@pytest.mark.parametrize("text", ["1.0", "2\n1", "1\n1", "a b", "1\nnan"])
+def test_a_file_that_holds_no_arrival_times_is_refused(tmp_path, text):
+    (tmp_path / "times.txt").write_text(text)
+    with pytest.raises(InputError, match=r"arrival times|ascending"):
+        arrivals(str(tmp_path / "times.txt"))
+    for name in ("recorded", str(tmp_path / "no-file")):
+        with pytest.raises(UsageError, match=r"--arrivals .* is unknown"):
+            arrivals(name)
+    with pytest.raises(UsageError, match="recorded arrivals"):
+        Load(rate_per_s=1.0, arrivals="recorded")
+
+
 # --------------------------------------------------------------------------------------------- a real server
+
+
+@pytest.mark.slow
+def test_a_recorded_trace_is_sent_as_it_was(generator):
+    generator.open("nothing", feeds((1, 4)))
+    load = Load(rate_per_s=50, arrivals="recorded", gaps_s=(0.3, 0.1, 0.2))
+    window = generate(generator, load, 0.5)
+    gaps_ms = np.diff(np.sort(window.rows[:, INTENDED])) / 1e6
+    np.testing.assert_allclose(gaps_ms[:6], [10, 20, 30, 10, 20, 30], atol=0.01)
 
 
 @pytest.mark.slow

@@ -26,8 +26,10 @@ from accel.builders import targets
 from accel.core.errors import CheckFailed, InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.core.values import Measurement, TensorSpec, from_json, to_json
 from accel.run import load_test
+from accel.triton import settings
 from accel.triton.config import parse, to_text
 from accel.triton.servers import server
+from accel.triton.settings import Settings
 
 QUICK = Method(seconds=0.2)
 LOADS = (Load(concurrency=1), Load(concurrency=8), Load(rate_per_s=80.0, arrivals="poisson"))
@@ -567,19 +569,20 @@ def test_a_config_is_changed_and_its_twin_by_hard_link_is_not(null_root, tmp_pat
         model.parameters[key].string_value = value
     file.unlink()
     file.write_text(to_text(model))
-    assert load_test.configure(root, batching=True, instances=2)
+    assert settings.write(root, Settings(2), cpu_threads=4)
     changed = parse(file.read_text())
     assert changed.HasField("dynamic_batching")
+    assert changed.dynamic_batching.default_queue_policy == model.dynamic_batching.default_queue_policy
     assert [group.count for group in changed.instance_group] == [2]
     assert set(changed.parameters) == set(targets.backend("onnxruntime").parameters(4, 2))
-    assert load_test.configure(root, batching=False, instances=1)
+    assert settings.write(root, Settings(1, batching=False), cpu_threads=4)
     assert not parse(file.read_text()).HasField("dynamic_batching")
     assert parse((null_root / "nothing" / "config.pbtxt").read_text()).backend == "python"
     unbatched = parse(file.read_text())
     unbatched.max_batch_size = 0
     file.write_text(to_text(unbatched))
-    assert not load_test.configure(root, batching=True, instances=1)
-    assert load_test.configure(root, batching=False, instances=2)
+    assert not settings.write(root, Settings(1), cpu_threads=4)
+    assert settings.write(root, Settings(2, batching=False), cpu_threads=4)
 
 
 def test_a_url_is_told_from_a_folder(tmp_path):

@@ -104,7 +104,7 @@ def test_the_key_of_a_factory_is_its_source_and_weights(factory_file: Path) -> N
     ("function", "error", "says"),
     [
         ("raises", StageError, "forward raised ZeroDivisionError on x float32"),
-        ("nested", StageError, "a_1: str: expected tensors"),
+        ("nested", StageError, "a_1 of type str: expected tensors"),
         ("breaks", InputError, "weights.bin is not here"),
         ("not_a_module", InputError, "returned int"),
         ("absent", InputError, "no function 'absent'"),

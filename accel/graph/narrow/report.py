@@ -159,25 +159,18 @@ class NarrowReport:
                     f"axis {axis.axis} of input {axis.input!r} has size {value.shape[axis.axis]}, "
                     f"expected {axis.lo} to {axis.hi}"
                 )
-        for name in self.rounded_inputs:
-            value = feed.get(name)
-            beyond = np.isfinite(value) & (np.abs(value) > FLOAT_MAX) if value is not None else np.zeros(0, bool)
-            if value is not None and beyond.any():
-                index = tuple(int(i) for i in np.argwhere(beyond)[0])
+        limits = [
+            (given.name, given.lo, given.hi, f"expected values in [{given.lo}, {given.hi}]") for given in self.inputs
+        ] + [(name, -FLOAT_MAX, FLOAT_MAX, "which overflows float32") for name in self.rounded_inputs]
+        for name, lo, hi, why in limits:
+            value = np.asarray(feed.get(name, ()))
+            outside = np.argwhere(np.isfinite(value) & ((value < lo) | (value > hi)))
+            if len(outside):
+                index = tuple(outside[0].tolist())
                 raise SampleError(
-                    f"input {name!r} holds {float(value[index])!r} at index {index}, which overflows float32",
-                    fix="correct the value, or narrow the model with --level keep",
+                    f"input {name!r} holds {value[index].item()!r} at index {index}, {why}",
+                    fix="correct the value, or narrow the model again with a wider --range or --level keep",
                 )
-        for given in self.inputs:
-            value = feed.get(given.name)
-            if value is None or value.size == 0 or (given.lo <= int(value.min()) and int(value.max()) <= given.hi):
-                continue
-            index = tuple(int(i) for i in np.argwhere((value < given.lo) | (value > given.hi))[0])
-            raise SampleError(
-                f"input {given.name!r} holds {int(value[index])} at index {index}, "
-                f"expected values in [{given.lo}, {given.hi}]",
-                fix="correct the value, or narrow the model again with a wider --range",
-            )
 
 
 @dataclass(frozen=True, slots=True)

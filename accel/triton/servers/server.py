@@ -10,6 +10,7 @@ A server that is started here listens on 127.0.0.1 only, writes to a log file, a
 that. What runs is the repository's own ``launch.sh``, so the flags are the ones that ship.
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -47,7 +48,7 @@ ATTEMPTS = 3
 """How often a start is tried where a chosen port was taken before the server had it."""
 
 
-class Server:
+class Server(contextlib.AbstractContextManager["Server"]):
     """A server that answers at ``endpoint``; use it as a context manager.
 
     Attributes:
@@ -75,9 +76,6 @@ class Server:
         self.python_models = python_models
         self.notices = notices
         self._running = running
-
-    def __enter__(self) -> "Server":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -306,7 +304,7 @@ def _check_unchanged(root: Path) -> None:
     """
     asked = "--allow-changed runs it all the same"
     if (root / manifests.FILENAME).exists():
-        if found := list(itertools.islice(changes(root, manifests.read(root)), 4)):
+        if found := list(itertools.islice(changes(root, manifests.read(root).files, {manifests.FILENAME}), 4)):
             named = "; ".join(f"{f.file}: {f.why}" for f in found[:3]) + "; …" * (len(found) > 3)
             raise InputError(
                 f"{root} is not as it was emitted, and serving runs its launch.sh: {named}",

@@ -1,0 +1,147 @@
+"""The greatest load that a server carries within a latency budget ("goodput"), by bisection.
+
+A load is held when at least 99 % of its requests are answered within the budget, refusals and failures counted as
+late. So it is p99 that is held against the limit, without a percentile that few samples do not have: 300 requests of
+which 4 are late have broken it. The search knows neither servers nor models of them; ``probe`` asks a real one.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SHARE_LATE = 0.01
+"""Requests that may be late: p99 is the percentile that budgets name."""
+WITHIN = 0.03
+"""A search ends when the greatest load held and the least one broken lie within 3 %: as close as two are equivalent."""
+GROWTH, LONGEST_STEP = 1.6, 4.0
+MOST_PROBES = 16
+LEAST_LOAD = 1 / 64
+"""A search that began at a load and broke at this share of it has found that nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one load did.
+
+    Attributes:
+        load: requests per second of an open loop, or clients of a closed one.
+        throughput_per_s: batch items answered per second.
+        requests: how many ended, or were due and did not.
+        late: how many of those took longer than the budget, or failed.
+        p50_ms / p99_ms: latencies of the answered ones, from the intended time; None where too few say.
+        failures: how many failed or were refused.
+        error: what the first failure said.
+        count: how many probes these are.
+    """
+
+    load: float
+    throughput_per_s: float
+    requests: int
+    late: int
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    failures: int = 0
+    error: str | None = None
+    count: int = 1
+
+    def with_more(self, other: "Probe") -> "Probe":
+        """Return this probe and another one of the same load as one; percentiles are the means of both."""
+        n = self.count + other.count
+
+        def mean(a: float | None, b: float | None) -> float | None:
+            return b if a is None else a if b is None else (a * self.count + b * other.count) / n
+
+        return Probe(
+            self.load,
+            (self.throughput_per_s * self.count + other.throughput_per_s * other.count) / n,
+            self.requests + other.requests,
+            self.late + other.late,
+            mean(self.p50_ms, other.p50_ms),
+            mean(self.p99_ms, other.p99_ms),
+            self.failures + other.failures,
+            self.error or other.error,
+            n,
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether the budget was kept."""
+        return self.late <= SHARE_LATE * self.requests
+
+
+@dataclass(slots=True)
+class Bisection:
+    """The search for the greatest load held, one probe at a time, so that several can take turns.
+
+    Attributes:
+        start: the first load: an estimate.
+        whole: loads are whole numbers (clients).
+        growth: how fast the load grows while nothing broke.
+        confirm: how often the load found is probed in all: chance lets one probe in a few hold too much.
+        probes: what was probed so far, the probes of one load together.
+    """
+
+    start: float
+    whole: bool = False
+    growth: float = GROWTH
+    confirm: int = 1
+    probes: list[Probe] = field(default_factory=list)
+
+    def add(self, probe: Probe) -> None:
+        """Add what a probe found, to what earlier ones of that load have found."""
+        same = next((i for i, p in enumerate(self.probes) if p.load == probe.load), None)
+        if same is None:
+            self.probes.append(probe)
+        else:
+            self.probes[same] = self.probes[same].with_more(probe)
+
+    @property
+    def best(self) -> Probe | None:
+        """The probe of greatest throughput among those held."""
+        return max((p for p in self.probes if p.held), key=lambda p: p.throughput_per_s, default=None)
+
+    @property
+    def broken(self) -> float:
+        """The least load that was not held; infinite where all were."""
+        return min((p.load for p in self.probes if not p.held), default=math.inf)
+
+    def next(self) -> float | None:
+        """Return the load to probe next, or None where the search is over."""
+        held = max((p.load for p in self.probes if p.held and p.load < self.broken), default=0.0)
+        if not self.probes:
+            return self._rounded(self.start)
+        probed = sum(p.count for p in self.probes)
+        if probed >= MOST_PROBES or self._flat():
+            return self._unconfirmed() if probed < MOST_PROBES + 2 * self.confirm else None
+        if not held:
+            lower = self._rounded(self.broken / min(LONGEST_STEP, self.growth ** (1 + len(self.probes))))
+            return None if lower >= self.broken or self.broken <= LEAST_LOAD * self.start else lower
+        if math.isinf(self.broken):
+            # An estimate that was far too low is left behind in ever longer steps.
+            return self._rounded(held * min(LONGEST_STEP, self.growth ** len(self.probes)), up=True)
+        if self.broken / held <= 1 + WITHIN or (self.whole and self.broken - held <= 1):
+            return self._unconfirmed()
+        return (held + self.broken) // 2 if self.whole else math.sqrt(held * self.broken)
+
+    def _unconfirmed(self) -> float | None:
+        best = self.best
+        return best.load if best is not None and best.count < self.confirm else None
+
+    def _flat(self) -> bool:
+        """Say whether more load gave no more throughput: a closed loop goes on for ever otherwise.
+
+        Source: Amazon SageMaker Developer Guide, "Run a custom load test", ``FlatInvocations`` with ``Stop``.
+        """
+        held = sorted((p for p in self.probes if p.held), key=lambda p: p.load)
+        return self.whole and len(held) > 2 and held[-1].throughput_per_s < (1 + WITHIN) * held[-3].throughput_per_s
+
+    def _rounded(self, load: float, *, up: bool = False) -> float:
+        return max(1, math.ceil(load) if up else math.floor(load)) if self.whole else load
+
+
+def search(probe: Callable[[float], Probe], start: float, *, whole: bool = False) -> Bisection:
+    """Search to the end with one prober."""
+    found = Bisection(start, whole)
+    while (load := found.next()) is not None:
+        found.add(probe(load))
+    return found

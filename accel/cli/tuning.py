@@ -1,0 +1,100 @@
+"""``accel tune``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from accel.cli.output import Json, Quiet, Verbose, note, print_json, show, watching
+from accel.core.errors import UsageError
+
+
+def tune(
+    targets: Annotated[list[Path], typer.Argument(help="Run directories or repositories of one model")],
+    max_p99_ms: Annotated[float, typer.Option(help="Budget that 99 % of the requests must keep", min=0.001)],
+    rate: Annotated[float | None, typer.Option(help="Requests per second that are to be carried", min=0.001)] = None,
+    arrivals: Annotated[
+        str, typer.Option(help="Open loop: poisson, constant or a file of times; closed: a closed loop")
+    ] = "poisson",
+    mode: Annotated[str, typer.Option(help="predict, brute, quick or optuna")] = "predict",
+    prices: Annotated[Path | None, typer.Option(help="Price list: HARDWARE_ID: {usd_per_hour: 0.17}")] = None,
+    headroom: Annotated[float, typer.Option(help="Share of --rate that is kept free", min=0)] = 0.2,
+    max_memory_mib: Annotated[float | None, typer.Option(help="What the server's processes may take", min=1)] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Most that quick and optuna measure  [default: 1/8]", min=1)
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Requests to send: .json or .npz  [default: stored sample]")] = None,
+    via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
+    seconds: Annotated[float, typer.Option(help="Least length of a probe", min=0.05)] = 1.5,
+    requests: Annotated[int, typer.Option(help="Least requests of a probe", min=10)] = 300,
+    budget_s: Annotated[float | None, typer.Option(help="Longest time of the proof", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Decides what quick and optuna try")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder  [default: RUN/tuned]")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find the serving configuration that carries the most within a latency budget, and write it as a repository."""
+    from accel.bench.ranges import arrivals as read_arrivals
+    from accel.tune import session
+    from accel.tune.cost import read_prices
+    from accel.tune.lab import Goal
+    from accel.tune.search import MODES, Mode
+
+    if mode not in MODES:
+        raise UsageError(f"--mode {mode} is unknown", fix=f"give {', '.join(MODES)}")
+    kind, gaps_s = (None, ()) if arrivals == "closed" else read_arrivals(arrivals)
+    asked = session.Asked(
+        tuple(targets),
+        Goal(max_p99_ms, kind, gaps_s, rate),
+        cast(Mode, mode),
+        out=out,
+        prices=read_prices(prices) if prices else {},
+        headroom=headroom,
+        max_memory_mib=max_memory_mib,
+        trials=trials,
+        data=data,
+        via=via,
+        probe_s=seconds,
+        least=requests,
+        budget_s=budget_s,
+        seed=seed,
+    )
+    with watching(quiet=quiet, verbose=verbose) as progress:
+        found, folder = session.tune(asked, notice=note, progress=progress.variant)
+    if as_json:
+        print_json(found)
+        return
+    rows = [row for row in found["tried"] if row["measured"]]
+    width = None if sys.stdout.isatty() else 140
+    show([_row(row) for row in rows], False, "tried", tuple(_row(rows[0])), width=width)
+    for one in found["costs"]:
+        typer.echo(_cost(one))
+    typer.echo(found["decision"]["reason"])
+    for warning in found["decision"]["warnings"]:
+        note(warning)
+    typer.echo(f"repository: {folder / found['repository']}\nreport: {folder / session.REPORT}")
+
+
+def _row(row: dict[str, Any]) -> dict[str, str]:
+    predicted, measured = row["predicted"], row["measured"]
+    return {
+        "": "★" if row["chosen"] else "as it ships" if row["default"] else "",
+        "repository": row["repository"],
+        "settings": row["label"],
+        "predicted/s": f"{predicted['throughput_per_s']:.4g}" if predicted else "—",
+        "measured/s": f"{measured['throughput_per_s']:.4g}",
+        "p50 ms": f"{measured['p50_ms']:.4g}" if measured["p50_ms"] else "—",
+        "p99 ms": f"{measured['p99_ms']:.4g}" if measured["p99_ms"] else "—",
+        "MiB": f"{row['memory_mib']:.0f}" if row["memory_mib"] else "—",
+    }
+
+
+def _cost(one: dict[str, Any]) -> str:
+    words = [f"{one['hardware']}: {one['per_minute']:.4g} invocations a minute at most"]
+    if one["machines"] is not None:
+        words.append(f"{one['machines']} needed for the rate")
+    if one["usd_per_million"] is not None:
+        words.append(f"{one['usd_per_million']:.3g} USD per million, {one['usd_per_hour']:.3g} USD an hour")
+    return ", ".join(words)

@@ -1,0 +1,105 @@
+"""What may vary of how a repository's models are scheduled, read from its configs and written into them.
+
+The contract with clients stays as it is, ``max_batch_size`` with it: a smaller one would refuse requests that were
+accepted before. How many requests are merged is limited by ``preferred_batch_size`` instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel.builders import targets
+from accel.core.files import write_text
+from accel.triton import config as configs
+
+THREADS = ("intra_op_thread_count", "threads", "NUM_STREAMS", "INFERENCE_NUM_THREADS")
+"""Parameters that say how an instance uses the CPU, and follow the number of instances where a config has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the server schedules one model.
+
+    Attributes:
+        instances: how many copies compute at once.
+        threads: CPU threads of each; None leaves what the config says.
+        batching: whether waiting requests are merged.
+        preferred: batch sizes that are sent at once when they are reached, the largest first. Without a delay no
+            batch is larger than the largest of them. Empty: the model's ``max_batch_size``.
+        delay_us: how long a request may wait for others, in microseconds.
+
+    Source: server docs/user_guide/batcher.md, "Preferred Batch Sizes", "Delayed Batching".
+    """
+
+    instances: int = 1
+    threads: int | None = None
+    batching: bool = True
+    preferred: tuple[int, ...] = ()
+    delay_us: int = 0
+
+    def __str__(self) -> str:
+        each = f" of {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
+        words = [f"{self.instances} instance{'s' * (self.instances > 1)}{each}"]
+        if not self.batching:
+            return f"{words[0]}, no batching"
+        words.append(f"batches of {'/'.join(map(str, self.preferred))}" if self.preferred else "batching")
+        return ", ".join(words) + (f", {self.delay_us} µs delay" if self.delay_us else "")
+
+
+def read(model: Any) -> Settings:
+    """Return the settings of a ``ModelConfig``."""
+    given = [int(model.parameters[k].string_value or 0) for k in THREADS[:2] if k in model.parameters]
+    batching = model.dynamic_batching
+    return Settings(
+        sum(group.count for group in model.instance_group) or 1,
+        given[0] if given and given[0] > 0 else None,
+        model.HasField("dynamic_batching"),
+        tuple(batching.preferred_batch_size),
+        batching.max_queue_delay_microseconds,
+    )
+
+
+def apply(model: Any, settings: Settings, *, cpu_threads: int) -> None:
+    """Set the settings in a ``ModelConfig``; a queue policy that it has stays.
+
+    Args:
+        cpu_threads: what the instances share where ``settings`` name no threads and the config states some.
+    """
+    if model.max_batch_size > 0 and settings.batching:
+        batching = model.dynamic_batching
+        batching.SetInParent()
+        del batching.preferred_batch_size[:]
+        batching.preferred_batch_size.extend(settings.preferred)
+        batching.max_queue_delay_microseconds = settings.delay_us
+    else:
+        model.ClearField("dynamic_batching")
+    groups = model.instance_group
+    kind = groups[0].kind if groups else model.instance_group.add().kind
+    del groups[:]
+    groups.add(count=settings.instances, kind=kind)
+    if settings.threads is not None or any(key in model.parameters for key in THREADS):
+        for key in THREADS:
+            model.parameters.pop(key, None)
+        total = cpu_threads if settings.threads is None else settings.threads * settings.instances
+        for key, value in targets.backend(model.backend).parameters(total, settings.instances).items():
+            model.parameters[key].string_value = value
+
+
+def write(root: Path, settings: Settings, *, cpu_threads: int, models: Sequence[str] = ()) -> bool:
+    """Set the settings of a repository's models but ensembles; False where batching is asked for and none can.
+
+    Files are replaced, never written in place: they may be hard links to another repository's.
+
+    Args:
+        models: folders of those that are meant; none of them means all. Their configs by hardware change as well.
+    """
+    can = False
+    for file in sorted([*root.glob("*/config.pbtxt"), *root.glob("*/configs/*.pbtxt")]):
+        model = configs.parse(file.read_text(encoding="utf-8"))
+        if model.HasField("ensemble_scheduling") or (models and model.name not in models):
+            continue
+        can |= model.max_batch_size > 0
+        apply(model, settings, cpu_threads=cpu_threads)
+        write_text(file, configs.to_text(model))
+    return can or not settings.batching

@@ -1,0 +1,118 @@
+"""The search for the greatest load held, against servers whose answer is known by formula."""
+
+import math
+
+import null_repository
+import pytest
+from hypothesis import given, strategies as st
+
+from accel.bench.goodput import MOST_PROBES, WITHIN, Bisection, Probe, search
+from accel.bench.load import Load
+from accel.bench.probing import missing, probe
+
+
+def open_loop(capacity: float, asked: list[float] | None = None):
+    """Return a prober of a server that holds every rate up to ``capacity``."""
+
+    def probe(rate: float) -> Probe:
+        if asked is not None:
+            asked.append(rate)
+        late = 0 if rate <= capacity else 50
+        return Probe(rate, min(rate, capacity), 1000, late)
+
+    return probe
+
+
+@given(capacity=st.floats(0.5, 5000), start=st.floats(0.5, 5000))
+def test_the_rate_found_is_within_three_percent_of_the_capacity(capacity, start):
+    asked: list[float] = []
+    found = search(open_loop(capacity, asked), start)
+    if found.best is None:
+        assert start > 60 * capacity  # began so far above that it gave up
+    elif len(asked) < MOST_PROBES:
+        assert capacity / (1 + WITHIN) <= found.best.load <= capacity
+    assert len(asked) <= MOST_PROBES
+
+
+def test_a_budget_that_nothing_holds_ends_soon_and_says_so():
+    found = search(lambda rate: Probe(rate, rate, 300, 300), 100.0)
+    assert found.best is None
+    assert found.broken == min(p.load for p in found.probes) < 5
+    assert len(found.probes) <= 8
+
+
+@pytest.mark.parametrize(("clients", "expected"), [(1, 1), (5, 5), (13, 13)])
+def test_a_closed_loop_is_searched_in_whole_clients(clients, expected):
+    """Latency grows with the clients, and so does throughput, a little."""
+
+    def probe(load: float) -> Probe:
+        return Probe(load, 100 * load, 500, 0 if load <= clients else 400)
+
+    found = search(probe, 1, whole=True)
+    assert found.best is not None
+    assert found.best.load == expected
+    assert all(p.load == int(p.load) for p in found.probes)
+
+
+def test_an_estimate_that_is_far_off_costs_a_few_probes():
+    for start in (1.0, 5000.0):
+        found = Bisection(start, growth=1.15, confirm=3)
+        asked = 0
+        while (load := found.next()) is not None:
+            found.add(open_loop(200.0)(load))
+            asked += 1
+        assert found.best.load == pytest.approx(200, rel=0.04)
+        assert asked <= 20
+
+
+def test_a_closed_loop_ends_where_more_clients_bring_nothing():
+    found = search(lambda load: Probe(load, min(100.0, 40 * load), 500, 0), 1, whole=True)
+    assert found.best is not None
+    assert found.best.throughput_per_s == 100
+    assert len(found.probes) < 9
+
+
+def test_a_load_that_held_by_chance_is_found_out():
+    """The first probe of each load is lucky; the load that is found was probed three times."""
+    seen: dict[float, int] = {}
+    found = Bisection(60.0, confirm=3)
+    while (load := found.next()) is not None:
+        seen[load] = seen.get(load, 0) + 1
+        found.add(Probe(load, load, 300, 0 if load <= 100 or (load <= 130 and seen[load] == 1) else 30))
+    assert found.best.load <= 100
+    assert found.best.load >= 100 / (1 + WITHIN) ** 2
+    assert (found.best.count, found.best.requests) == (3, 900)
+
+
+def test_late_counts_against_the_share_that_p99_allows():
+    assert Probe(1, 1, 300, 3).held
+    assert not Probe(1, 1, 300, 4).held
+    assert Bisection(4.0).best is None
+    assert math.isinf(Bisection(4.0).broken)
+
+
+@pytest.mark.slow
+def test_a_real_server_holds_what_it_can_and_breaks_above_it(generator):
+    """40 ms a call of up to 8 items: a rate of 5/s is held at a budget of seconds, none at a budget below a call."""
+    sent = [null_repository.feed((1, 4))]
+    generator.open("slow", sent)
+    easy = probe(generator, Load(rate_per_s=5), limit_ms=2000, sizes=[1], seconds=0.5, least=10)
+    assert easy.held
+    assert easy.late == easy.failures == 0
+    assert easy.p50_ms > 40
+    hard = probe(generator, Load(rate_per_s=5), limit_ms=39, sizes=[1], seconds=0.5, least=10)
+    assert not hard.held
+    assert hard.late == hard.requests  # none can be answered in less than the call takes
+    generator.open("slow", [null_repository.feed((8, 4))])
+    flood = probe(generator, Load(rate_per_s=200), limit_ms=150, sizes=[8], seconds=2.0, least=100)
+    assert not flood.held
+    assert flood.throughput_per_s < 8 * 25 * 1.1  # 25 calls of 8 items in a second are what it can do
+    after = probe(generator, Load(rate_per_s=5), limit_ms=2000, sizes=[8], seconds=0.5, least=10)
+    assert after.held  # the flood's backlog is gone
+
+
+def test_what_is_due_and_unanswered_is_late():
+    assert missing(100, 10.0, 100.0, ended=990) == 0
+    assert missing(100, 10.0, 100.0, ended=900) == 0  # chance may explain so many
+    assert missing(100, 10.0, 100.0, ended=400) == 495
+    assert missing(100, 0.05, 100.0, ended=0) == 0
