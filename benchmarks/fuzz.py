@@ -15,6 +15,7 @@ command itself, which must end with a message (``worker``). Every input that giv
 import argparse
 import contextlib
 import copy
+import importlib
 import io
 import json
 import os
@@ -311,6 +312,8 @@ def child(folder: Path, seed: int, count: int, kinds: Sequence[str]) -> None:
     from accel.core.errors import AccelError
 
     logging.disable()
+    for module in () if set(kinds) <= set(FRAMEWORKS) else ("onnx", "onnxruntime", "openvino"):
+        importlib.import_module(module)  # outside the time of the first input, which would end an import half done
     rng = random.Random(seed)
     work = Path(tempfile.mkdtemp(prefix="fuzz-child-"))
     (work / "tmp").mkdir()

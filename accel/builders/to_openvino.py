@@ -219,7 +219,7 @@ class OpenVinoBuilder(Builder):
         ov = import_openvino()
         try:
             model = ov.Core().read_model(path)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # the second where its own message is no UTF-8
             raise InputError(f"{path} is no OpenVINO IR: {error}", fix="its .bin file must lie beside it") from error
         ops = Counter(op.get_type_name() for op in model.get_ops())
         dtypes: Counter[str] = Counter()

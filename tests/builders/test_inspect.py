@@ -44,6 +44,16 @@ def test_openvino(tmp_path):
     json.dumps(found)
 
 
+def test_an_ir_with_bytes_of_no_text(tmp_path):
+    """OpenVINO puts them into its message, which then is none."""
+    ov = import_openvino()
+    ov.save_model(ov.Core().read_model(mlp(tmp_path / "m.onnx")), tmp_path / "m.xml")
+    path = tmp_path / "m.xml"
+    path.write_bytes(path.read_bytes().replace(b'type="MatMul"', b'type="Mat\x80"'))
+    with pytest.raises(InputError, match="is no OpenVINO IR"):
+        inspect(path)
+
+
 def test_a_run(tmp_path):
     run = {"schema": 1, "model": {"name": "m"}, "variants": [{"id": "ort@cpu", "status": "ok"}], "decisions": []}
     (tmp_path / "run.json").write_text(json.dumps(run))
