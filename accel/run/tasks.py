@@ -169,13 +169,13 @@ def narrow(
 
 
 def arithmetic(
-    described: Described, samples_folder: Path, onnx: OnnxModel, folder: Path, scratch: Path, threads: int
+    described: Described, samples_folder: Path, onnx: OnnxModel, folder: Path, out_dir: Path, threads: int
 ) -> Arithmetic:
     """Find out what an FP32 build of the exported model takes at least on this machine, at the typical shape.
 
     Args:
         folder: where the files of ``onnx`` lie.
-        scratch: folder for a copy of the file, which is removed.
+        out_dir: folder for a copy of the file, which is removed.
     """
     from accel.exporters.axes import batch_axis
     from accel.graph import arithmetic
@@ -184,7 +184,7 @@ def arithmetic(
     stored = read_feeds(samples_folder / described.samples.shapes.path, only={"opt"})["opt"]
     feed = fit_inputs(stored, source.inputs)
     batch = next(iter(feed.values())).shape[0] if batch_axis(source) else 1
-    return arithmetic.measure(folder / onnx.file.path, feed, batch=batch, scratch=scratch, threads=threads)
+    return arithmetic.measure(folder / onnx.file.path, feed, batch=batch, scratch=out_dir, threads=threads)
 
 
 def prepare(request: BuildRequest, out_dir: Path) -> Typed:
