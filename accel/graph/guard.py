@@ -16,7 +16,7 @@ OLDEST_OPSET, AXES_ARE_INPUTS = 13, 18
 """From the first ``Unsqueeze`` takes its axes, and from the second ``ReduceMax``, as an input (ONNX, Operators)."""
 
 CLIP_IS_WRONG = 2**31
-"""ONNX Runtime's Clip and Max take some int64 values above this for smaller ones: in 1.31.1, 2956629123 for less than 97.
+"""ONNX Runtime takes some int64 values above this for small ones in Clip and Max (1.31.1: 2956629123 for less than 97).
 
 Source: https://github.com/microsoft/onnxruntime/pull/25280
 """

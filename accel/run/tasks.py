@@ -132,7 +132,8 @@ def noise(described: Described, samples_folder: Path, reference: Path, coverage:
     how, answer = way
     feeds |= {name: feed for name, feed in _coverage(described.samples, samples_folder).items() if name in coverage}
     found = {name: answer(feed) for name, feed in feeds.items()}
-    return Noise(how, verdict.compare(described.source, feeds, read_feeds(reference), found, {}).outputs)
+    outputs = verdict.compare(described.source, feeds, read_feeds(reference), found, {}).outputs
+    return Noise(how, outputs, NOISE_ROOM_DB if how == IN_FLOAT64 else KERNELS_ROOM_DB)
 
 
 def export(source: ModelSource, out_dir: Path, opset: int) -> None:
