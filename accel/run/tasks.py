@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from accel import exporters
-from accel.accuracy.parity import FEW_ITEMS, Noise
+from accel.accuracy.parity import FEW_ITEMS, KERNELS_ROOM_DB, NOISE_ROOM_DB, Noise
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
 from accel.core.feeds import Feed, fit_inputs, fixed_parts, read_feeds, write_feeds
