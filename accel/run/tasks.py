@@ -34,7 +34,7 @@ from accel.core.values import (
 )
 from accel.exporters.check import Point, check_onnx, read_onnx
 from accel.exporters.request import SourceRequest
-from accel.exporters.source_model import SourceModel, another_way
+from accel.exporters.source_model import IN_FLOAT64, SourceModel, another_way
 from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import Narrowed
