@@ -47,6 +47,10 @@ TASK_FLOORS_DB: Mapping[str, float] = {**GATES_DB, "int8": 12.0, "fp8": 12.0}
 NOISE_ROOM_DB = 6.0
 """How far below the source's own noise a gate may lie: two computations with that noise each differ by 3 dB more."""
 
+KERNELS_ROOM_DB = 12.0
+"""The same where the noise is that of the source's own kernels: another runtime's round up to four times as coarsely (a
+Winograd convolution does), which float64 would show."""
+
 NOISE_LEAST_DB = 12.0
 """No noise of a source lowers a gate further than to this."""
 
@@ -113,10 +117,12 @@ class Noise:
     Attributes:
         how: what was run (``in float64``).
         outputs: its answers against the reference's.
+        room_db: how far below it a gate may lie.
     """
 
     how: str
     outputs: tuple[OutputParity, ...]
+    room_db: float = NOISE_ROOM_DB
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,7 +520,8 @@ def _least(least: float, noise: Noise | None, figure: _Figure) -> tuple[float, O
     covers = figure.place is not None and is_coverage(figure.place) and figure.place in row.by_shape_db
     if covers and _number(own) < NOISE_LEAST_DB:
         return -math.inf, row
-    return (least if own is None else min(least, max(own - NOISE_ROOM_DB, NOISE_LEAST_DB))), row
+    room = noise.room_db if noise else NOISE_ROOM_DB
+    return (least if own is None else min(least, max(own - room, NOISE_LEAST_DB))), row
 
 
 def _verdict(

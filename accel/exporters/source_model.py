@@ -71,6 +71,7 @@ def of_torch(source: ModelSource, model: "torch.nn.Module") -> SourceModel:
 
 
 Answer = Callable[[Feed], Mapping[str, np.ndarray]]
+IN_FLOAT64 = "in float64"
 
 
 def another_way(model: SourceModel, example: Feed) -> tuple[str, Answer] | None:
@@ -92,7 +93,7 @@ def another_way(model: SourceModel, example: Feed) -> tuple[str, Answer] | None:
         wide = _in_float64(model.module, source)
         with contextlib.suppress(StageError):  # a cast to float32 inside the model does not fit float64 weights
             wide(example)
-            return "in float64", wide
+            return IN_FLOAT64, wide
     if any(np.dtype(spec.dtype) == np.float32 for spec in source.inputs):
         return f"with its inputs moved by {MOVED} units in the last place", lambda feed: model.run(_moved(feed))
     axis = batch_axis(source)

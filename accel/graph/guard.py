@@ -15,6 +15,12 @@ from accel.core.values import TensorSpec
 OLDEST_OPSET, AXES_ARE_INPUTS = 13, 18
 """From the first ``Unsqueeze`` takes its axes, and from the second ``ReduceMax``, as an input (ONNX, Operators)."""
 
+CLIP_IS_WRONG = 2**31
+"""ONNX Runtime takes some int64 values above this for small ones in Clip and Max (1.31.1: 2956629123 for less than 97).
+
+Source: https://github.com/microsoft/onnxruntime/pull/25280
+"""
+
 
 def guarded(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     """Return the inputs that ``Guard`` can check; none where an output cannot say that its row is not answered.
@@ -58,13 +64,16 @@ class Guard(ir.passes.InPlacePass):
         bounds = self._ranges[str(value.name)]
         assert bounds is not None
         assert value.dtype is not None
+        readers = list(value.uses())
         low, high = (_constant(graph, np.array(b, value.dtype.numpy())) for b in bounds)
-        clipped = _node(graph, "Clip", [value, low, high])
+        if max(map(abs, bounds)) < CLIP_IS_WRONG:
+            clipped = _node(graph, "Clip", [value, low, high])
+        else:
+            raised = _node(graph, "Where", [_node(graph, "Less", [value, low]), low, value])
+            clipped = _node(graph, "Where", [_node(graph, "Greater", [value, high]), high, raised])
         clipped.shape, clipped.dtype = value.shape, value.dtype
-        ir.convenience.replace_all_uses_with(value, clipped)
-        producer = clipped.producer()
-        assert producer is not None
-        producer.replace_input_with(0, value)
+        for reader, index in readers:
+            reader.replace_input_with(index, clipped)
         outside = _node(graph, "Not", [_node(graph, "Equal", [value, clipped])])
         if value.shape is None or len(value.shape) == 1:
             return outside

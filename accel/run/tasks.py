@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from accel import exporters
-from accel.accuracy.parity import FEW_ITEMS, Noise
+from accel.accuracy.parity import FEW_ITEMS, KERNELS_ROOM_DB, NOISE_ROOM_DB, Noise
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
 from accel.core.feeds import Feed, fit_inputs, fixed_parts, read_feeds, write_feeds
@@ -34,7 +34,7 @@ from accel.core.values import (
 )
 from accel.exporters.check import Point, check_onnx, read_onnx
 from accel.exporters.request import SourceRequest
-from accel.exporters.source_model import SourceModel, another_way
+from accel.exporters.source_model import IN_FLOAT64, SourceModel, another_way
 from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import Narrowed
@@ -132,7 +132,8 @@ def noise(described: Described, samples_folder: Path, reference: Path, coverage:
     how, answer = way
     feeds |= {name: feed for name, feed in _coverage(described.samples, samples_folder).items() if name in coverage}
     found = {name: answer(feed) for name, feed in feeds.items()}
-    return Noise(how, verdict.compare(described.source, feeds, read_feeds(reference), found, {}).outputs)
+    outputs = verdict.compare(described.source, feeds, read_feeds(reference), found, {}).outputs
+    return Noise(how, outputs, NOISE_ROOM_DB if how == IN_FLOAT64 else KERNELS_ROOM_DB)
 
 
 def export(source: ModelSource, out_dir: Path, opset: int) -> None:

@@ -99,3 +99,26 @@ def test_what_cannot_mark_its_rows_stays_as_it_is(tmp_path):
     plain = embedding(tmp_path / "plain.onnx", opset=18)
     (result,) = passes.rewrite(plain, tmp_path / "same.onnx", Guard((IDS,), (TensorSpec("total", "float32", ()),)))
     assert not result.modified
+
+
+def test_hashes_beyond_int32_are_told_apart(tmp_path):
+    """ONNX Runtime's Clip took values between 2**31 and 2**32 for less than 97: sound rows were answered with NaN."""
+    ids = TensorSpec("ids", "int64", ("batch", "seq"), range=(97, 2**40))
+    scaled = TensorSpec("scaled", "float32", ("batch", "seq"))
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Mod", ["ids", "many"], ["small"]),
+        helper.make_node("Cast", ["small"], ["scaled"], to=TensorProto.FLOAT),
+    ]
+    inputs, outputs = [value("ids", TensorProto.INT64, [*ids.dims])], [value("scaled", TensorProto.FLOAT, [*ids.dims])]
+    plain = save(tmp_path / "plain.onnx", nodes, inputs, outputs, {"many": np.array(97)}, opset=18)
+    (result,) = passes.rewrite(plain, tmp_path / "guarded.onnx", Guard((ids,), (scaled,)))
+    assert result.modified
+    session = ort.InferenceSession(str(tmp_path / "guarded.onnx"), providers=["CPUExecutionProvider"])
+    rows = np.random.default_rng(0).integers(97, 2**33, (500, 4), endpoint=True)
+    rows[0] = 97, 2**40, 2**31, 2**32
+    np.testing.assert_array_equal(session.run(None, {"ids": rows})[0], rows % 97)
+    rows[1, 2], rows[2, 0], rows[3, 3] = 96, 2**40 + 1, -5
+    found = session.run(None, {"ids": rows})[0]
+    assert np.isnan(found[1:4]).all()
+    np.testing.assert_array_equal(found[4:], rows[4:] % 97)
