@@ -86,6 +86,7 @@ def sign(
     certificate: Annotated[
         list[Path] | None, typer.Option(help="Its owner's certificate (PEM), then those of the authorities above it")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Sign a release: from then on it does not change."""
     from accel.core import signing
@@ -95,7 +96,7 @@ def sign(
     wrong = [f for f in checking.verify(folder) if f.severity == "error"]
     if wrong:
         raise CheckFailed(f"{folder} is not signed: {wrong[0].file}: {wrong[0].why}", fix=wrong[0].fix)
-    typer.echo(signing.sign(folder, key, certificates=certificate or ()))
+    _print_one("signature", signing.sign(folder, key, certificates=certificate or ()), as_json)
 
 
 @release_app.command("verify")
@@ -172,12 +173,12 @@ Days = Annotated[float, typer.Option(help="Days until the pointer counts no more
 
 
 @release_app.command()
-def publish(folder: Release, to: To, key: Public) -> None:
+def publish(folder: Release, to: To, key: Public, as_json: Json = False) -> None:
     """Upload a signed release; what was begun goes on, and what is there never changes."""
     import accel.run  # noqa: F401
     from accel.release import publishing
 
-    typer.echo(publishing.publish(folder, publishing.Place(to), key=key))
+    _print_one("digest", publishing.publish(folder, publishing.Place(to), key=key), as_json)
 
 
 @release_app.command()
@@ -206,11 +207,12 @@ def pull(
     key: Public,
     name: As = "production",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
+    as_json: Json = False,
 ) -> None:
     """Take the release that a name stands for, checked: pointer, signature and every hash."""
     from accel.release import publishing
 
-    typer.echo(publishing.pull(publishing.Place(to), name, out, key=key))
+    _print_one("release", publishing.pull(publishing.Place(to), name, out, key=key), as_json)
 
 
 @release_app.command("list")
@@ -220,6 +222,13 @@ def list_published(to: To, key: Public, as_json: Json = False) -> None:
 
     rows = publishing.listed(publishing.Place(to), key)
     show(rows, as_json, "versions", ("version", "names"))
+
+
+def _print_one(name: str, value: Any, as_json: bool) -> None:
+    if as_json:
+        print_json({name: str(value)})
+    else:
+        typer.echo(value)
 
 
 def _print_pointer(pointer: Any, as_json: bool) -> None:
