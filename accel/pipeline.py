@@ -9,20 +9,22 @@ hold). Outcomes are values: every variant that was asked for is in the report, a
 the others. Only a source that cannot be loaded or exported ends the run.
 """
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from accel.accuracy import parity
 from accel.builders import ConvertingBuilder, targets
-from accel.core import hardware, processes, sandbox
-from accel.core.errors import AccelError, StageError, UnavailableError
+from accel.core import environments, hardware, processes, sandbox
+from accel.core.errors import AccelError, StageError, UnavailableError, WorkerDied
 from accel.core.files import lock
+from accel.core.processes import Worker
 from accel.core.progress import Progress
 from accel.core.values import (
     Artifact,
@@ -38,10 +40,11 @@ from accel.core.values import (
     Typed,
     Variant,
 )
-from accel.run import kits, run_json, tasks
+from accel.graph.arithmetic import Arithmetic
+from accel.run import favourites, kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, Job
-from accel.run.measuring import measure_in_process, measure_served
+from accel.run.measuring import measure_in_process, measure_served, spare_workers
 from accel.run.narrowed import applied
 from accel.run.results import Outcome, Result, Run, baseline, candidate, rerun_command, served_candidates, status_of
 from accel.run.stages import FILES, Answered, Proof, Stage, Stages
@@ -50,6 +53,11 @@ from accel.run.tasks import Described
 
 OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_of, tasks.compare, tasks.narrow, tasks.emit))
 """Tasks in which a worker does accel's own work."""
+
+BESIDE_AFTER_S = 4.0
+"""How long the reference may take before the export begins beside it, in a process that loads the source once more."""
+BESIDE_COPIES = 5
+"""How many times what the source's process holds must be free for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,8 @@ class Work:
         try:
             yield
         finally:
-            self.timings_s[name.replace(" ", "_")] = time.monotonic() - start
+            key = name.replace(" ", "_")
+            self.timings_s[key] = self.timings_s.get(key, 0.0) + time.monotonic() - start
 
 
 @contextmanager
@@ -109,13 +118,11 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             results = [Result(v) for v in plan(job, made.source)]
             for result in results:
                 result.outcome = _skip_reason(result.variant, made)
+            first_tried = _leave_for_later(results, made.source, work) if job.quick else None
             wanted = [r for r in results if r.outcome is None]
             if wanted:
-                with work.timed("reference"):
-                    reference = stages.reference(described, worker)
-                if job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted):
-                    with work.timed("export"):
-                        onnx = stages.export(described, reference, worker)
+                needs_onnx = job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted)
+                reference, onnx = _reference(described, worker, work, needs_onnx=needs_onnx)
                 if onnx is not None and job.ints != "keep":
                     with work.timed("narrow integers"):
                         narrowed = stages.narrow(described, onnx, worker)
@@ -125,9 +132,81 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                 result.outcome = _not_applicable(result.variant, onnx.value)
             wanted = [r for r in wanted if r.outcome is None]
         if reference is not None:
+            last = [r for r in wanted if onnx is not None and _comes_last(r.variant, job)]
             with work.timed("build and prove"):
-                _build_all(wanted, described, onnx, reference, work)
-        return _conclude(work, results, described, reference, onnx, narrowed)
+                _build_all([r for r in wanted if r not in last], described, onnx, reference, work)
+            if last and onnx is not None:
+                _measure(work, results, described, reference)
+                run = Run(job, work.machine, described.value, onnx, narrowed, results)
+                with work.timed("build and prove"):
+                    for result in last:
+                        result.outcome = _not_pursued(result.variant, run, described, onnx, work)
+                    _build_all([r for r in last if r.outcome is None], described, onnx, reference, work)
+        return _conclude(work, results, described, reference, onnx, narrowed, first_tried)
+
+
+def _leave_for_later(results: Sequence[Result], source: ModelSource, work: Work) -> str | None:
+    """Skip all but the targets that win most often; return in words which they are and why."""
+    job, said = work.job, []
+    fix = "the same command without --quick tries it, and keeps what is done"
+    for result in results:
+        target = result.variant.target
+        if result.outcome is None and targets.discover()[target.name].available(target) is not None:
+            result.outcome = Skipped("left for later: another machine finishes it", fix, left=True)
+    for device in dict.fromkeys(r.variant.target.device for r in results):
+        own = [r for r in results if r.outcome is None and r.variant.target.device == device]
+        found = favourites.choose(
+            {r.variant.target.name for r in own},
+            hardware=work.machine.id,
+            family=source.family,
+            device=device,
+            runs=job.run_dir.parent,
+            this=job.run_dir,
+        )
+        if found is None:
+            continue
+        for result in own:
+            name, static = result.variant.target.name, result.variant.static is not None
+            if static or name not in (*found.targets, *job.required):
+                result.outcome = Skipped(f"left for later: {' and '.join(found.targets)} come first", fix, left=True)
+        said.append(f"{' and '.join(found.targets)} on {device}, one of which was {found.why}")
+    if said:
+        work.progress.notice(f"--quick: {'; '.join(said)}")
+    return "; ".join(said) or None
+
+
+def _reference(
+    described: Stage, worker: Worker, work: Work, *, needs_onnx: bool
+) -> tuple[Stage[Answered], Stage[OnnxModel] | None]:
+    """Run the source over all feeds, and export it; beside that where it takes long and memory holds the source twice.
+
+    Args:
+        worker: the source's process.
+    """
+    stages = work.stages
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        try:
+            with work.timed("reference"):
+                answering = pool.submit(stages.reference, described, worker)
+                wait([answering], BESIDE_AFTER_S)
+                if answering.done() or not needs_onnx or not _fits_beside(described.value.source, worker, work.job):
+                    answering.result()
+                if not needs_onnx:
+                    return answering.result(), None
+            with work.timed("export"), ExitStack() as held:
+                other = worker if answering.done() else held.enter_context(stages.worker("export"))
+                onnx = stages.export(described, answering.result, other)
+                return answering.result(), onnx
+        except BaseException:
+            worker.kill()
+            raise
+
+
+def _fits_beside(source: ModelSource, worker: Worker, job: Job) -> bool:
+    """Say whether there are a second core, an export to be made, and memory to hold and write the source once more."""
+    if job.threads == 1 or job.sandbox or source.kind == "onnx":
+        return False
+    return hardware.available_memory_bytes() > BESIDE_COPIES * worker.resident_bytes()
 
 
 def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
@@ -169,24 +248,13 @@ def _conclude(
     reference: Stage | None,
     onnx: Stage | None,
     narrowed: Stage | None,
+    first_tried: str | None = None,
 ) -> dict[str, Any]:
     """Measure what was built, decide, and write everything down."""
     job, timings = work.job, work.timings_s
-    run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings)
+    run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings, first_tried=first_tried)
     if job.bench in ("inprocess", "both"):
-        with work.timed("measure"):
-            for objective in job.objectives:
-                measure_in_process(
-                    results,
-                    described,
-                    reference,
-                    objective,
-                    job=job,
-                    stages=work.stages,
-                    kept=work.kept,
-                    hardware=work.machine,
-                    progress=work.progress.variant,
-                )
+        _measure(work, results, described, reference)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
             run.served = measure_served(
@@ -206,6 +274,53 @@ def _conclude(
     document = run_json.write(run)
     work.kept.prune()
     return document
+
+
+def _measure(work: Work, results: Sequence[Result], described: Stage, reference: Stage | None) -> None:
+    """Measure in process whatever was not measured yet; a variant keeps its process from objective to objective."""
+    with work.timed("measure"), spare_workers() as spare:
+        for objective in work.job.objectives:
+            measure_in_process(
+                results,
+                described,
+                reference,
+                objective,
+                job=work.job,
+                stages=work.stages,
+                kept=work.kept,
+                hardware=work.machine,
+                progress=work.progress.variant,
+                spare=spare,
+            )
+
+
+def _comes_last(variant: Variant, job: Job) -> bool:
+    """Say whether a variant is built only while it can win: it takes long, and a group alone asked for it."""
+    target = variant.target
+    asked = job.exhaustive or target.name not in job.grouped or {target.name, str(target)} & set(job.required)
+    return not asked and target.device in targets.info(target).comes_last and job.bench in ("inprocess", "both")
+
+
+def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
+    """Say why a variant cannot win by any objective against what was measured, or None where it can.
+
+    Figures that other processes disturbed exclude nothing.
+    """
+    best = []
+    for objective in run.job.objectives:
+        found = _decide(run, variant.target.device, objective, "inprocess")
+        if found.warning is not None:
+            return None
+        points = [p for r in run.results if r.variant.id == found.chosen for p in r.points if p.scenario == objective]
+        ends = (p.p50_ci_ms[1] / p.batch if objective == "latency" else 1e3 / p.throughput_ci_per_s[0] for p in points)
+        best.append((min(ends, default=math.inf), found.chosen))
+    arithmetic: Arithmetic = work.stages.arithmetic(described, onnx).value
+    item_ms, id = max(best)
+    if item_ms >= arithmetic.least_ms:
+        return None
+    reason = f"not pursued: cannot beat {id}: {arithmetic}, and {id} takes at most {item_ms:.3g} ms"
+    work.progress.notice(f"{variant.id}: {reason}")
+    return Skipped(reason, f"--exhaustive builds it all the same, as --targets {variant.target.name} does")
 
 
 def _libraries_s(timeline: Sequence[TaskSpan]) -> float:
@@ -310,7 +425,7 @@ def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
 
 
 def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: Work) -> None:
-    """Build, prove and emit every variant; each in processes of its own, two at a time where memory allows."""
+    """Build, prove and emit every variant; each in processes of its own, side by side where memory allows."""
     job, stages, progress = work.job, work.stages, work.progress
 
     def one(result: Result) -> None:
@@ -320,6 +435,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         def report(stage: str) -> Callable[[str], None]:
             return lambda doing: progress.variant(id, f"{stage}: {doing}")
 
+        def fresh(python: Path) -> Worker:
+            return stages.worker(id, python=python, report_progress=report("building"))
+
         try:
             if onnx is not None and result.typed is None and _is_typed(result.variant):
                 stage = "type"
@@ -328,14 +446,19 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             if result.outcome is None and status_of(result)[0] == "ok":
                 stage = "build"
                 progress.variant(id, "building")
-                result.built = stages.build(
-                    result.variant, described, result.typed or onnx, report_progress=report("building")
-                )
-                with stages.worker(id) as worker:
+                with ExitStack() as held:
+                    builder = held.enter_context(fresh(stages.python(result.variant)))
+                    result.built = stages.build(result.variant, described, result.typed or onnx, builder)
+                    if targets.info(result.variant.target).needs_source:  # its code would hide what the file lacks
+                        builder.close()
+                        builder = held.enter_context(fresh(stages.python(result.variant)))
+                    worker = builder
+                    if stages.python(result.variant) != environments.python(environments.MAIN):
+                        worker = held.enter_context(fresh(environments.python(environments.MAIN)))
                     if not targets.info(result.variant.target).server_only:
                         stage = "prove"
                         progress.variant(id, "proving")
-                        result.proof = stages.prove(result.built, described, reference, worker)
+                        result.proof = stages.prove(result.built, described, reference, builder, worker)
                     stage = "emit"
                     result.emitted = stages.emit(result.built, result.proof, described, reference, worker)
                     if result.proof is None:
@@ -347,7 +470,7 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         except UnavailableError as error:
             result.outcome = Skipped(error.message, error.fix)
         except StageError as error:
-            result.outcome = Failed(stage, error.message, error.log, again)
+            result.outcome = Failed(stage, error.message, error.log, again, isinstance(error, WorkerDied))
         except AccelError as error:
             result.outcome = Failed(stage, str(error), None, again)
         except Exception as error:  # noqa: BLE001  a builder's fault in the parent is this variant's, not the run's
@@ -359,7 +482,9 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
         status, reason, _ = status_of(result)
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
-    with ThreadPoolExecutor(max_workers=_parallel(onnx)) as pool:
+    side_by_side = min(_parallel(onnx, job.threads), max(1, len(results)))
+    stages.threads = max(1, job.threads // side_by_side)  # threads that wait for a core at barriers cost CPU time
+    with ThreadPoolExecutor(max_workers=side_by_side) as pool:
         futures = [pool.submit(one, result) for result in sorted(results, key=_last)]
         try:
             for future in futures:
@@ -369,6 +494,8 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
                 future.cancel()
             processes.stop_all()
             raise
+        finally:
+            stages.threads = job.threads
 
 
 def _is_typed(variant: Variant) -> bool:
@@ -420,10 +547,11 @@ def _last(result: Result) -> bool:
     return not (info.calibration or info.needs_source)
 
 
-def _parallel(onnx: Stage | None) -> int:
-    """Return how many variants are built at once: two, where memory holds eight copies of the model for each."""
+def _parallel(onnx: Stage | None, threads: int) -> int:
+    """Return how many are built at once: two, or one for four threads, as memory holds eight models for each."""
     weights = sum(f.bytes for f in onnx.value.data) + onnx.value.file.bytes if onnx else 0
-    return 2 if 2 * 8 * weights <= hardware.available_memory_bytes() else 1
+    fit = hardware.available_memory_bytes() // (8 * weights) if weights else threads
+    return int(max(1, min(fit, max(2, threads // 4))))
 
 
 def _cannot_batch(emitted: Stage) -> bool:

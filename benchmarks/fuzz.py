@@ -367,6 +367,8 @@ def child(folder: Path, seed: int, count: int, kinds: Sequence[str]) -> None:
         except BaseException as error:  # noqa: BLE001  whatever it is, it is what is looked for
             if hasattr(error, "format_message") or type(error).__module__.startswith("click"):
                 outcome = "refused"
+            elif isinstance(error, OSError):
+                outcome = "refused"  # as ``accel.cli.main`` does, with the file's name
             elif line[0] == "@source" and not _is_ours(error):
                 outcome = "library"
             else:

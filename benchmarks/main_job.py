@@ -1,9 +1,14 @@
 """Print the figures that the main job is held to, from real runs; keep them as JSON.
 
     .venv/bin/python benchmarks/main_job.py [--runs runs] [--out docs/benchmarks/main_job.json]
+    .venv/bin/python benchmarks/main_job.py --against COMMIT [--models bert,minilm,resnet50] [--times 1]
 
 Cold runs of minilm and bert (removed first), the same again, a factory, `--help`, the parent's memory, the chosen one
 against the same file driven by hand through OpenVINO's own Python API, in turn, in one minute. Takes about 20 minutes.
+
+``--against`` converts each model with the version of COMMIT, in a worktree of its own, and with this one, cold and in
+turn, and compares the time and the winners; every run adds a row to ``--out`` (docs/benchmarks/old_new.json), and a
+comparison that was stopped goes on.
 """
 
 import argparse
@@ -143,12 +148,64 @@ def model(name: str, runs: Path) -> dict[str, Any]:
     return found
 
 
+def convert_cold(model: str, targets: str, checkout: Path, folder: Path) -> dict[str, Any]:
+    """Convert a model from nothing with the accel of a checkout; nothing that a compiler kept is there either."""
+    shutil.rmtree(folder, ignore_errors=True)
+    words = [sys.executable, "-m", "accel", "convert", model, "--targets", targets, "-o", str(folder), "--quiet"]
+    with tempfile.TemporaryDirectory() as compiled:
+        own = {"PYTHONPATH": str(checkout), "TORCHINDUCTOR_CACHE_DIR": compiled}
+        before, begin = os.times(), time.monotonic()
+        done = subprocess.run(words, cwd=checkout, env=os.environ | own, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} in {checkout} ended with {done.returncode}")
+    after = os.times()
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"model": model, "wall_s": time.monotonic() - begin, "cpu_s": cpu_s, **summary(folder)}
+
+
+def against(commit: str, models: list[str], targets: str, times: int, runs: Path, out: Path) -> None:
+    """Convert models with an old version and this one in turn, and print how they compare."""
+    here = Path(__file__).resolve().parents[1]
+    rows: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
+    with tempfile.TemporaryDirectory() as scratch:
+        old = Path(scratch) / "old"
+        subprocess.run(["git", "-C", str(here), "worktree", "add", "--detach", str(old), commit], check=True)
+        try:
+            for number in range(times):
+                for model in models:
+                    for version, checkout in (("old", old), ("new", here)):
+                        done = [(r["model"], r["version"], r["number"]) for r in rows]
+                        if (model, version, number) not in done:
+                            row = convert_cold(model, targets, checkout, runs.resolve() / f"{version}-{model}")
+                            rows.append({"version": version, "number": number, "commit": commit} | row)
+                            out.parent.mkdir(parents=True, exist_ok=True)
+                            out.write_text(json.dumps(rows, indent=1) + "\n")
+        finally:
+            subprocess.run(["git", "-C", str(here), "worktree", "remove", "--force", str(old)], check=True)
+    print(
+        f"{'model':<10} {'old s':>7} {'new s':>7} {'ratio':>6}   winners, old and new (bar: 0.45, the same or better)"
+    )
+    for model in models:
+        both = {v: [r for r in rows if (r["model"], r["version"]) == (model, v)] for v in ("old", "new")}
+        wall = {v: statistics.median(r["wall_s"] for r in own) for v, own in both.items()}
+        winners = {v: {o: d["chosen"] for o, d in own[-1]["decisions"].items()} for v, own in both.items()}
+        print(f"{model:<10} {wall['old']:7.0f} {wall['new']:7.0f} {wall['new'] / wall['old']:6.2f}   {winners}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/main_job.json"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--against", metavar="COMMIT")
+    parser.add_argument("--models", default="bert,minilm,resnet50")
+    parser.add_argument("--targets", default="cpu,trt-fp16")
+    parser.add_argument("--times", type=int, default=1)
     asked = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    asked.out = asked.out or Path("docs/benchmarks") / ("old_new.json" if asked.against else "main_job.json")
+    if asked.against:
+        against(asked.against, asked.models.split(","), asked.targets, asked.times, asked.runs, asked.out)
+        return
     found: dict[str, Any] = {"hardware": hardware.detect().id, "date": time.strftime("%Y-%m-%d")}
     found["bert"] = model("bert", asked.runs)
     found["by_hand"] = against_by_hand(asked.runs / "bert")

@@ -137,6 +137,8 @@ class Timed:
     def close(self) -> None:
         self.call = None
 
+    leave = close
+
     def _median_ms(self) -> float:
         assert self.call is not None
         spent = []

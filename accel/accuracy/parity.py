@@ -81,6 +81,9 @@ SMALL = 0.01
 SHAPE_POINTS = ("min", "odd", "opt", "max")
 """Checked shapes. Feeds named by a number are samples; all others cover values and shapes that samples do not have."""
 
+BLOCK = 1 << 15
+"""Values that are compared at a time."""
+
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
 
 _IN_DB = ("sqnr_db", "tolerance_db", "shape_db")
@@ -105,7 +108,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far the source differs from itself in another order of summation, or in float64.
+    """How far the source differs from itself: in float64, in another order, or from inputs moved slightly.
 
     Attributes:
         how: what was run (``in float64``).
@@ -166,7 +169,7 @@ def compare(
     detections: Detections | None = None,
     noise: Noise | None = None,
 ) -> Parity:
-    """Compare all outputs of all feeds, and hold the result against the gate.
+    """Compare all outputs of all feeds, and hold the result against the gate; an empty one asks for every figure.
 
     Coverage feeds count for ``shape_db``, each alone, and for integers; SQNR is taken over samples and checked shapes.
 
@@ -201,7 +204,7 @@ def compare(
         masked = bool(mask_dims) and spec.dims[: len(mask_dims)] == mask_dims
         select = {feed: mask.astype(bool) for feed, mask in masks.items()} if masked else {}
         rows_of = ((f, reference[f][spec.name], answers[f][spec.name], select.get(f)) for f in feeds)
-        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate))
+        compared.append(_compare_output(spec, rows_of, few="tolerance_db" in gate, every=not gate))
     rows = [c.row for c in compared]
     values: dict[str, float | None] = {}
     if exact := _exact(outputs, detections):
@@ -329,7 +332,13 @@ def _class_axis(spec: TensorSpec) -> int | None:
 Rows = Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
 
 
-def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Compared:
+def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False, every: bool = False) -> _Compared:
+    """Compare one output of all feeds.
+
+    Args:
+        few: whether there are too few samples for a mean.
+        every: show the figures of every coverage feed, not of the worst alone.
+    """
     fixed = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, int)]
     classes = _class_axis(spec) if _is_scores(spec) else None
     pairs = []
@@ -351,30 +360,31 @@ def _compare_output(spec: TensorSpec, rows: Rows, *, few: bool = False) -> _Comp
     for ok, (feed, truth, found) in zip(finite, pairs, strict=True):
         _add(sums[feed], truth, found, ok, mean)
     told = [s for feed, s in sums.items() if not is_coverage(feed)] or list(sums.values())
-    total, every = _total(told), _total(sums.values())
+    total, whole = _total(told), _total(sums.values())
     if flat := few or total.signal <= total.level * 10 ** (-FLAT_DB / 10):
         for part in (total, *sums.values()):
             part.signal = part.level + part.count * SMALL**2
     power = total.signal / total.count if total.count else 0.0
     by_feed = {f: sqnr.decibels(max(power * s.count, s.signal), s.noise) for f, s in sums.items() if s.seen != s.equal}
     shown = {f for f in SHAPE_POINTS if f in by_feed}
-    shown |= set(sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))[:1])
+    covered = sorted((f for f in by_feed if is_coverage(f)), key=lambda f: _number(by_feed[f]))
+    shown |= set(covered if every else covered[:1])
     worst = min(((db, f) for f, db in by_feed.items() if db is not None and is_sample(f)), default=(math.inf, ""))
     agreement = total.agreed / total.ranked if total.ranked else None
     if _is_integer(spec):
-        agreement = every.equal / every.seen if every.seen else 1.0
+        agreement = whole.equal / whole.seen if whole.seen else 1.0
     norms = math.sqrt(total.signal) * math.sqrt(total.other)
     row = OutputParity(
         name=spec.name,
         max_abs=total.max_abs,
         cosine=total.dot / norms if norms > 0 and not flat else None,
         sqnr_db=sqnr.decibels(total.signal, total.noise),
-        exact=every.equal == every.seen,
+        exact=whole.equal == whole.seen,
         agreement=agreement,
         atol_needed=total.max_abs,
         rtol_needed=total.max_rel if math.isfinite(total.max_rel) else None,
         by_shape_db={f: by_feed[f] for f in by_feed if f in shown},
-        nonfinite=every.nonfinite,
+        nonfinite=whole.nonfinite,
         by_shape_mse={f: sums[f].noise / sums[f].count for f in SHAPE_POINTS if f in by_feed and sums[f].count},
     )
     each = [total, *(s for feed, s in sums.items() if is_coverage(feed))]
@@ -431,25 +441,31 @@ def _compare_rows(spec: TensorSpec, matched: Mapping[str, Matched], declared: De
 
 
 def _add(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
+    """Add the figures of a feed (samples, channels), in blocks whose intermediate values a cache holds."""
+    rows = max(1, BLOCK // max(1, truth.shape[1]))
+    for start in range(0, len(truth), rows):
+        block = slice(start, start + rows)
+        _add_block(sums, truth[block], found[block], ok[block], mean)
+
+
+def _add_block(sums: _Sums, truth: np.ndarray, found: np.ndarray, ok: np.ndarray, mean: np.ndarray) -> None:
     same = (truth == found) | (np.isnan(truth) & np.isnan(found))  # before the cast: float64 merges large integers
     truth, found = truth.astype(np.float64), found.astype(np.float64)
     bad = ~np.isfinite(found) & ok
     use = ok & ~bad
     with np.errstate(invalid="ignore"):  # infinities of the reference are not in ``use``
-        error = np.where(use, found - truth, 0.0)
-        level = np.where(use, truth, 0.0)
-        signal = np.where(use, truth - mean, 0.0)
-        other = np.where(use, found - mean, 0.0)
+        parts = found - truth, truth, truth - mean, found - mean
+        error, level, signal, other = parts if use.all() else (np.where(use, part, 0.0) for part in parts)
     absolute = np.abs(error)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(absolute > 0, absolute / np.abs(truth), 0.0)
     sums.count += int(use.sum())
     sums.largest = max(sums.largest, float(np.abs(level).max(initial=0.0)))
-    sums.level += float((level**2).sum())
-    sums.signal += float((signal**2).sum())
-    sums.noise += float((error**2).sum())
-    sums.dot += float((signal * other).sum())
-    sums.other += float((other**2).sum())
+    sums.level += float(np.vdot(level, level))
+    sums.signal += float(np.vdot(signal, signal))
+    sums.noise += float(np.vdot(error, error))
+    sums.dot += float(np.vdot(signal, other))
+    sums.other += float(np.vdot(other, other))
     sums.max_abs = max(sums.max_abs, float(absolute.max(initial=0.0)))
     sums.max_rel = max(sums.max_rel, float(relative.max(initial=0.0)))
     sums.equal += int(same.sum())
@@ -488,8 +504,9 @@ def _least(least: float, noise: Noise | None, figure: _Figure) -> tuple[float, O
     row = next((r for r in noise.outputs if r.name == figure.row.name and not r.exact), None) if noise else None
     if row is None:
         return least, None
-    every = [db for db in (row.sqnr_db, *row.by_shape_db.values()) if db is not None]
-    own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, min(every, default=None))
+    usual = [row.sqnr_db, *(row.by_shape_db.get(shape) for shape in SHAPE_POINTS)]
+    other = min((db for db in usual if db is not None), default=None)
+    own = row.sqnr_db if figure.place is None else row.by_shape_db.get(figure.place, other)
     return (least if own is None else min(least, max(own - NOISE_ROOM_DB, NOISE_LEAST_DB))), row
 
 

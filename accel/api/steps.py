@@ -12,6 +12,7 @@ step does what it needs of those before it.
 """
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +21,17 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from accel import pipeline
-from accel.accuracy import parity
+from accel.accuracy.parity import GATES_DB
 from accel.api.optimize import job_for
 from accel.builders import ConvertingBuilder, targets
-from accel.core.errors import CheckFailed, UnavailableError, UsageError
-from accel.core.feeds import read_feeds
+from accel.core.errors import CheckFailed, UnavailableError, UsageError, nearest
+from accel.core.feeds import write_feeds
+from accel.core.processes import Worker
 from accel.core.values import Artifact, Decision, Measurement, OnnxModel, Parity, Variant
-from accel.exporters import verdict
 from accel.run import decide as decisions, tasks
 from accel.run.decide import Candidate, Constraints, Objective
 from accel.run.job import Job
-from accel.run.measuring import measure_in_process
+from accel.run.measuring import measure_in_process, spare_workers
 from accel.run.results import Result as Row
 from accel.run.stages import FILES, REPOSITORY, Proof, Stage
 from accel.run.tasks import Described
@@ -97,7 +98,8 @@ def build(target: str, source: Step[Described]) -> Step[Artifact]:
         if onnx is not None and isinstance(builder, ConvertingBuilder):
             typed = done.work.stages.prepare(variant, done.described, onnx)
             onnx = Stage(typed.value.onnx, typed.folder / FILES, typed.key, typed.cached)
-        stage = done.work.stages.build(variant, done.described, onnx)
+        with done.worker(variant) as worker:
+            stage = done.work.stages.build(variant, done.described, onnx, worker)
         return Step(stage.value, stage.folder / FILES, source.job, stage)
 
 
@@ -106,23 +108,23 @@ def compare(answer: Step[Artifact] | Answer, source: Step[Described], *, precisi
 
     Args:
         answer: an artifact, or a function: your own session, server or model.
-        precision: whose gate such a function is held against.
+        precision: whose gate such a function is held against, and on the same feeds as its variants.
+
+    Raises:
+        UsageError: an unknown precision.
     """
+    if precision not in GATES_DB:
+        raise UsageError(f"precision {precision!r} has no gate{nearest(precision, GATES_DB)}", fix=", ".join(GATES_DB))
     with _begun(source) as done:
         if isinstance(answer, Step):
             return done.proof(answer).value.parity
         made, truth = done.described, done.reference()
-        feeds = tasks.gate_feeds(made.value.samples, made.folder)
+        feeds = tasks.proof_feeds(made.value.samples, made.folder, truth.folder / truth.value.file, precision)
         found = {name: {n: np.asarray(v) for n, v in answer(feed).items()} for name, feed in feeds.items()}
-        described = made.value.source
-        gate = parity.gate_for(
-            precision,
-            outputs=described.outputs,
-            task=described.gate,
-            overrides=dict(source.job.gates),
-            detections=described.detections,
-        )
-        return verdict.compare(described, feeds, read_feeds(truth.folder / truth.value.file), found, gate)
+        with done.work.stages.worker("prove") as worker, tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "answers.npz"
+            write_feeds(file, found)
+            return done.work.stages.judge(worker, precision, file, made, truth)
 
 
 def emit(artifact: Step[Artifact], source: Step[Described]) -> Path:
@@ -148,7 +150,7 @@ def measure(
     Raises:
         CheckFailed: one of them could not be timed.
     """
-    with _begun(source) as done:
+    with _begun(source) as done, spare_workers() as spare:
         rows = [Row(a.value.variant, built=a.stage, proof=done.proof(a)) for a in artifacts]
         measure_in_process(
             rows,
@@ -160,6 +162,7 @@ def measure(
             kept=done.work.kept,
             hardware=done.work.machine,
             progress=done.work.progress.variant,
+            spare=spare,
         )
     for row in rows:
         if row.outcome is not None:
@@ -203,13 +206,17 @@ class _Begun:
 
     def onnx(self) -> Stage[OnnxModel]:
         with self.work.stages.worker("source") as worker:
-            truth = self.work.stages.reference(self.described, worker)
-            return self.work.stages.export(self.described, truth, worker)
+            return self.work.stages.export(
+                self.described, lambda: self.work.stages.reference(self.described, worker), worker
+            )
 
     def proof(self, artifact: Step[Artifact]) -> Stage[Proof]:
         truth = self.reference()
-        with self.work.stages.worker("prove") as worker:
-            return self.work.stages.prove(artifact.stage, self.described, truth, worker)
+        with self.worker(artifact.value.variant) as own, self.work.stages.worker("prove") as worker:
+            return self.work.stages.prove(artifact.stage, self.described, truth, own, worker)
+
+    def worker(self, variant: Variant) -> Worker:
+        return self.work.stages.worker(variant.id, python=self.work.stages.python(variant))
 
     def variant(self, text: str) -> Variant:
         devices = self.work.machine.devices

@@ -60,6 +60,7 @@ class ProcessRunner:
         feeds: ``.npz`` with keys ``<point>/<input>``.
         check: what its answers are held against after every round; None where they need not be right.
         watch: looks at the GPU while a variant on it works.
+        spare: processes that an earlier session of this run left, by name; ``leave`` puts this one there.
         calls_ns: for each point the calls of each round (int64 ns); ``item_ms`` is the time of a batch item in each.
     """
 
@@ -76,6 +77,7 @@ class ProcessRunner:
     timeout_s: float
     watch: CardWatch | None = None
     check: Check | None = None
+    spare: dict[str, Worker] | None = None
     calls_ns: dict[str, list[np.ndarray]] = field(default_factory=dict)
     item_ms: dict[str, list[float]] = field(default_factory=dict)
     peak_rss_mib: float = 0.0
@@ -88,7 +90,10 @@ class ProcessRunner:
         self.watch = self.watch if self.artifact.variant.target.device == "cuda" else None
 
     def open(self) -> None:
-        self._worker = worker = Worker(self.log, threads=self.threads, timeout_s=self.timeout_s, python=self.python)
+        worker = (self.spare or {}).pop(self.name, None) or Worker(
+            self.log, threads=self.threads, timeout_s=self.timeout_s, python=self.python
+        )
+        self._worker = worker
         points = tuple(p.key for p in self.timed_shapes)
         with self.watch.loading(self.name) if self.watch else nullcontext():
             opened = worker.call(
@@ -135,6 +140,12 @@ class ProcessRunner:
 
     def times(self) -> Mapping[str, Sequence[float]]:
         return self.item_ms
+
+    def leave(self) -> None:
+        if self._worker is not None and self.spare is not None:
+            self.spare[self.name] = self._worker
+            self._worker = None
+        self.close()
 
     def close(self) -> None:
         if self._worker is not None:

@@ -55,6 +55,9 @@ class Runner(Protocol):
     def times(self) -> Mapping[str, Sequence[float]]:
         """Return the time of a batch item in each round so far, of each point."""
 
+    def leave(self) -> None:
+        """Stop, and keep for the next session what it may use; memory held it beside all others."""
+
     def close(self) -> None:
         """Give everything back; harmless where nothing is open."""
 
@@ -101,7 +104,7 @@ def interleave(
     progress: Callable[[str, str], None],
     free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
 ) -> tuple[dict[str, AccelError], dict[str, Noise]]:
-    """Give every runner that still races its turn in every round; all are closed at the end, also by an exception.
+    """Give every runner that still races its turn in every round; all leave or are closed, also by an exception.
 
     Args:
         opening / turn: what ``progress`` is told of an ``open``, and of a turn before its number.
@@ -171,8 +174,11 @@ def interleave(
             times = {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
             wanted = race.after_round(number, times, time.monotonic() - begin)
             for runner in order:
-                if not race.racing(runner.name):
-                    runner.close()
+                if resident and not race.racing(runner.name):
+                    runner.leave()
+        if resident:
+            for runner in runners:
+                runner.leave()
     finally:
         for runner in runners:
             runner.close()

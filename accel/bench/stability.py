@@ -7,7 +7,7 @@ Time", ISMM 2013 (resample at the highest level that repeats).
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -31,22 +31,8 @@ WIDEST = math.log(1e6)
 """Half the widest interval of a logarithm: two rounds say next to nothing, and JSON knows no infinity."""
 
 
-class LatencyFigures(TypedDict):
-    """The fields of a ``Measurement`` that come from its latencies alone."""
-
-    p50_ms: float | None
-    p90_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
-    mean_ms: float
-    p50_ci_ms: tuple[float, float]
-    p95_ci_ms: tuple[float, float] | None
-    p99_ci_ms: tuple[float, float] | None
-    samples: int
-
-
-def latency_figures(pooled_ms: np.ndarray, parts_ms: Sequence[np.ndarray]) -> LatencyFigures:
-    """Reduce the latencies of a point to their figures.
+def latency_figures(pooled_ms: np.ndarray, parts_ms: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Reduce the latencies of a point to the fields of its ``Measurement`` that come from them alone.
 
     Args:
         pooled_ms: all of them.

@@ -5,6 +5,7 @@ copies in and out are. It is not aware of variants, rounds or other processes. T
 ``time.perf_counter_ns``.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,12 @@ def peak_rss_mib() -> float:
     """Return the largest resident size this process ever had. Source: Linux ``/proc/self/status``, VmHWM."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(match[1]) / 1024 if match else 0.0
+
+
+def reset_peak_rss() -> None:
+    """Let ``peak_rss_mib`` begin anew. Source: Linux ``proc_pid_clear_refs(5)``, 5."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class TimedSession:

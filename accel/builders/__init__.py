@@ -86,6 +86,8 @@ class TargetInfo:
         environment: the environment whose interpreter builds and runs it.
         helpers: further environments in which a build starts processes.
         programs: programs on the PATH that a build starts; each also the name of the Debian package that has it.
+        comes_last: devices on which its build, in FP32, takes so long that where only a group asks for it, it is built
+            last, and only while the model's arithmetic leaves it a chance to win.
     """
 
     devices: tuple[str, ...]
@@ -104,6 +106,7 @@ class TargetInfo:
     environment: str = environments.MAIN
     helpers: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    comes_last: tuple[str, ...] = ()
 
     @property
     def needs_source(self) -> bool:
@@ -200,6 +203,8 @@ class Session(ABC):
     """
 
     slots: int = 1
+    any_mode: bool = False
+    """Whether the mode it was opened for makes no difference."""
     fresh: bool = False
     """Whether ``read`` gives arrays of the request's own, which stay valid."""
 

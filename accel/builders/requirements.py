@@ -16,7 +16,8 @@ def missing(*modules: str) -> Skipped | None:
     """Name the first of these modules that is not installed here, with the command that brings it; None if all are."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            return Skipped(f"the Python package {module} is not installed", f"pip install {module}")
+            wanted = "'accel[torch]'" if module == "torch" else module
+            return Skipped(f"the Python package {module} is not installed", f"pip install {wanted}")
     return None
 
 

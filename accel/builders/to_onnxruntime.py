@@ -35,9 +35,9 @@ from accel.builders.ort_providers import (
 from accel.builders.ort_session import OrtDeviceSession, OrtSession, declared_specs, fallback, open_session, profiled
 from accel.builders.requirements import demand, missing, missing_environment, missing_gpu, old_driver, versions
 from accel.builders.tensorrt.options import TensorRtOptions
-from accel.core import environments
+from accel.core import environments, hardware
 from accel.core.errors import InputError, StageError
-from accel.core.feeds import fit_inputs
+from accel.core.feeds import fit_inputs, read_feeds
 from accel.core.values import (
     VERSION_FOLDER,
     Artifact,
@@ -380,8 +380,6 @@ def _agreement(one: Path, other: Path, request: BuildRequest) -> Parity:
     Raises:
         StageError: one of them cannot be opened or run, or a node of the fused graph has no kernel on the GPU.
     """
-    from accel.core.feeds import read_feeds
-
     source = request.source
     stored = read_feeds(Path(request.samples_folder) / request.samples.shapes.path)
     feeds = {point: fit_inputs(stored[point], source.inputs) for point in ("odd", "opt")}
@@ -447,8 +445,6 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
 
 def _has_vnni() -> bool:
     """Say whether products of 8 bits are summed in 32; without it pairs meet in 16 bits and saturate."""
-    from accel.core import hardware
-
     return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimd"} & set(hardware.detect().cpu.flags))
 
 

@@ -48,13 +48,14 @@ class OpenVinoOptions:
     """What the IR is made from, and how INT8 is calibrated.
 
     Attributes:
-        frontend: ``onnx`` reads the exported file, ``tensorflow`` the model itself, as a SavedModel.
+        frontend: ``onnx`` reads the exported file, ``tensorflow`` the model itself, as a SavedModel; None takes the
+            second where OpenVINO refuses the first.
         smooth_quant_alpha: how much of the activations' range SmoothQuant moves into the weights; -1 turns it off,
             None leaves NNCF's choice for the kind of model.
         fast_bias_correction: correct biases from statistics of the float model alone, else layer by layer.
     """
 
-    frontend: Literal["onnx", "tensorflow"] = "onnx"
+    frontend: Literal["onnx", "tensorflow"] | None = None
     smooth_quant_alpha: float | None = None
     fast_bias_correction: bool = True
 
@@ -153,9 +154,8 @@ class OpenVinoBuilder(Builder):
         inputs, outputs = static_specs(request)
         facts: dict[str, Any] = {}
         with tempfile.TemporaryDirectory(prefix="accel-openvino-") as scratch:
-            origin = _origin(request, options, Path(scratch))
+            model, frontend = _read(core, request, options, Path(scratch))
             try:
-                model = core.read_model(origin)
                 if request.variant.static is not None:
                     model.reshape({s.name: list(s.dims) for s in inputs})
                 if target.name == "openvino-int8":
@@ -163,13 +163,13 @@ class OpenVinoBuilder(Builder):
                 ov.save_model(model, out_dir / ENTRY, compress_to_fp16=False)
                 saved = core.read_model(out_dir / ENTRY)
             except RuntimeError as error:
-                raise StageError(f"OpenVINO could not convert {origin.name}: {error}") from error
+                raise StageError(f"OpenVINO could not convert {request.source.name}: {error}") from error
         return Built(
             ENTRY,
             reconcile(port_specs(saved.inputs), inputs, what="input"),
             reconcile(port_specs(saved.outputs), outputs, what="output"),
             self.targets[target.name].precision,
-            {"frontend": options.frontend, **facts},
+            {"frontend": frontend, **facts},
             versions(["openvino", "nncf"] if target.name == "openvino-int8" else ["openvino"]),
         )
 
@@ -300,16 +300,35 @@ class OpenVinoSession(Session):
         self._requests, self._feeds, self._compiled = [], [], None
 
 
-def _origin(request: BuildRequest, options: OpenVinoOptions, scratch: Path) -> Path:
+def _read(core: Any, request: BuildRequest, options: OpenVinoOptions, scratch: Path) -> tuple[Any, str]:
+    """Read the model with the frontend that was asked for, else with the first that takes it; return which it was.
+
+    Raises:
+        UsageError, InputError: as ``_origin``.
+        StageError: OpenVINO refused it; of two refusals the first.
+    """
+    usual = ["onnx", "tensorflow"] if request.source.framework == "tensorflow" else ["onnx"]
+    refusal = None
+    for frontend in usual if options.frontend is None else [options.frontend]:
+        origin = _origin(request, frontend, scratch)
+        try:
+            return core.read_model(origin), frontend
+        except RuntimeError as error:
+            refusal = refusal or StageError(f"OpenVINO could not convert {origin.name}: {error}")
+    assert refusal is not None
+    raise refusal
+
+
+def _origin(request: BuildRequest, frontend: str, scratch: Path) -> Path:
     """Return what OpenVINO is to read: the exported ONNX file, or a SavedModel with the client's names and dtypes.
 
     Raises:
         UsageError: an unknown frontend.
         InputError: the source was not exported, or is not TensorFlow's.
     """
-    if options.frontend not in ("onnx", "tensorflow"):
-        raise UsageError(f"frontend is {options.frontend!r}: expected onnx or tensorflow")
-    if options.frontend == "onnx":
+    if frontend not in ("onnx", "tensorflow"):
+        raise UsageError(f"frontend is {frontend!r}: expected onnx or tensorflow")
+    if frontend == "onnx":
         if request.onnx is None or request.onnx_folder is None:
             raise InputError(f"{request.variant.target} starts from ONNX and the source was not exported")
         return Path(request.onnx_folder) / request.onnx.file.path

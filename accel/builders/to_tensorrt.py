@@ -16,6 +16,7 @@ from accel.builders import Backend, ConvertingBuilder, Mode, TargetInfo
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, old_driver, versions
 from accel.builders.tensorrt import fit
+from accel.builders.tensorrt.device import Device
 from accel.builders.tensorrt.library import INSTALL, PACKAGES, Log, import_tensorrt, unknown_major
 from accel.builders.tensorrt.options import TensorRtOptions
 from accel.builders.tensorrt.session import TensorRtSession
@@ -134,8 +135,6 @@ class TensorRtBuilder(ConvertingBuilder):
             UnavailableError: what ``available`` says.
             StageError: the plan was built elsewhere, memory ran out, or it cannot be read.
         """
-        from accel.builders.tensorrt.device import Device
-
         demand(self.available(artifact.variant.target))
         trt = import_tensorrt()
         return open_plan(trt, Log(trt), artifact, folder, Device())

@@ -59,7 +59,7 @@ class TorchBuilder(Builder):
         "torch": _info(("cpu", "cuda"), "fp32", "the source itself, eager: the baseline", TORCH, baseline="torch"),
         "torch-bf16": _info(("cpu", "cuda"), "bf16", "the source, eager, in bfloat16", TORCH),
         "torch-fp16": _info(("cuda",), "fp16", "the source, eager, in float16", TORCH),
-        "aoti": _compiled(("cpu", "cuda"), "fp32", "AOTInductor package"),
+        "aoti": _compiled(("cpu", "cuda"), "fp32", "AOTInductor package", comes_last=("cpu",)),
         "aoti-bf16": _compiled(("cpu", "cuda"), "bf16", "AOTInductor package in bfloat16", ungrouped=("cpu",)),
         "aoti-fp16": _compiled(("cuda",), "fp16", "AOTInductor package in float16"),
     }

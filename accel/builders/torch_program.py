@@ -79,7 +79,8 @@ def open_session(artifact: Artifact, folder: Path, *, threads: int, mode: Mode) 
 
         program = read_program(path)
         call, dtypes = program.module(check_guards=not _recurrent(program)), _parameter_dtypes(program)
-    precision = _narrowest(dtypes)
+    # What most parameters have; a model without parameters computes in float32.
+    precision = _SHORT.get(max(dtypes, key=lambda d: dtypes[d], default="float32"), "fp32")
     if target.device == "cuda":
         return TorchDeviceSession(built.inputs, built.outputs, call, precision, device=device, slots=slots)
     return TorchSession(built.inputs, built.outputs, call, precision)
@@ -88,7 +89,7 @@ def open_session(artifact: Artifact, folder: Path, *, threads: int, mode: Mode) 
 class TorchSession(Session):
     """A callable that takes tensors in the order of the inputs and returns a tuple in the order of the outputs."""
 
-    fresh = True
+    fresh = any_mode = True
 
     def __init__(
         self,
@@ -201,8 +202,3 @@ def _parameter_dtypes(program: torch.export.ExportedProgram) -> dict[str, int]:
         if value.is_floating_point():
             counts[str(value.dtype).removeprefix("torch.")] += value.numel()
     return dict(counts)
-
-
-def _narrowest(dtypes: dict[str, int]) -> str:
-    """Name the precision that most parameters have; a model without parameters computes in float32."""
-    return _SHORT.get(max(dtypes, key=lambda d: dtypes[d], default="float32"), "fp32")

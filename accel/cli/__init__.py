@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from accel.cli import convert, machine, models, repositories, tuning, zoo
+from accel.cli import complete, convert, machine, models, release, repositories, tuning, zoo
 from accel.core.errors import AccelError
 
 app = typer.Typer(
@@ -62,7 +62,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def compare_runs(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories or run.json files")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories or run.json files", autocompletion=complete.runs)],
     out: Annotated[Path, typer.Option("--out", "-o", help=".html or .md")] = Path("comparison.html"),
 ) -> None:
     """Merge several runs into one comparison per hardware target."""
@@ -89,6 +89,7 @@ for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(machine.env_app, name="env")
 app.add_typer(zoo.zoo_app, name="zoo")
+app.add_typer(release.release_app, name="release")
 
 
 def _remedy(error: OSError) -> str:

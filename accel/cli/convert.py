@@ -5,13 +5,15 @@ import sys
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
+from accel.cli import complete
 from accel.cli.output import Json, Quiet, Verbose, judge, print_json, print_run, watching
 
+COMPLETE = {"source": complete.sources, "targets": complete.targets, "require": complete.targets}
 SHORT = {"targets": ("-t",), "out": ("-o",)}
 
 
@@ -65,10 +67,12 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
         plain = [getattr(arm, "__origin__", arm) for arm in arms]  # ``float`` of ``Annotated[float, Field(gt=0)]``
         kind: Any = next((kind for kind in (bool, int, float, Path) if kind in plain), str)
         kind = list[str] if Mark.REPEATED in field.metadata else bool if Mark.SWITCH in field.metadata else kind
+        choices = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
+        offers = COMPLETE.get(key) or (complete.words(*choices) if choices else None)
         option = (
-            typer.Argument(help=text)
+            typer.Argument(help=text, autocompletion=offers)
             if key == "source"
-            else typer.Option(f"--{key.replace('_', '-')}", *SHORT.get(key, ()), help=text)
+            else typer.Option(f"--{key.replace('_', '-')}", *SHORT.get(key, ()), help=text, autocompletion=offers)
         )
         params.append(Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]))
     own = list(Signature.from_callable(command, eval_str=True).parameters.values())[:-1]

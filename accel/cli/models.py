@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from accel.cli import complete
 from accel.cli.output import Json, print_json, show
 from accel.core.errors import UsageError, nearest
 
@@ -14,7 +15,12 @@ LEVELS = ("keep", "io", "interior")
 
 
 def inspect(
-    source: Annotated[str, typer.Argument(help="What accel convert takes, an OpenVINO IR, a TensorRT plan or a run")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="What accel convert takes, an OpenVINO IR, a TensorRT plan or a run", autocompletion=complete.sources
+        ),
+    ],
     shape: Annotated[Strings, typer.Option(help="input_ids:1x128,…  of a source that does not say")] = None,
     range: Annotated[Strings, typer.Option(help="NAME=LO:HI of an integer input")] = None,
     part: Annotated[str | None, typer.Option(help="Part of a Hugging Face model")] = None,

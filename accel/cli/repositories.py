@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from accel.cli import complete
 from accel.cli.output import Json, note, print_json, show
 from accel.core.errors import CheckFailed, InputError, UsageError
 
+Repository = Annotated[Path, typer.Argument(autocompletion=complete.repositories)]
 AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Run the launch.sh of a folder that differs from its manifest")
 ]
@@ -20,7 +22,7 @@ BackendDirectory = Annotated[
 
 
 def verify(
-    repository: Path,
+    repository: Repository,
     serve: Annotated[bool, typer.Option("--serve", help="Also serve it, and check the answers")] = False,
     accept_configs: Annotated[
         bool,
@@ -67,7 +69,7 @@ def verify(
 
 
 def run_server(
-    repository: Path,
+    repository: Repository,
     via: Annotated[
         str | None, typer.Option(help="embedded, local or docker  [default: local where there is one, else embedded]")
     ] = None,
@@ -109,7 +111,7 @@ def run_server(
 
 
 def lint(
-    repository: Path,
+    repository: Repository,
     triton_release: Annotated[str | None, typer.Option(help="Release to hold it against  [default: newest]")] = None,
     as_json: Json = False,
 ) -> None:
@@ -129,7 +131,12 @@ def lint(
 
 
 def bench(
-    target: Annotated[str, typer.Argument(help="Repository, or HOST:PORT of a running server's gRPC")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="Repository, or HOST:PORT of a running server's gRPC", autocompletion=complete.repositories
+        ),
+    ],
     model: Annotated[str, typer.Option(help="Name on the server  [default: the one clients call]")] = "",
     concurrency: Annotated[
         str | None, typer.Option(help="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
@@ -205,13 +212,8 @@ def _print_served(found: Any) -> None:
     how = f"Triton {found.endpoint.release} ({found.endpoint.via})"
     typer.echo("; ".join([how, *(f"{t} by the Python-backend variant of {found.native}" for t in found.twins)]))
     columns = ("point", "output", "served dB", "in process dB", "least dB", "ok")
-    figures = [(a.served_db, a.inprocess_db, a.least_db) for a in found.answers]
-    rows = [
-        dict(zip(columns, (a.point, a.output, *map(_decibels, three), not a.problem), strict=True))
-        for a, three in zip(found.answers, figures, strict=True)
-    ]
+    rows = []
+    for a in found.answers:
+        figures = ("exact" if db is None else f"{db:.1f}" for db in (a.served_db, a.inprocess_db, a.least_db))
+        rows.append(dict(zip(columns, (a.point, a.output, *figures, not a.problem), strict=True)))
     show(rows, False, "answers", columns)
-
-
-def _decibels(value: float | None) -> str:
-    return "exact" if value is None else f"{value:.1f}"

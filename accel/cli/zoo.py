@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from accel.cli import complete
 from accel.cli.output import Json, Quiet, Verbose, print_json, show, watching
 from accel.core.errors import CheckFailed
 
@@ -24,9 +25,14 @@ def zoo(context: typer.Context, as_json: Json = False) -> None:
 
 @zoo_app.command("check")
 def zoo_check(
-    models: Annotated[list[str] | None, typer.Argument(help="Names of the zoo  [default: all]")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Names of the zoo  [default: all]", autocompletion=complete.zoo_names)
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="The models as they are, not their reduced forms")] = False,
-    targets: Annotated[str, typer.Option("--targets", "-t", help="Comma-separated, or cpu, gpu, all")] = "cpu",
+    targets: Annotated[
+        str,
+        typer.Option("--targets", "-t", help="Comma-separated, or cpu, gpu, all", autocompletion=complete.targets),
+    ] = "cpu",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the runs  [default: runs/zoo-small, runs/zoo]")
     ] = None,
@@ -37,15 +43,15 @@ def zoo_check(
     """Run the main job on every model for every target, and show what became of each."""
     from accel.release import zoo_matrix
 
-    asked = zoo_matrix.Asked(tuple(models or ()), full=full, targets=targets, out=out)
+    folder = out or Path("runs") / ("zoo" if full else "zoo-small")
     with watching(quiet=quiet, verbose=verbose) as progress:
-        rows = zoo_matrix.check(asked, progress)
+        rows = zoo_matrix.check(models or (), folder=folder, full=full, targets=targets, progress=progress)
     if as_json:
         print_json({"models": rows})
     else:
-        _print_matrix(rows, asked.folder)
+        _print_matrix(rows, folder)
     if failed := zoo_matrix.failures(rows):
-        raise CheckFailed("these cells failed:\n  " + "\n  ".join(failed), fix=f"see the logs below {asked.folder}")
+        raise CheckFailed("these cells failed:\n  " + "\n  ".join(failed), fix=f"see the logs below {folder}")
 
 
 def _print_matrix(rows: list[dict[str, Any]], folder: Path) -> None:

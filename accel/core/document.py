@@ -13,6 +13,7 @@ from typing import Any
 
 from accel.core.calls import CallForm
 from accel.core.errors import InputError
+from accel.core.files import no_constant
 from accel.core.hardware import Cpu, Gpu
 from accel.core.values import (
     SCHEMA,
@@ -98,6 +99,7 @@ class Model:
     onnx: OnnxModel | None
     integers: Integers | None
     call: CallForm | None = None
+    family: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,7 @@ class VariantRecord:
         static: shape suffix of a static build.
         repository / twin: folders relative to the run directory; ``twin`` is the one for the Python backend.
         unserved: name of a repository → why a server did not serve it.
+        died: whether it failed because its process crashed, hung past its limit or was killed.
         unverified_for_release: how its toolchain differs from that of the Triton release it was emitted for.
     """
 
@@ -183,6 +186,7 @@ class VariantRecord:
     cached: bool
     measurements: tuple[Measurement, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    died: bool = False
 
     def to_artifact(self) -> Artifact:
         """Return the artifact, whose files lie in ``variants/<id>`` of the run directory.
@@ -247,7 +251,7 @@ def read(path: Path) -> RunDocument:
     """
     file = path / FILENAME if path.is_dir() else path
     try:
-        run = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        run = json.loads(file.read_text(encoding="utf-8"), parse_constant=no_constant)
     except OSError as cause:
         raise InputError(
             f"cannot read the run {file}: {cause.strerror or cause}",
@@ -289,7 +293,3 @@ def parse(run: Any, *, origin: str = "this run") -> RunDocument:
             f"{origin} has schema {schema}; this version reads {OLDEST} to {SCHEMA}", fix="run the conversion again"
         )
     return from_foreign_json(RunDocument, run)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")

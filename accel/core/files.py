@@ -199,7 +199,7 @@ def read_value(path: Path, cls: type[T], *, missing: str, fix: str) -> T:
         InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=no_constant)
     except FileNotFoundError as error:
         raise InputError(f"{path.parent} has no {path.name}", fix=missing) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -215,8 +215,9 @@ def read_value(path: Path, cls: type[T], *, missing: str, fix: str) -> T:
         raise InputError(f"{path}: {error}", fix=fix) from error
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+def no_constant(text: str) -> float:
+    """Refuse NaN and infinities, which Python's reader takes though they are no JSON (``parse_constant``)."""
+    raise ValueError(f"{text} is not JSON")
 
 
 def _there(path: Path) -> bool:

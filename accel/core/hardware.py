@@ -16,7 +16,8 @@ from pathlib import Path
 from accel.core import gpu
 from accel.core.values import sha256_json
 
-_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni", "asimd", "bf16", "i8mm")
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni", "asimd", "bf16", "i8mm")
+"""Features of a CPU that decide which kernels run, as Linux names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def detect() -> Hardware:
         cpu=Cpu(
             model=_cpuinfo("model name|Model") or platform.processor() or platform.machine(),
             threads=cpu_threads(),
-            flags=tuple(flag for flag in _FLAGS if flag in _cpuinfo("flags|Features").split()),
+            flags=tuple(flag for flag in FLAGS if flag in _cpuinfo("flags|Features").split()),
         ),
         gpus=_gpus(),
         memory_bytes=memory_limit_bytes(),

@@ -52,11 +52,12 @@ _sandbox: sandbox.Sandbox | None = None
 
 
 def start(within: sandbox.Sandbox | None = None) -> None:
-    """Allow processes to be started (again).
+    """Allow processes to be started (again), and clear up after killed ones, also where none will be started.
 
     Args:
         within: what each of them runs in from now on; None for nothing.
     """
+    temporary.clear()
     global _begin, _sandbox
     _begin, _sandbox = time.monotonic(), within
     _stopped.clear()
@@ -269,6 +270,12 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if isinstance(error, StageError):
             error.log = str(self.log)
         raise error
+
+    def resident_bytes(self) -> int:
+        """Return the memory that the child holds; 0 where it does not run."""
+        if self._group is None or not self._group.alive():
+            return 0
+        return int(self._group.process.memory_info().rss)
 
     def close(self) -> int:
         """End the child and all it started; return the child's exit code, or minus the signal, or 0 without a child."""

@@ -86,8 +86,7 @@ def prepare() -> Sandbox:
 
 def outputs(params: Mapping[str, Any]) -> tuple[Path, ...]:
     """Return the folders that a task with these parameters (as JSON) fills; they exist."""
-    inner = params.get("made", {})
-    named = {name: Path(value) for name, value in {**inner, **params}.items() if name in OUTPUTS}
+    named = {name: Path(value) for name, value in params.items() if name in OUTPUTS}
     return tuple(path if name == "out_dir" else path.parent for name, path in named.items())
 
 

@@ -1,13 +1,15 @@
-"""Who made a folder: an OpenSSF model signature over every file in it, made and checked with a key pair.
+"""Who made a folder: an OpenSSF model signature over every file in it, by a key pair or by certificates.
 
     openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem        the private key: keep it
     openssl ec -in KEY.pem -pubout -out KEY.pub                         the public key: give it to who builds
 
+With certificates the private key's owner is named by the first, and who checks trusts the authority at the end.
 The signature is a file of its own, by default ``model.sig`` in the folder. Nothing is asked of or sent to a network.
 
 Source: https://github.com/sigstore/model-transparency, "Model Signing" (signing with keys).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,19 @@ SIGNATURE = "model.sig"
 INSTALL = "pip install 'accel[signing]'"
 
 
-def sign(folder: Path, private_key: Path, *, signature: Path | None = None) -> Path:
+def sign(folder: Path, private_key: Path, *, signature: Path | None = None, certificates: Sequence[Path] = ()) -> Path:
     """Sign every file of a folder, and return the signature's path.
 
     Args:
         private_key: PEM file with an elliptic-curve key (P-256, P-384 or P-521) without a password.
         signature: file to write; ``model.sig`` in the folder when None.
+        certificates: PEM files: the signer's own, then those of the authorities above it; none for a bare key.
 
     Raises:
         UnavailableError: model-signing is not installed.
-        InputError: the key cannot be read, or a link lies in the folder.
+        InputError: the key or a certificate cannot be read, or a link lies in the folder.
     """
-    signer = _signer(private_key)
+    signer = _signer(private_key, certificates)
     written = signature or folder / SIGNATURE
     try:
         signer.set_hashing_config(_hashing()).sign(folder, written)
@@ -46,8 +49,13 @@ def check_key(private_key: Path) -> None:
     _signer(private_key)
 
 
-def verify(folder: Path, public_key: Path, *, signature: Path | None = None) -> None:
+def verify(
+    folder: Path, public_key: Path | None, *, signature: Path | None = None, authorities: Sequence[Path] = ()
+) -> None:
     """Hold every file of a folder against its signature.
+
+    Args:
+        authorities: in place of a key, PEM files of the certificates above the signer's, its root among them.
 
     Raises:
         UnavailableError: model-signing is not installed.
@@ -56,28 +64,78 @@ def verify(folder: Path, public_key: Path, *, signature: Path | None = None) -> 
     _demand()
     from cryptography.exceptions import InvalidSignature
     from model_signing import verifying
+    from OpenSSL.crypto import X509StoreContextError
 
+    owner = public_key or ", ".join(map(str, authorities))
     try:
-        verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+        if public_key is None:
+            verifier = verifying.Config().use_certificate_verifier(certificate_chain=authorities)
+        else:
+            verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{public_key} is no public key: {error}", fix="openssl ec -in KEY.pem -pubout") from error
+        what = "no public key" if public_key else "no certificate"
+        raise InputError(f"{owner} is {what}: {error}", fix="openssl ec -in KEY.pem -pubout") from error
     found = signature or folder / SIGNATURE
     if not found.is_file():
         raise InputError(f"{folder} is not signed: it has no {found.name}", fix="ask its maker for a signed one")
     try:
         verifier.set_hashing_config(_hashing()).verify(folder, found)
-    except (OSError, ValueError, KeyError, TypeError, InvalidSignature) as error:
+    except (OSError, ValueError, KeyError, TypeError, InvalidSignature, X509StoreContextError) as error:
         raise InputError(
-            f"{folder} is not what the owner of {public_key} signed: {error or 'the signature is another key’s'}",
+            f"{folder} is not what the owner of {owner} signed: {error or 'the signature is another key’s'}",
             fix="do not use it; ask its maker",
         ) from error
 
 
-def _signer(private_key: Path) -> Any:
+def sign_text(text: str, private_key: Path) -> bytes:
+    """Return the ECDSA signature (DER) of a text, by the same kind of key.
+
+    Raises:
+        UnavailableError / InputError: as ``sign``.
+    """
+    check_key(private_key)
+    from cryptography.hazmat.primitives import serialization
+
+    key: Any = serialization.load_pem_private_key(private_key.read_bytes(), None)
+    return key.sign(text.encode(), _ecdsa(key))
+
+
+def check_text(text: str, signature: bytes, public_key: Path) -> None:
+    """Hold a text against its signature.
+
+    Raises:
+        UnavailableError: model-signing is not installed.
+        InputError: the key cannot be read, or it is not what its owner signed.
+    """
+    _demand()
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        key: Any = serialization.load_pem_public_key(public_key.read_bytes())
+        key.verify(signature, text.encode(), _ecdsa(key))
+    except InvalidSignature as error:
+        raise InputError(f"a text is not what the owner of {public_key} signed", fix="do not use it") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{public_key} is no public key: {error}", fix="openssl ec -in KEY.pem -pubout") from error
+
+
+def _ecdsa(key: Any) -> Any:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.ECDSA({256: hashes.SHA256(), 384: hashes.SHA384()}.get(key.curve.key_size, hashes.SHA512()))
+
+
+def _signer(private_key: Path, certificates: Sequence[Path] = ()) -> Any:
     _demand()
     from model_signing import signing
 
     try:
+        if certificates:
+            return signing.Config().use_certificate_signer(
+                private_key=private_key, signing_certificate=certificates[0], certificate_chain=certificates[1:]
+            )
         return signing.Config().use_elliptic_key_signer(private_key=private_key)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(

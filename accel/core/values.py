@@ -148,6 +148,7 @@ class ModelSource:
         detections: the outputs that are compared as sets of rows, when there are any.
         graph: what was chosen of a TensorFlow source.
         call: how Python code calls it; None where its inputs and outputs are all that is known.
+        quantised: whether the file computes in integers itself, so that no variant can be asked for more.
     """
 
     name: str
@@ -173,6 +174,7 @@ class ModelSource:
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
     call: CallForm | None = None
+    quantised: bool = False
 
     @property
     def batched(self) -> bool:
@@ -441,11 +443,12 @@ class Parity:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """This machine or this install cannot make the variant."""
+    """This machine or this install cannot make the variant, or it was not tried; ``left`` where it may be next time."""
 
     reason: str
     fix: str | None = None
     status: Literal["skipped"] = "skipped"
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,12 +463,13 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A stage failed: which, why, and where to look."""
+    """A stage failed: which, why, and where to look; ``died`` where its process crashed, hung or was killed."""
 
     stage: str
     cause: str
     log: str | None = None
     reproduce: str | None = None
+    died: bool = False
     status: Literal["failed"] = "failed"
 
 

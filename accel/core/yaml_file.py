@@ -74,3 +74,42 @@ def _check(text: str, where: str) -> None:
                 raise InputError(f"{where} has a number of {len(event.value)} characters")
         if total > MOST_VALUES:
             raise InputError(f"{where} comes to more than {MOST_VALUES} values")
+
+
+def positions(path: Path, what: str) -> dict[tuple[str | int, ...], int]:
+    """Return the line of every key and list item of a file that ``read_yaml`` has read, by the way that leads to it.
+
+    What ``<<`` merges in stands at its own line.
+
+    Raises:
+        InputError: a key is given twice, of which YAML would keep the last alone.
+    """
+    found: dict[tuple[str | int, ...], int] = {}
+
+    def walk(node: Any, way: tuple[str | int, ...]) -> None:
+        if isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                found.setdefault((*way, number), item.start_mark.line + 1)
+                walk(item, (*way, number))
+        elif isinstance(node, yaml.MappingNode):
+            own: dict[str, int] = {}
+            merged: list[Any] = []
+            for key, value in node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+                    continue
+                name, line = str(key.value), key.start_mark.line + 1
+                if name in own:
+                    raise InputError(
+                        f"{what} {path}, line {line}: {'.'.join(map(str, (*way, name)))} is given in line {own[name]}"
+                        " already",
+                        fix="keep one of them",
+                    )
+                own[name] = line
+                found.setdefault((*way, name), line)
+                walk(value, (*way, name))
+            for base in merged:
+                walk(base, way)
+
+    walk(yaml.compose(path.read_text(), Loader=yaml.SafeLoader), ())
+    return found

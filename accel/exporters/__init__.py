@@ -8,6 +8,7 @@ inside functions.
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from accel.core.errors import UnavailableError
 from accel.core.values import ModelSource, OnnxModel
 from accel.exporters import check, factory, from_huggingface, from_onnx, from_tensorflow, from_torch, from_zoo
 from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
@@ -23,6 +24,7 @@ DESCRIBE: Mapping[str, Callable[[SourceRequest], ModelSource]] = {
 }
 """Kind of source → what describes it; a factory's framework is known once it was called."""
 
+ONNX_FILE = "model.onnx"
 PACKAGES = (
     *("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime"),
     *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
@@ -37,12 +39,20 @@ def describe(request: SourceRequest) -> ModelSource:
 
     Raises:
         AccelError: the source is missing, broken or refused, or its forward raises.
+        UnavailableError: PyTorch is not installed, and the source needs it.
     """
-    if request.kind == "factory":
-        made = factory.make(request.reference)
-        exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
-        return exporter.describe(request, made)
-    return DESCRIBE[request.kind](request)
+    try:
+        if request.kind == "factory":
+            made = factory.make(request.reference)
+            exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
+            return exporter.describe(request, made)
+        return DESCRIBE[request.kind](request)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise UnavailableError(
+            f"{request.reference} needs {error.name}, which is not installed", fix="pip install 'accel[torch]'"
+        ) from error
 
 
 def load(source: ModelSource) -> SourceModel:
@@ -84,11 +94,16 @@ def export_onnx(
     """
     model = model or load(source)
     points = points or check.reference_points(model)
-    path = Path(out_dir) / "model.onnx"
+    return check.check_onnx(source, write_onnx(model, out_dir, opset=opset), points)
+
+
+def write_onnx(model: SourceModel, out_dir: Path, *, opset: int = 18) -> Path:
+    """Write ``model.onnx`` and ``model.onnx.data`` into ``out_dir``, unchecked; raises as ``export_onnx``."""
+    source, path = model.source, Path(out_dir) / ONNX_FILE
     if source.kind == "onnx":
         from_onnx.copy(source, path)
     elif model.graph is not None:
         from_tensorflow.write_onnx(model.graph, source, path, opset=opset)
     else:
         from_torch.write_onnx(model, path, opset=opset)
-    return check.check_onnx(source, path, points)
+    return path

@@ -13,13 +13,15 @@ from accel.core.errors import StageError
 from accel.core.values import Detections, ModelSource, OnnxModel, TensorSpec, file_ref
 from accel.exporters.axes import points, shapes_at
 from accel.exporters.from_onnx import check_file, graph_specs, run_session
-from accel.exporters.onnx_file import external_files
+from accel.exporters.onnx_file import external_files, nodes, parse
 from accel.exporters.probe import example_arrays
 from accel.exporters.source_model import SourceModel
 from accel.graph.evaluate import open_unoptimised
 
 ATOL, RTOL = 1e-4, 1e-3
 """Allowed difference: ATOL + RTOL × largest reference value of the output."""
+RTOL_HALF = 1e-2
+"""The same for a file that computes in half precision itself, as Keras's ``mixed_float16`` does: it rounds at 5e-4."""
 IR_MAX, OPSETS = 10, range(18, 22)
 """What ONNX Runtime, OpenVINO and TensorRT's parser all read; onnx's own defaults are newer."""
 
@@ -62,14 +64,25 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
     _same_contract("input", source.inputs, model.inputs)
     _same_contract("output", source.outputs, model.outputs)
     session = open_unoptimised(path)
+    rtol = RTOL_HALF if source.kind != "onnx" and _computes_in_half(path) else RTOL
     for point in points:
         expected: Mapping[str, np.ndarray] = point.answer
         found: Mapping[str, np.ndarray] = run_session(session, point.feed, [o.name for o in source.outputs])
         if source.detections is not None:
             expected, found = _in_one_order(point, found, source.detections)
         for name, value in expected.items():
-            _same_values(point, name, value, found[name])
+            _same_values(point, name, value, found[name], rtol=rtol)
     return model
+
+
+def _computes_in_half(path: Path) -> bool:
+    import onnx
+
+    half = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    return any(
+        node.op_type == "Cast" and any(a.name == "to" and a.i in half for a in node.attribute)
+        for node in nodes(parse(path).graph)
+    )
 
 
 def read_onnx(path: Path) -> OnnxModel:
@@ -136,7 +149,7 @@ def _in_one_order(
     )
 
 
-def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarray) -> None:
+def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarray, *, rtol: float = RTOL) -> None:
     at = f"at the {point.name} shape ({', '.join(f'{n} {list(v.shape)}' for n, v in point.feed.items())})"
     if expected.shape != found.shape:
         raise StageError(f"output {name!r} of the ONNX model is {found.shape} {at}, the source gives {expected.shape}")
@@ -150,7 +163,7 @@ def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarra
         raise StageError(f"output {name!r} of the ONNX model has NaN or infinities elsewhere than the source, {at}")
     finite = np.isfinite(expected)
     worst = float(np.abs(np.where(finite, expected - found, 0)).max())
-    allowed = ATOL + RTOL * float(np.abs(np.where(finite, expected, 0)).max())
+    allowed = ATOL + rtol * float(np.abs(np.where(finite, expected, 0)).max())
     if worst > allowed:
         raise StageError(
             f"output {name!r} of the ONNX model differs from the source by {worst:.3g} {at}: allowed {allowed:.3g}",

@@ -94,7 +94,7 @@ def _seed() -> None:
         sys.modules["tensorflow"].random.set_seed(0)
     if "keras" in sys.modules:
         sys.modules["keras"].utils.clear_session()
-    if "torch" in sys.modules or "tensorflow" not in sys.modules:
+    if "torch" in sys.modules or ("tensorflow" not in sys.modules and importlib.util.find_spec("torch") is not None):
         import torch
 
         torch.manual_seed(0)

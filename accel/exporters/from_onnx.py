@@ -27,6 +27,11 @@ LEADING = Extent(1, 1, 16)
 MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 """Operators that give the values of their first input elsewhere."""
 
+QUANTISED = frozenset(
+    {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+)
+"""Operators of a file that somebody quantised already."""
+
 DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress", "Loop", "SequenceAt"})
 """Operators behind which the size of an axis may follow from values."""
 
@@ -67,7 +72,11 @@ def _spec(value: "onnx.ValueInfoProto") -> TensorSpec:
 
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-        raise InputError(f"{value.name!r} is not a tensor with a shape: clients could not know what to send")
+        raise InputError(
+            f"{value.name!r} is not a tensor with a shape: clients could not know what to send or what comes",
+            fix="keep the part between tensors with onnx.utils.extract_model(IN, OUT, INPUTS, OUTPUTS), or declare the "
+            "shape in the file (onnx.shape_inference finds most)",
+        )
     try:
         dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
     except (KeyError, TypeError) as error:
@@ -122,7 +131,7 @@ def describe(request: SourceRequest) -> ModelSource:
         raise InputError(f"{path} vanished while it was read")
     assumed = "axis {!r}: sizes {} to {} assumed (--max-shape sets them)"
     notices += [assumed.format(n, axes[n].min, axes[n].max) for n in guessed]
-    return request.source(
+    source = request.source(
         "onnx",
         key=key,
         inputs=found.inputs,
@@ -131,6 +140,7 @@ def describe(request: SourceRequest) -> ModelSource:
         samples=request.samples or "random",
         notices=[*notices, *found.notices],
     )
+    return dataclasses.replace(source, quantised=any(node.op_type in QUANTISED for node in nodes(graph.graph)))
 
 
 def _ranged(inputs: tuple[TensorSpec, ...], graph: "onnx.GraphProto") -> tuple[tuple[TensorSpec, ...], list[str]]:
@@ -250,7 +260,8 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
 def copy(source: ModelSource, path: Path) -> None:
     """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
 
-    Axes get the source's names, those that are fixed their size, and scalars one axis; all else stays byte for byte.
+    Axes get the source's names, those that are fixed their size, and scalars one axis; an ``If`` that the declared
+    ranges and shapes decide gives way to its branch. All else stays byte for byte.
     A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
     Raises:
@@ -258,12 +269,15 @@ def copy(source: ModelSource, path: Path) -> None:
         OutputError: the folder cannot be written.
     """
     from accel.graph import passes
+    from accel.graph.branches import TakeBranches
     from accel.graph.interface import DeclareAxes, ScalarsAsVectors
 
     origin = Path(source.reference)
     external_files(origin)
     specs = (*source.inputs, *source.outputs)
-    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs))
+    ranges = {s.name: s.range for s in source.inputs if s.range is not None}
+    taken = TakeBranches(ranges=ranges, shapes=source.profile)
+    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs), taken)
     branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
     if branches and not kernel_check(optimised=True)(str(path)):
         free = [

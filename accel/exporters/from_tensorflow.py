@@ -132,6 +132,7 @@ def as_clients_see(ports: Sequence[Port], choice: GraphChoice) -> tuple[Port, ..
         shape = port.shape
         if port.name in choice.nchw:
             shape = first(shape or (), port.name)
+        shape = (1,) if shape == () else shape  # Triton has no tensors without dims
         seen.append(Port(port.name, "float32" if port.dtype in NARROW else port.dtype, shape))
     return tuple(seen)
 

@@ -72,7 +72,7 @@ def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, 
     if source.samples == "random" and calibration:
         note += ", for calibration too, as asked"
     write_feeds(out_dir / "gate.npz", batched(gate, source))
-    write_feeds(out_dir / "shapes.npz", shape_feeds(gate, source))
+    write_feeds(out_dir / "shapes.npz", {point: _at(at, gate, source) for point, at in shape_points(source).items()})
     write_feeds(out_dir / "coverage.npz", coverage.feeds(source, lambda shapes: _at(shapes, gate, source)))
     gate_ref, shapes_ref, coverage_ref = (
         file_ref(out_dir / f"{name}.npz", out_dir) for name in ("gate", "shapes", "coverage")
@@ -220,11 +220,6 @@ def _joined(group: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         ]
         feed[name] = np.concatenate(padded)
     return feed
-
-
-def shape_feeds(items: Sequence[dict[str, np.ndarray]], source: ModelSource) -> dict[str, dict[str, np.ndarray]]:
-    """Make one feed for each of ``POINTS``, every row from another item, tiled and cropped to the exact shape."""
-    return {point: _at(shapes, items, source) for point, shapes in shape_points(source).items()}
 
 
 def _at(

@@ -70,42 +70,72 @@ def of_torch(source: ModelSource, model: "torch.nn.Module") -> SourceModel:
     return SourceModel(source, answer, module=module)
 
 
-Answers = dict[str, dict[str, np.ndarray]]
+Answer = Callable[[Feed], Mapping[str, np.ndarray]]
 
 
-def another_way(model: SourceModel, feeds: Mapping[str, Feed]) -> tuple[str, Answers] | None:
-    """Compute the source's answers otherwise: in float64 where torch can, else each item in a feed of its own.
+def another_way(model: SourceModel, example: Feed) -> tuple[str, Answer] | None:
+    """Find another way to the source's answers: in float64 where torch can, else from inputs moved slightly.
+
+    What a change in the last bits of its inputs does to a model, no other order of summation can be asked to undercut
+    (backward stability). A source without FP32 inputs answers each item in a feed of its own.
+
+    Args:
+        example: a feed to try it on.
 
     Returns:
-        How, and the answers by feed; None where neither can be done.
+        How, and what answers so; None where none of it can be done.
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, section 1.5.
     """
     source = model.source
     if model.module is not None:
+        wide = _in_float64(model.module, source)
         with contextlib.suppress(StageError):  # a cast to float32 inside the model does not fit float64 weights
-            return "in float64", _in_float64(model.module, source, feeds)
+            wide(example)
+            return "in float64", wide
+    if any(np.dtype(spec.dtype) == np.float32 for spec in source.inputs):
+        return f"with its inputs moved by {MOVED} units in the last place", lambda feed: model.run(_moved(feed))
     axis = batch_axis(source)
     if axis is None or source.profile[source.inputs[0].name].min[0] > 1:
         return None
     if any(not spec.dims or spec.dims[0] != axis for spec in source.outputs):
         return None
-    found = {}
-    for name, feed in feeds.items():
+
+    def apart(feed: Feed) -> Mapping[str, np.ndarray]:
         count = next(iter(feed.values())).shape[0]
         rows = [model.run({n: v[i : i + 1] for n, v in feed.items()}) for i in range(count)]
-        found[name] = {n: np.concatenate([row[n] for row in rows]) for n in rows[0]}
-    return "item by item", found
+        return {n: np.concatenate([row[n] for row in rows]) for n in rows[0]}
+
+    return "item by item", apart
 
 
-def _in_float64(module: "Positional", source: ModelSource, feeds: Mapping[str, Feed]) -> Answers:
+MOVED = 4
+"""Units in the last place by which inputs are moved: layers round, too. Half precision is 4,096 of them."""
+
+
+def _moved(feed: Feed) -> Feed:
+    """Return the feed with each FP32 value moved up or down; zeros stay."""
+    rng = np.random.default_rng(0)
+    ways = np.array([-MOVED, MOVED], np.float32)
+    return {
+        name: np.where(value != 0, value + rng.choice(ways, value.shape) * np.spacing(value), value)
+        if value.dtype == np.float32
+        else value
+        for name, value in feed.items()
+    }
+
+
+def _in_float64(module: "Positional", source: ModelSource) -> Answer:
     from accel.exporters.positional import call
 
     wide = copy.deepcopy(module).double()
-    found = {}
-    for name, feed in feeds.items():
+
+    def answer(feed: Feed) -> Mapping[str, np.ndarray]:
         given = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in feed.items()}
         results = call(wide, module.inputs, given)
-        found[name] = {s.name: r.numpy() for s, r in zip(source.outputs, results, strict=True)}
-    return found
+        return {s.name: r.numpy() for s, r in zip(source.outputs, results, strict=True)}
+
+    return answer
 
 
 def of_graph(source: ModelSource, graph: "Graph") -> SourceModel:

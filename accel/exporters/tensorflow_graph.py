@@ -82,6 +82,7 @@ class Graph:
         by_name = {s.name: s for s in inputs}
         self.opened = opened
         self.inputs = tuple(by_name[p.name] for p in opened.ports)
+        self._given = outputs
         self._outputs = None if outputs is None else {s.name: s.dtype for s in outputs}
         self._nchw = tuple(nchw)
         self._concrete: Any = None
@@ -91,7 +92,8 @@ class Graph:
         """Whether a SavedModel keeps the client's contract as it is, with no cast or transposition around it."""
         taken = {p.name: p.dtype for p in self.opened.ports}
         same = {s.name: s.dtype for s in self.inputs} == taken and self._outputs == self.opened.gives
-        return same and not self._nchw
+        scalars = any(p.shape == () for p in self.opened.ports) or any(s.dims == (1,) for s in self._given or ())
+        return same and not self._nchw and not scalars
 
     def concrete(self, *, compiled: bool = False) -> Any:
         """Trace the model once, and return TensorFlow's ConcreteFunction.
@@ -169,8 +171,10 @@ class Graph:
         for port, tensor in zip(self.opened.ports, tensors, strict=True):
             if port.name in self._nchw:
                 tensor = tf.transpose(tensor, TO_LAST)
+            if port.shape == ():  # one element to clients: Triton has no tensors without dims
+                tensor = tf.reshape(tensor, [])
             given.append(tf.cast(tensor, port.dtype) if tensor.dtype.name != port.dtype else tensor)
-        found = self.opened.call(*given)
+        found = {n: tf.reshape(v, [1]) if v.shape.rank == 0 else v for n, v in self.opened.call(*given).items()}
         wanted = self._outputs or {n: "float32" if v.dtype.name in NARROW else v.dtype.name for n, v in found.items()}
         if missing := [n for n in wanted if n not in found]:
             raise InputError(f"the model gives the outputs {sorted(found)}, expected {missing[0]!r} among them")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -83,47 +83,24 @@ class Marker:
     replaced: float
 
 
-@dataclass(frozen=True, slots=True)
-class HalfReport:
-    """What became half precision, what did not, and the ranges that decided.
-
-    Attributes:
-        limit / margin: largest finite value of the format; a value counts as outside from ``limit / margin`` on.
-        kept: nodes in FP32 for their range.
-        markers: mask constants that were brought into the range.
-        widest: the value of largest magnitude that is now in half precision, and its range.
-        values: how many values were measured, over ``feeds`` samples.
-        products / half_products: matrix products and convolutions, all and in half precision; ``half_share`` their
-            quotient.
-        opset: as found in the written file.
-        versions: package → version that took part.
-    """
-
-    to: Half
-    limit: float
-    margin: float
-    kept: tuple[Kept, ...]
-    markers: tuple[Marker, ...]
-    widest: tuple[str, float, float] | None
-    values: int
-    feeds: int
-    products: int
-    half_products: int
-    half_share: float
-    opset: int
-    versions: Mapping[str, str]
-    convert_s: float
-
-
 def convert(
     source: Path, out: Path, *, to: Half, feeds: Iterable[Feed], margin: float = 2.0, threads: int = 0
-) -> HalfReport:
+) -> dict[str, Any]:
     """Write the FP32 model at ``source`` to ``out`` in FP16 or BF16, inputs and outputs unchanged.
 
     Args:
         out: the ``.onnx`` to write, weights in ``<out>.data`` beside it.
         feeds: real samples by input name; nodes whose values come within ``margin`` of the limit stay in FP32.
         threads: CPU threads for measuring; 0 for all.
+
+    Returns:
+        Facts on what became half precision, what did not, and the ranges that decided: ``limit``, the largest finite
+        value of the format, and ``margin``: a value counts as outside from ``limit / margin`` on; ``kept``, the nodes
+        in FP32 for their range; ``markers``, the mask constants that were brought into the range; ``widest``, the value
+        of largest magnitude that is now in half precision, and its range; ``values``, how many were measured, over
+        ``feeds`` samples; ``products`` and ``half_products``, the matrix products and convolutions, all and in half
+        precision, and their quotient ``half_share``; ``opset``, as found in the written file; ``versions`` of the
+        packages that took part.
 
     Raises:
         UsageError: an unknown precision, a margin below 1, or ``out`` is the source.
@@ -170,22 +147,22 @@ def convert(
     kept_tensors = {k.tensor for k in kept}
     inside = {n: r for n, r in ranges.items() if n not in kept_tensors and r.largest < limit}
     widest = max(inside.items(), key=lambda pair: pair[1].largest, default=None)
-    return HalfReport(
-        to=to,
-        limit=LIMITS[to],
-        margin=margin,
-        kept=kept,
-        markers=markers,
-        widest=(widest[0], _finite(widest[1].low), _finite(widest[1].high)) if widest else None,
-        values=len(ranges),
-        feeds=len(samples),
-        products=products,
-        half_products=half,
-        half_share=half / products if products else 0.0,
-        opset=opset,
-        versions={"nvidia-modelopt": modelopt},
-        convert_s=time.monotonic() - start,
-    )
+    return {
+        "to": to,
+        "limit": LIMITS[to],
+        "margin": margin,
+        "kept": kept,
+        "markers": markers,
+        "widest": (widest[0], _finite(widest[1].low), _finite(widest[1].high)) if widest else None,
+        "values": len(ranges),
+        "feeds": len(samples),
+        "products": products,
+        "half_products": half,
+        "half_share": half / products if products else 0.0,
+        "opset": opset,
+        "versions": {"nvidia-modelopt": modelopt},
+        "convert_s": time.monotonic() - start,
+    }
 
 
 def check_plain(model: ir.Model, source: Path) -> None:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import onnx
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from accel.core.errors import StageError, UsageError, nearest
@@ -29,36 +30,6 @@ EXTRA_TRIALS = 16
 """Evaluations of a CPU's search beside those of single groups: all, none, the halving, and what still fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuantReport:
-    """What was quantised, and by which scales.
-
-    Attributes:
-        base: precision of everything that is not quantised; ``half`` the account of its making, None for FP32.
-        products / quantised: products with a constant weight, all and quantised; ``share`` is the share of their
-            multiplications that is quantised, at the shapes of the largest sample.
-        others: products that are never quantised: of two activations, or transposed convolutions.
-        kept: nodes that stay in ``base``.
-        ranges: how each activation is quantised.
-        feeds: calibration samples.
-        opset: as found in the written file.
-    """
-
-    to: Quantised
-    base: Base
-    method: Method
-    products: int
-    quantised: int
-    share: float
-    others: int
-    kept: tuple[str, ...]
-    ranges: tuple[QuantRange, ...]
-    feeds: int
-    opset: int
-    half: fp16.HalfReport | None
-    quantize_s: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """One model and its scales.
@@ -74,7 +45,7 @@ class Prepared:
     products: tuple[Product, ...]
     work: Mapping[str, int]
     ranges: Mapping[str, QuantRange]
-    half: fp16.HalfReport | None
+    half: dict[str, Any] | None
     others: int
     opset: int
 
@@ -128,12 +99,15 @@ class Prepared:
         together = -(-len(units) // (groups or len(units)))
         units = [sum(units[i : i + together], ()) for i in range(0, len(units), together)]
 
+        path = self.path.with_name("trial.onnx")
+        model = passes.load(self.path)
+        passes.run(model, qdq.WritePairs(self.products))
+        passes.save(model, path, data=f"{path.name}.data")
+        every = onnx.load(str(path), load_external_data=False)
+
         def trial(kept: tuple[str, ...]) -> float:
-            path = self.write(kept, self.path.with_name("trial.onnx"))
-            try:
-                return score(path)
-            finally:
-                path.unlink()
+            path.write_bytes(qdq.without_pairs(every, [p for p in self.products if p.node in kept]))
+            return score(path)
 
         return sensitivity.search(units, self.work, trial, floor, evaluations=evaluations, points=points)
 
@@ -229,7 +203,7 @@ def for_tensorrt(
     base: Base = "fp32",
     margin: float = 2.0,
     threads: int = 0,
-) -> QuantReport:
+) -> dict[str, Any]:
     """Write the FP32 model at ``source`` to ``out`` with Q/DQ pairs as TensorRT takes them.
 
     Every matrix product and convolution with a constant weight is quantised: int8 or E4M3, symmetric, zero-point 0, one
@@ -243,6 +217,14 @@ def for_tensorrt(
         keep: names of the products that stay in ``base``.
         base: precision of everything else; ``fp16`` and ``bf16`` as ``fp16.convert`` makes them, with ``margin``.
         threads: CPU threads for measuring; 0 for all.
+
+    Returns:
+        Facts on what was quantised, and by which scales: ``base``, the precision of everything that is not quantised,
+        with ``half`` the account of its making, None for FP32; ``products`` and ``quantised``, the products with a
+        constant weight, all and quantised; ``share``, the share of their multiplications that is quantised, at the
+        shapes of the largest sample; ``others``, products that are never quantised: of two activations, or transposed
+        convolutions; ``kept``, nodes that stay in ``base``; ``ranges``, how each activation is quantised; ``feeds``,
+        calibration samples; ``opset``, as found in the written file.
 
     Raises:
         UsageError: an unknown precision or method, an unknown name in ``keep``, or ``out`` is the source.
@@ -258,21 +240,21 @@ def for_tensorrt(
         )
         ready.write(keep, out, data=f"{out.name}.data")
     used = {p.activation for p in ready.products if p.node not in keep}
-    return QuantReport(
-        to=to,
-        base=base,
-        method=method,
-        products=len(ready.products),
-        quantised=len(ready.products) - len(set(keep)),
-        share=ready.share(keep),
-        others=ready.others,
-        kept=tuple(p.node for p in ready.products if p.node in keep),
-        ranges=tuple(r for name, r in ready.ranges.items() if name in used),
-        feeds=len(feeds),
-        opset=ready.opset,
-        half=ready.half,
-        quantize_s=time.monotonic() - start,
-    )
+    return {
+        "to": to,
+        "base": base,
+        "method": method,
+        "products": len(ready.products),
+        "quantised": len(ready.products) - len(set(keep)),
+        "share": ready.share(keep),
+        "others": ready.others,
+        "kept": tuple(p.node for p in ready.products if p.node in keep),
+        "ranges": tuple(r for name, r in ready.ranges.items() if name in used),
+        "feeds": len(feeds),
+        "opset": ready.opset,
+        "half": ready.half,
+        "quantize_s": time.monotonic() - start,
+    }
 
 
 def for_cpu(

@@ -9,7 +9,6 @@ import datetime
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,39 +35,30 @@ ROUNDS, ROUND_S = 2, 0.1
 """How shortly a reduced model is measured: its times only show that there are some."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be checked.
-
-    Attributes:
-        models: names of the zoo; all of them where none is given.
-        full: take the models as they are, and measure latency as ``accel convert`` does.
-        targets: targets of every model.
-        out: folder of the run directories and figures.
-    """
-
-    models: tuple[str, ...] = ()
-    full: bool = False
-    targets: str = "cpu"
-    out: Path | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Where everything is written: ``runs/zoo`` for a full check, else ``runs/zoo-small``."""
-        return self.out or Path("runs") / ("zoo" if self.full else "zoo-small")
-
-
-def check(asked: Asked, progress: Progress | None = None) -> list[Row]:
+def check(
+    models: Sequence[str] = (),
+    *,
+    folder: Path,
+    full: bool = False,
+    targets: str = "cpu",
+    progress: Progress | None = None,
+) -> list[Row]:
     """Run the main job on every model and write what came of it; returns a row per model checked.
 
     A model that cannot be loaded or exported has a row with ``error``, and the next one goes on.
+
+    Args:
+        models: names of the zoo; all of them where none is given.
+        folder: of the run directories and figures.
+        full: take the models as they are, and measure latency as ``accel convert`` does.
+        targets: targets of every model.
 
     Raises:
         UsageError: an unknown model, one without a reduced form, or an unknown target.
         OutputError: the folder cannot be written.
     """
     progress = progress or Progress()
-    wanted = [_job(name, asked) for name in _names(asked)]
+    wanted = [(name, _job(name, folder, full, targets)) for name in _names(models, full)]
     rows = []
     for name, job in wanted:
         progress.stage(name)
@@ -77,35 +67,35 @@ def check(asked: Asked, progress: Progress | None = None) -> list[Row]:
         except AccelError as error:
             row = _broken(name, job, error)
             progress.notice(f"{name}: {error}")
-        write_text(asked.folder / f"{name}.json", json.dumps(row, indent=1, allow_nan=False) + "\n")
+        write_text(folder / f"{name}.json", json.dumps(row, indent=1, allow_nan=False) + "\n")
         rows.append(row)
-    write(asked.folder)
+    write(folder)
     return rows
 
 
-def _names(asked: Asked) -> list[str]:
+def _names(models: Sequence[str], full: bool) -> list[str]:
     known = model_zoo.entries()
-    for name in asked.models:
+    for name in models:
         if name not in known:
             raise UsageError(f"unknown model {name!r}{nearest(name, known)}", fix="`accel zoo` lists the names")
-    names = list(dict.fromkeys(asked.models)) or list(known)
+    names = list(dict.fromkeys(models)) or list(known)
     for name in names:
-        if not asked.full and known[name].small is None:
+        if not full and known[name].small is None:
             raise UsageError(f"{name} has no reduced model", fix=f"accel zoo check --full {name}")
     return names
 
 
-def _job(name: str, asked: Asked) -> tuple[str, Job]:
+def _job(name: str, folder: Path, full: bool, targets: str) -> Job:
     given: dict[str, Any] = {
-        "source": name if asked.full else name + model_zoo.SMALL,
-        "targets": asked.targets,
-        "out": asked.folder / name,
+        "source": name if full else name + model_zoo.SMALL,
+        "targets": targets,
+        "out": folder / name,
         "objective": "latency",
     }
-    if not asked.full:
+    if not full:
         given |= {"rounds": ROUNDS, "round_s": ROUND_S}
     words = [given["source"], *(f"--{k.replace('_', '-')}={v}" for k, v in given.items() if k != "source")]
-    return name, assemble(given, None, command=shlex.join(["accel", "convert", *words]))
+    return assemble(given, None, command=shlex.join(["accel", "convert", *words]))
 
 
 def summary(run: document.RunDocument, name: str) -> Row:

@@ -32,6 +32,8 @@ TASKS = {
     "describe": "load",
     "reference": "reference",
     "export": "export",
+    "check": "export",
+    "noise": "reference",
     "narrow": "narrow",
     "prepare": "build",
     "build": "build",

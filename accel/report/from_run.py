@@ -102,11 +102,11 @@ def _on_the_gpu(points: Sequence[Measurement]) -> Iterator[tuple[str, str]]:
         yield "the GPU was not quiet", "; ".join(gpu.warnings)
 
 
-def _told(decision: Decision) -> str | None:
+def _told(decision: Decision) -> str:
     """Return the decision's reason, with the ties added where it does not name them."""
     untold = [i for i in decision.ties if i != decision.chosen and i not in decision.reason]
     parts = (decision.reason, f"ties with {', '.join(untold)}" if untold else "")
-    return "; ".join(part for part in parts if part) or None
+    return "; ".join(part for part in parts if part)
 
 
 def _constraint(name: str, value: str) -> str:
@@ -124,20 +124,17 @@ def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionV
     points = chosen.measurements if chosen else ()
     served = None if _via(decision) == "inprocess" else decision.repository
     latency, best = _shown([p for p in points if (p.via, p.repository) == (_via(decision), served)])
-    return DecisionView(
+    return extended(
+        DecisionView,
+        decision,
         device=decision.device or "?",
-        objective=decision.objective,
-        constraints=tuple(_constraint(name, value) for name, value in pairs(decision.constraints)),
-        chosen=chosen,
-        latency=latency,
-        best=best,
         via=_via(decision),
         repository=served,
         reason=_told(decision),
-        speedup=decision.speedup,
-        speedup_ci=decision.speedup_ci,
-        undecided=decision.undecided,
-        warning=decision.warning,
+        row=chosen,
+        limits=tuple(_constraint(name, value) for name, value in pairs(decision.constraints)),
+        latency=latency,
+        best=best,
     )
 
 

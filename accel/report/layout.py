@@ -13,13 +13,13 @@ import itertools
 import re
 from collections.abc import Iterable
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from markupsafe import Markup
 
 from accel.report import formats, markdown
 from accel.report.figures import accuracy_figure, served_figure, throughput_figure, timeline_figure
-from accel.report.view import WORDS, RunView, VariantView
+from accel.report.view import WORDS, RunView
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -50,7 +50,7 @@ def run_page(run: RunView) -> str:
         fastest=fastest,
         numbers={v.id: number for number, v in enumerate(run.variants, 1)},
         plotly=Markup(plotly() if accuracy or throughput or served or timeline else ""),
-        script=Markup(asset("plots.js")),
+        script=script("plots.js"),
     )
 
 
@@ -71,13 +71,30 @@ def comparison_markdown(comparison: "Comparison") -> str:
     return render("comparison.md.j2", comparison=comparison) + "\n"
 
 
-def render(template: str, variants: Iterable[VariantView] = (), **values: Any) -> str:
+class Coloured(Protocol):
+    """What has the colours of a runtime."""
+
+    @property
+    def family(self) -> str:
+        """First word of the target's name."""
+
+    @property
+    def colours(self) -> tuple[str, ...] | None:
+        """On a light page and on a dark one; None where the runtime declares none."""
+
+
+def script(name: str) -> Markup:
+    """Return a script of this folder as a page carries it."""
+    return Markup(asset(name))
+
+
+def render(template: str, variants: Iterable[Coloured] = (), **values: Any) -> str:
     """Render a template of this folder, with the style, the colours of ``variants`` and the number formats at hand."""
     style = Markup(asset("style.css") + colours(variants))
     return _environment().get_template(template).render(style=style, **values)
 
 
-def colours(variants: Iterable[VariantView]) -> str:
+def colours(variants: Iterable[Coloured]) -> str:
     """Return the CSS that gives each runtime its colours: those that it declares, else the next free ones."""
     found: dict[str, tuple[str, ...] | None] = {}
     for variant in variants:

@@ -11,7 +11,7 @@ COLUMNS = ("variant", "", "p50 ms", "× baseline", "runs in", "proof")
 def fragment(view: RunView) -> str:
     """Return the HTML."""
     verdicts = "".join(
-        f"<p><b>{escape(d.chosen.id if d.chosen else 'nothing chosen')}</b> ({escape(d.device)}, "
+        f"<p><b>{escape(d.row.id if d.row else 'nothing chosen')}</b> ({escape(d.device)}, "
         f"{escape(d.objective)}): {escape(d.reason or '')}</p>"
         for d in view.decisions
     )

@@ -58,7 +58,7 @@ def _ascii(text: str) -> str:
 
 
 def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -> Iterator[Text]:
-    best = decision.chosen
+    best = decision.row
     how = ", as served by Triton" if decision.via == "triton" else ""
     yield Text(say(f"best {decision.objective} on {decision.device}{how}"), "dim")
     if best is None:

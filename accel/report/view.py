@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from accel.core.document import RunDocument, VariantRecord
-from accel.core.values import Measurement, OutputParity, to_json
+from accel.core.values import Decision, Measurement, OutputParity, to_json
 from accel.report.formats import decibels, metric, metric_name, pairs, seconds, size
 
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
@@ -207,30 +207,20 @@ class VariantView(VariantRecord):
         return any(p is not None and not p.stable for p in (self.latency, self.best))
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionView:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionView(Decision):
     """The choice for one device and objective, with the row it chose.
 
     Attributes:
+        row: the chosen variant.
+        limits: the constraints in words.
         latency / best: the chosen one's points, as ``via`` measured it.
-        repository: what was served, where a server was measured.
-        undecided: ids that may be as fast as the chosen one, or faster.
-        warning: why the figures may be off.
     """
 
-    device: str
-    objective: str
-    constraints: tuple[str, ...]
-    chosen: VariantView | None
+    row: VariantView | None
+    limits: tuple[str, ...]
     latency: Measurement | None
     best: Measurement | None
-    via: str
-    repository: str | None
-    reason: str | None
-    speedup: float | None
-    speedup_ci: tuple[float, float] | None
-    undecided: tuple[str, ...]
-    warning: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +326,7 @@ class RunView:
         """The decisions, with those of one device together that chose the same variant."""
         groups: dict[tuple[str, str, str], list[DecisionView]] = {}
         for decision in self.decisions:
-            key = decision.chosen.id if decision.chosen else f"nothing for {decision.objective}"
+            key = decision.row.id if decision.row else f"nothing for {decision.objective}"
             groups.setdefault((decision.device, decision.via, key), []).append(decision)
         return tuple(tuple(group) for group in groups.values())
 

@@ -27,7 +27,8 @@ def child() -> None:
     incoming = os.fdopen(os.dup(0), "rb")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)  # nor may a prompt or a compiler eat a request
-    _offer_to_oom_killer()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900")  # rather this variant than the run
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(incoming, requests), daemon=True).start()
 
@@ -68,21 +69,12 @@ def _failure(error: Exception) -> dict[str, Any]:
     elif isinstance(error, MemoryError):
         answer = {"error": "StageError", "message": "memory ran out", "fix": "free memory or use smaller shapes"}
     else:
-        answer = {"error": "StageError", "message": _first_lines(error), "fix": None}
+        text = "\n".join(line for line in str(error).splitlines() if line.strip())
+        answer = {"error": "StageError", "message": f"{type(error).__name__}: {text[:600]}", "fix": None}
     return {**answer, "full": out_of_space(error) and not isinstance(error, OutputError)}  # that one says where
-
-
-def _first_lines(error: Exception) -> str:
-    text = "\n".join(line for line in str(error).splitlines() if line.strip())
-    return f"{type(error).__name__}: {text[:600]}"
 
 
 def _read(incoming: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     for line in incoming:
         requests.put(line)
     os._exit(1)  # the parent is gone: nobody waits for what runs in the main thread
-
-
-def _offer_to_oom_killer() -> None:
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("900")  # rather this variant than the run

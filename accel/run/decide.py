@@ -143,8 +143,8 @@ def finalists(
     base = next((c for c in candidates if c.id == baseline), None)
     shown: dict[str, tuple[Measurement, ...]] = {}
     for candidate in candidates:
-        if _ready(candidate, objective):
-            newest = {_place(m): m for m in _points(candidate, objective)}
+        if _unfit(candidate) is None and (found := _points(candidate, objective)):
+            newest = {_place(m): m for m in found}
             place = _place(min(newest.values(), key=_time))
             shown[candidate.id] = tuple(m for m in _points(candidate, objective) if _place(m) == place)
     best: list[str] = []
@@ -170,10 +170,6 @@ def _fastest(
             break
         best = min(faster, key=faster.__getitem__)
     return best
-
-
-def _ready(candidate: Candidate, objective: Objective) -> bool:
-    return _unfit(candidate) is None and bool(_points(candidate, objective))
 
 
 def _unfit(candidate: Candidate) -> str | None:

@@ -14,6 +14,8 @@ from accel.core.errors import InputError
 from accel.core.processes import Worker
 from accel.core.values import to_json
 from accel.exporters.axes import extents
+from accel.exporters.check import read_onnx
+from accel.exporters.onnx_file import parse
 from accel.exporters.request import SourceRequest
 from accel.run import tasks
 
@@ -123,9 +125,6 @@ def _run(path: Path) -> dict[str, Any]:
 
 def _onnx(path: Path) -> dict[str, Any]:
     import onnx
-
-    from accel.exporters.check import read_onnx
-    from accel.exporters.onnx_file import parse
 
     graph = parse(path).graph
     found = read_onnx(path)

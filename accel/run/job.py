@@ -20,12 +20,14 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
-    ModelWrapValidatorHandler,
     PlainValidator,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic.json_schema import SkipJsonSchema
 
 from accel.accuracy.parity import GATES_DB
 from accel.builders import targets
@@ -118,12 +120,14 @@ def _ints(given: Mapping[str, Any]) -> str:
     return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(names), Mark.REPEATED]
-Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes), Mark.REPEATED]
-AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names), Mark.REPEATED]
-Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges), Mark.REPEATED]
-Gates = Annotated[dict[str, float], BeforeValidator(_gates), Mark.REPEATED]
-Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts), Field(min_length=1)]
+TEXTS: Any = str | list[str]
+"""How a file gives names, shapes and the like, for its JSON Schema."""
+Names = Annotated[tuple[str, ...], BeforeValidator(names, TEXTS), Mark.REPEATED]
+Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes, TEXTS | dict[str, Any]), Mark.REPEATED]
+AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names, TEXTS | dict[str, Any]), Mark.REPEATED]
+Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges, TEXTS | dict[str, Any]), Mark.REPEATED]
+Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, Any]), Mark.REPEATED]
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts, TEXTS), Field(min_length=1)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -145,11 +149,13 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     source: Annotated[
-        str | InstanceOf[SourceRequest],
+        str | SkipJsonSchema[InstanceOf[SourceRequest]],
         Field(description="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx, SavedModel, .keras, .pb"),
     ]
     targets: Annotated[
-        str | tuple[str | Target, ...], BeforeValidator(names), Field(description="Comma-separated, or cpu, gpu, all")
+        str | tuple[str | Target, ...],
+        BeforeValidator(names, json_schema_input_type=TEXTS),
+        Field(description="Comma-separated, or cpu, gpu, all"),
     ]
     out: Annotated[Path | None, Field(description="Run directory  [default: runs/<model>]")] = None
     device: Annotated[Literal["cpu", "cuda"] | None, Field(description="Only this device: cpu or cuda")] = None
@@ -192,11 +198,18 @@ class Job(BaseModel):
     static: Annotated[bool, Field(description="Also build for the one typical shape")] = False
     model_name: Annotated[str | None, Field(description="Name on the server")] = None
     model_version: Annotated[int, Mark.CARRIED, Field(ge=1, description="Version folder on the server")] = 1
+    quick: Annotated[
+        bool, Field(description="A first verdict, by latency: only the targets that win most often for such models")
+    ] = False
     objectives: Annotated[
         Objectives,
         Mark.CARRIED,
-        Field(alias="objective", description="latency or throughput  [default: one decision for each]"),
-    ] = ("latency", "throughput")
+        Field(
+            default_factory=lambda given: ("latency",) if given.get("quick") else ("latency", "throughput"),
+            alias="objective",
+            description="latency or throughput  [default: one decision for each]",
+        ),
+    ]
     max_p99_ms: Annotated[AboveZero | None, Field(description="Constraint on the p99's upper bound")] = None
     min_throughput_per_s: Annotated[
         AboveZero | None, Field(alias="min_throughput", description="Constraint, items per second")
@@ -225,7 +238,7 @@ class Job(BaseModel):
     ensemble: Annotated[
         ensemble_request.Asked | None,
         Mark.SWITCH,
-        PlainValidator(ensemble_request.asked),
+        PlainValidator(ensemble_request.asked, json_schema_input_type=bool | dict[str, Any]),
         Field(description="Also serve text or pictures in, answers out"),
     ] = None
     bench: Annotated[
@@ -240,17 +253,24 @@ class Job(BaseModel):
         int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided")
     ] = 60
     budget_s: Annotated[
-        AboveZero, Field(description="Seconds of rounds at most, for each objective and way of measuring")
-    ] = 120.0
+        AboveZero,
+        Field(
+            default_factory=lambda given: 30.0 if given.get("quick") else 120.0,
+            description="Seconds of rounds at most, for each objective and way of measuring  [default: 120, quick 30]",
+        ),
+    ]
     round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
+    exhaustive: Annotated[
+        bool, Field(description="Also build what takes long and cannot win by the model's arithmetic")
+    ] = False
     opset: Annotated[int, Field(description="ONNX opset")] = 18
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
     sandbox: Annotated[
         bool, Field(description="Run the model without network, able to write to its output only (needs bubblewrap)")
     ] = False
     options: dict[str, dict[str, Any]] = {}
-    triton: dict[str, str] = {}
-    command: str = ""
+    triton: Annotated[dict[str, str], WithJsonSchema({"type": "object"})] = {}
+    command: SkipJsonSchema[str] = ""
 
     @cached_property
     def request(self) -> SourceRequest:
@@ -371,7 +391,15 @@ def read(path: Path) -> dict[str, Any]:
         UsageError: changes for a target that does not exist.
         InputError: the file is missing, no YAML, or has a key that is not known.
     """
-    data = read_yaml(path, "job file")
+    return options(read_yaml(path, "job file"), path)
+
+
+def options(data: Any, path: Path) -> dict[str, Any]:
+    """Read what a file gives as a job's keys and values.
+
+    Raises:
+        UsageError / InputError: as ``read``.
+    """
     if not isinstance(data, dict | None):
         raise InputError(f"job file {path} holds {type(data).__name__}: expected keys and values")
     asked = {str(k): v for k, v in (data or {}).items() if v is not None}

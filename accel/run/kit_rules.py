@@ -16,6 +16,7 @@ from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, UsageError
 from accel.core.files import stays_inside
 from accel.core.values import Dim, FileRef, ModelSource, OnnxModel, ShapeRange, TensorSpec, Variant, from_json, to_json
+from accel.exporters.onnx_file import external_files
 from accel.exporters.zoo import zoo
 from accel.run.decide import Constraints
 
@@ -239,8 +240,6 @@ def check_onnx(onnx: OnnxModel, folder: Path) -> None:
     Raises:
         InputError: it is no ONNX file, or its weights lie elsewhere than in the files that the kit lists.
     """
-    from accel.exporters.onnx_file import external_files
-
     told = {file.path for file in onnx.data}
     if unknown := sorted(set(external_files(folder / onnx.file.path)) - told):
         raise refuse(f"{onnx.file.path} takes weights from {unknown[0]!r}, which the kit does not list")

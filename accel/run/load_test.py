@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from accel.bench import ranges
-from accel.bench.load import Load
+from accel.bench.load import Generator, Load
 from accel.bench.served import Labels, Method
 from accel.core import hardware, temporary
 from accel.core.errors import InputError, StageError, UsageError
@@ -25,6 +25,8 @@ from accel.core.files import write_text
 from accel.core.values import SCHEMA, TensorSpec, to_json
 from accel.triton import manifest as manifests, settings
 from accel.triton.folders import link_tree
+from accel.triton.reading import read_points
+from accel.triton.servers import server
 from accel.triton.servers.server import Server
 
 Tool = Literal["accel", "perf_analyzer"]
@@ -155,8 +157,6 @@ class _Subject:
 
 
 def _server(asked: Asked, target: str, logs: str) -> Server:
-    from accel.triton.servers import server
-
     if Path(target).is_dir():
         log = Path(logs) / "server.log"
         return server.start(Path(target), via=asked.via, log=log, allow_changed=asked.allow_changed)
@@ -167,8 +167,6 @@ def _server(asked: Asked, target: str, logs: str) -> Server:
 
 def _subject(asked: Asked, running: Server, logs: str) -> _Subject:
     from accel.bench import feeds as forms
-    from accel.bench.load import Generator
-    from accel.triton.reading import read_points
 
     manifest = manifests.read(running.root) if (running.root / manifests.FILENAME).exists() else None
     if manifest is not None and asked.model in ("", manifest.models[0]):

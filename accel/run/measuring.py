@@ -6,7 +6,8 @@ that ratios stay ratios of one session. As served, one session holds every repos
 loads.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from accel.core.document import Served
 from accel.core.feeds import Feed, read_feeds, write_feeds
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware, available_memory_bytes
+from accel.core.processes import Worker
 from accel.core.values import Failed, Measurement, ModelSource, Variant
 from accel.exporters import coverage
 from accel.exporters.axes import batch_axis, batches
@@ -71,6 +73,17 @@ class MeasuringSession:
     release: str | None = None
 
 
+@contextmanager
+def spare_workers() -> Iterator[dict[str, Worker]]:
+    """Keep processes with loaded variants from one objective to the next, and end them in the end."""
+    spare: dict[str, Worker] = {}
+    try:
+        yield spare
+    finally:
+        for worker in spare.values():
+            worker.close()
+
+
 def measure_in_process(
     results: Sequence[Result],
     described: Stage[Described],
@@ -82,11 +95,15 @@ def measure_in_process(
     kept: store.Store,
     hardware: Hardware,
     progress: Progress,
+    spare: dict[str, Worker],
 ) -> None:
     """Time everything that was built, also what failed its gate: a reader sees what the error would have bought.
 
     What no stored session holds is measured; each result gets its points of all sessions, oldest first. The inputs are
     among the feeds of the proof; while it is timed a variant that passed is held against the same answers.
+
+    Args:
+        spare: processes with loaded variants, by id: taken from there, and left there for the next objective.
     """
     built = {r.variant.id: r for r in results if r.outcome is None and r.built is not None and r.proof is not None}
     if not built or reference is None:
@@ -140,6 +157,7 @@ def measure_in_process(
                     threads=job.threads,
                     timeout_s=job.timeout_s,
                     watch=watch,
+                    spare=spare,
                 )
                 for id in chosen
                 if (stage := built[id].built) and (proof := built[id].proof)
@@ -166,7 +184,8 @@ def measure_in_process(
                 known[id] = (*known.get(id, ()), *new)
                 built[id].freshly_measured = True
     for id, every in known.items():
-        built[id].points = (*built[id].points, *every)
+        others = (p for p in built[id].points if p.scenario != scenario)
+        built[id].points = (*others, *every)
 
 
 def measure_served(

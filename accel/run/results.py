@@ -53,7 +53,11 @@ class Result:
 
 @dataclass(slots=True)
 class Run:
-    """Everything a run found; ``run_json`` writes it down."""
+    """Everything a run found; ``run_json`` writes it down.
+
+    Attributes:
+        first_tried: of a quick run, what it tried first and why.
+    """
 
     job: Job
     hardware: Hardware
@@ -64,6 +68,7 @@ class Run:
     served: Served | None = None
     decisions: tuple[Decision, ...] = ()
     timings_s: dict[str, float] = field(default_factory=dict)
+    first_tried: str | None = None
 
 
 def candidate(result: Result) -> Candidate:

@@ -30,7 +30,18 @@ from accel.core.document import (
 )
 from accel.core.errors import OutputError
 from accel.core.files import remove, replace_folder, write_text, writing
-from accel.core.values import SCHEMA, Artifact, ModelSource, OnnxModel, TaskSpan, Typed, extended, to_json
+from accel.core.values import (
+    SCHEMA,
+    Artifact,
+    Failed,
+    ModelSource,
+    OnnxModel,
+    Skipped,
+    TaskSpan,
+    Typed,
+    extended,
+    to_json,
+)
 from accel.exporters.sources import content_key
 from accel.run import store
 from accel.run.job import PYTHON_VARIANT, Job
@@ -173,6 +184,7 @@ def _document(run: Run) -> RunDocument:
             onnx=run.onnx.value if run.onnx else None,
             integers=_integers(run),
             call=source.call,
+            family=source.family,
         ),
         hardware=extended(
             Machine,
@@ -208,6 +220,9 @@ def _notice(run: Run) -> str | None:
     lines = [run.described.notice] if run.described.notice else []
     if source.unproved_int64 and run.job.allow_unproved_int64:
         lines.append("int64 values that are not proved to fit int32 may wrap in OpenVINO (--allow-unproved-int64)")
+    if run.first_tried:
+        left = ", ".join(r.variant.id for r in run.results if isinstance(r.outcome, Skipped) and r.outcome.left)
+        lines.append(f"a first verdict: {run.first_tried}; left to try without --quick: {left or 'nothing'}")
     loud = {text: None for r in run.results for m in r.points if m.gpu is not None for text in m.gpu.warnings}
     if loud:
         lines.append(f"the GPU was not quiet while it was measured: {'; '.join(loud)}")
@@ -263,6 +278,7 @@ def _variant(result: Result) -> VariantRecord:
         cached=bool(result.built and result.built.cached and not result.freshly_measured),
         measurements=result.points,
         options=result.variant.options,
+        died=isinstance(result.outcome, Failed) and result.outcome.died,
     )
 
 

@@ -158,6 +158,10 @@ class ServerRunner:
             return [float(np.median(w.latency_ms)) for w in windows]
         return [w.seconds * 1e3 / len(w.answered) for w in windows]
 
+    def leave(self) -> None:
+        """Stop the server: no other session takes it."""
+        self.close()
+
     def close(self) -> None:
         """Stop the server and what sends to it."""
         self._open.close()

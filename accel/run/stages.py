@@ -8,8 +8,8 @@ where the result depends on the machine, the hardware's fingerprint. What happen
 import dataclasses
 import shutil
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,6 +24,7 @@ from accel.core.processes import Worker
 from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant
 from accel.exporters import sources
 from accel.exporters.processing_files import find
+from accel.graph.arithmetic import Arithmetic
 from accel.run import kits, store, tasks
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import Narrowed
@@ -82,6 +83,9 @@ class Stages:
         job: what was asked.
         hardware: this machine.
         kept: where results are kept.
+
+    Attributes:
+        threads: CPU threads of each process; fewer than the job's while several work side by side.
     """
 
     def __init__(self, job: Job, hardware: Hardware, kept: store.Store) -> None:
@@ -89,6 +93,8 @@ class Stages:
         self._hardware = hardware
         self._store = kept
         self._versions = _versions(*exporters.PACKAGES)
+        self._measuring_noise = threading.Lock()
+        self.threads = job.threads
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
 
@@ -103,7 +109,9 @@ class Stages:
             report_progress: takes short phrases on how far a long task is.
         """
         log, job = self.logs / f"{name}.log", self._job
-        return Worker(log, threads=job.threads, timeout_s=job.timeout_s, python=python, report_progress=report_progress)
+        return Worker(
+            log, threads=self.threads, timeout_s=job.timeout_s, python=python, report_progress=report_progress
+        )
 
     def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
@@ -120,7 +128,15 @@ class Stages:
     def reference(self, described: Stage[Described], worker: Worker) -> Stage[Answered]:
         """Run the source itself over all feeds."""
         made = described.value
-        key = store.key(
+
+        def make(folder: Path) -> Answered:
+            out = folder / "reference.npz"
+            return Answered(out.name, worker.call(tasks.reference, made, described.folder, out))
+
+        return self._stage("reference", self._reference_key(made), Answered, make)
+
+    def _reference_key(self, made: Described) -> str:
+        return store.key(
             source=made.source,
             samples=made.samples.sha256,
             code=store.code_hash("exporters", "run/tasks.py"),
@@ -128,26 +144,27 @@ class Stages:
             hardware=self._hardware.fingerprint,
         )
 
-        def make(folder: Path) -> Answered:
-            out = folder / "reference.npz"
-            return Answered(out.name, worker.call(tasks.reference, made, described.folder, out))
+    def export(
+        self, described: Stage[Described], reference: Callable[[], Stage[Answered]], worker: Worker
+    ) -> Stage[OnnxModel]:
+        """Export the source to ONNX and check the file against the reference.
 
-        return self._stage("reference", key, Answered, make)
-
-    def export(self, described: Stage[Described], reference: Stage[Answered], worker: Worker) -> Stage[OnnxModel]:
-        """Export the source to ONNX and check the file against the reference."""
+        Args:
+            reference: gives the reference once it is there; called when the file is written.
+        """
         made = described.value
         key = store.key(
             source=made.source,
             opset=self._job.opset,
-            reference=reference.key,
+            reference=self._reference_key(made),
             code=store.code_hash("exporters", "accuracy"),
             versions=self._versions,
         )
 
         def make(folder: Path) -> OnnxModel:
-            truth = reference.folder / reference.value.file
-            return worker.call(tasks.export, made, described.folder, truth, folder, self._job.opset)
+            worker.call(tasks.export, made.source, folder, self._job.opset)
+            truth = reference()
+            return worker.call(tasks.check, made, described.folder, truth.folder / truth.value.file, folder)
 
         return self._stage("onnx", key, OnnxModel, make)
 
@@ -216,10 +233,10 @@ class Stages:
                     described.value,
                     described.folder,
                     found,
-                    self._job.threads,
+                    self.threads,
                     reference.folder / reference.value.file,
                 )
-                verdict = self._compare(worker, asked, found, described, reference)
+                verdict = self.judge(worker, asked, found, described, reference)
             found.unlink()
             return Proof(verdict, asked, asked, feeds)
 
@@ -285,13 +302,12 @@ class Stages:
         variant: Variant,
         described: Stage[Described],
         onnx: Stage[OnnxModel] | None,
-        *,
-        report_progress: Callable[[str], None] | None = None,
+        worker: Worker,
     ) -> Stage[Artifact]:
         """Build one variant, from the typed ONNX file where it has one.
 
         Args:
-            report_progress: takes short phrases on how far a long build is.
+            worker: a process of the variant's environment that did nothing yet.
         """
         made = described.value
         info = targets.info(variant.target)
@@ -313,8 +329,7 @@ class Stages:
             files.mkdir()
             log = self.logs / f"{variant.id}.log"
             log.unlink(missing_ok=True)
-            with self.worker(variant.id, python=self.python(variant), report_progress=report_progress) as worker:
-                artifact = worker.call(tasks.build, self._request(variant, described, onnx), files, parent)
+            artifact = worker.call(tasks.build, self._request(variant, described, onnx), files, parent)
             shutil.copyfile(log, folder / LOG)
             for file in files.rglob("*"):
                 if file.is_file():
@@ -328,12 +343,14 @@ class Stages:
         built: Stage[Artifact],
         described: Stage[Described],
         reference: Stage[Answered],
+        own: Worker,
         worker: Worker,
     ) -> Stage[Proof]:
         """Run a built variant over all feeds and hold it against its gate.
 
         Args:
-            worker: a process of accel's own environment; a variant of another environment answers in one of its own.
+            own: a process of the variant's environment.
+            worker: a process of accel's own environment; may be the same.
         """
         artifact, made = built.value, described.value
         asked = targets.info(artifact.variant.target).precision
@@ -350,21 +367,20 @@ class Stages:
 
         def make(folder: Path) -> Proof:
             found = folder / "answers.npz"
-            python = self.python(artifact.variant)
-            shared = python == environments.python(environments.MAIN)
-            with nullcontext(worker) if shared else self.worker(artifact.variant.id, python=python) as own:
-                ran = own.call(
-                    tasks.answers,
-                    artifact,
-                    built.folder / FILES,
-                    made,
-                    described.folder,
-                    found,
-                    self._job.threads,
-                    reference.folder / reference.value.file,
-                )
+            ran = own.call(
+                tasks.answers,
+                artifact,
+                built.folder / FILES,
+                made,
+                described.folder,
+                found,
+                self.threads,
+                reference.folder / reference.value.file,
+            )
             held = ran.precision if asked == "none" else asked
-            verdict = self._compare(worker, held, found, described, reference)
+            if made.source.quantised and parity.coarser(ran.precision, held):
+                held = ran.precision  # as the source itself, which the reference computes in float
+            verdict = self.judge(worker, held, found, described, reference)
             found.unlink()
             if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:
                 values = "; ".join(made.source.unproved_int64[:3])
@@ -424,7 +440,8 @@ class Stages:
         def make(folder: Path) -> Emitted:
             if isinstance(answer, Skipped):
                 return Emitted(None, answer.reason)
-            request = tasks.Emission(
+            return worker.call(
+                tasks.emit,
                 artifact,
                 built.folder / FILES,
                 made.source,
@@ -440,7 +457,6 @@ class Stages:
                 threads=self._job.threads,
                 hardware=self._hardware.id,
             )
-            return worker.call(tasks.emit, request)
 
         return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if python_variant else ''}", key, Emitted, make)
 
@@ -452,14 +468,14 @@ class Stages:
             onnx_folder=str(onnx.folder) if onnx else None,
             samples=described.value.samples,
             samples_folder=str(described.folder),
-            threads=self._job.threads,
+            threads=self.threads,
             gates=self._gates(variant),
         )
 
     def _gates(self, variant: Variant) -> dict[str, float]:
         return parity.bearing(self._job.gates, targets.info(variant.target).precision)
 
-    def _compare(
+    def judge(
         self, worker: Worker, held: str, found: Path, described: Stage[Described], reference: Stage[Answered]
     ) -> Parity:
         """Hold answers against the gate of a precision; where dB are missed, against the source's own noise, too."""
@@ -495,8 +511,29 @@ class Stages:
                 found = worker.call(tasks.noise, described.value, described.folder, truth)
             return found or parity.Noise("", ())
 
-        noise = self._stage("noise", key, parity.Noise, make).value
+        with self._measuring_noise:  # variants side by side ask for it at the same time
+            noise = self._stage("noise", key, parity.Noise, make).value
         return noise if noise.how else None
+
+    def arithmetic(self, described: Stage[Described], onnx: Stage[OnnxModel]) -> Stage[Arithmetic]:
+        """Find out what an FP32 build of the model takes at least on this machine."""
+        made = described.value
+        key = store.key(
+            onnx=onnx.value,
+            samples=made.samples.sha256,
+            threads=self.threads,
+            code=store.code_hash("graph"),
+            versions=self._versions,
+            hardware=self._hardware.fingerprint,
+        )
+
+        def make(folder: Path) -> Arithmetic:
+            with self.worker("arithmetic") as worker:
+                return worker.call(
+                    tasks.arithmetic, made, described.folder, onnx.value, onnx.folder, folder, self.threads
+                )
+
+        return self._stage("arithmetic", key, Arithmetic, make)
 
     def python(self, variant: Variant) -> Path:
         """Return the interpreter that builds and runs a variant."""

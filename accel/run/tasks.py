@@ -13,10 +13,11 @@ from typing import Literal
 
 import numpy as np
 
+from accel import exporters
 from accel.accuracy.parity import FEW_ITEMS, Noise
 from accel.builders import ConvertingBuilder, targets
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, fixed_parts, read_feeds, write_feeds
+from accel.core.feeds import Feed, fit_inputs, fixed_parts, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -31,8 +32,11 @@ from accel.core.values import (
     Typed,
     file_refs,
 )
+from accel.exporters.check import Point, check_onnx, read_onnx
 from accel.exporters.request import SourceRequest
-from accel.exporters.source_model import SourceModel
+from accel.exporters.source_model import SourceModel, another_way
+from accel.graph.arithmetic import Arithmetic
+from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import Narrowed
 
 
@@ -79,14 +83,11 @@ class Emitted:
 
 def source_of(request: SourceRequest) -> ModelSource:
     """Load a source and say what it is, without samples."""
-    from accel import exporters
-
     return exporters.describe(request)
 
 
 def describe(request: SourceRequest, out_dir: Path) -> Described:
     """Load a source, find its inputs and outputs, and write its sample files into ``out_dir``."""
-    from accel import exporters
     from accel.exporters import samples
 
     source = exporters.describe(request)
@@ -120,31 +121,35 @@ def noise(described: Described, samples_folder: Path, reference: Path) -> Noise 
         None where there is no other way to compute it.
     """
     from accel.exporters import verdict
-    from accel.exporters.source_model import another_way
 
     feeds = dict(list(gate_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
-    truth = read_feeds(reference)
-    found = another_way(_load(described.source), {name: feed for name, feed in feeds.items() if name in truth})
-    if found is None:
+    way = another_way(_load(described.source), next(iter(feeds.values())))
+    if way is None:
         return None
-    how, answers = found
-    return Noise(how, verdict.compare(described.source, feeds, truth, answers, {}).outputs)
+    how, answer = way
+    truth, found = read_feeds(reference), {name: answer(feed) for name, feed in feeds.items()}
+    deadline = time.monotonic() + COVERAGE_S
+    for name, feed in _coverage(described.samples, samples_folder).items():
+        if name in truth and time.monotonic() < deadline:
+            feeds[name], found[name] = feed, answer(feed)
+    return Noise(how, verdict.compare(described.source, feeds, truth, found, {}).outputs)
 
 
-def export(described: Described, samples_folder: Path, reference: Path, out_dir: Path, opset: int) -> OnnxModel:
-    """Export the source to ONNX and check the file against what the source answered at the checked shapes.
+def export(source: ModelSource, out_dir: Path, opset: int) -> None:
+    """Export the source to ONNX; ``check`` holds the file against it."""
+    exporters.write_onnx(_load(source), out_dir, opset=opset)
+
+
+def check(described: Described, samples_folder: Path, reference: Path, folder: Path) -> OnnxModel:
+    """Check what ``export`` wrote into ``folder`` against what the source answered at the checked shapes.
 
     Args:
         reference: the answers that the task ``reference`` wrote.
     """
-    from accel import exporters
-    from accel.exporters.check import Point
-
-    source = described.source
-    answers = read_feeds(reference)
     feeds = read_feeds(samples_folder / described.samples.shapes.path)
+    answers = read_feeds(reference, only=feeds.keys())
     points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
-    return exporters.export_onnx(source, out_dir, opset=opset, model=_load(source), points=points)
+    return check_onnx(described.source, folder / exporters.ONNX_FILE, points)
 
 
 def narrow(
@@ -155,15 +160,31 @@ def narrow(
     Args:
         folder: where the files of ``onnx`` lie.
     """
-    from accel.exporters.check import read_onnx
-    from accel.graph.narrow import narrow_file, prove_int32_interior
-
     file, out = folder / onnx.file.path, out_dir / onnx.file.path
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
     unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
     values = tuple(u.reason for u in unproved)
     return Narrowed(read_onnx(out), report, values)
+
+
+def arithmetic(
+    described: Described, samples_folder: Path, onnx: OnnxModel, folder: Path, scratch: Path, threads: int
+) -> Arithmetic:
+    """Find out what an FP32 build of the exported model takes at least on this machine, at the typical shape.
+
+    Args:
+        folder: where the files of ``onnx`` lie.
+        scratch: folder for a copy of the file, which is removed.
+    """
+    from accel.exporters.axes import batch_axis
+    from accel.graph import arithmetic
+
+    source = described.source
+    stored = read_feeds(samples_folder / described.samples.shapes.path, only={"opt"})["opt"]
+    feed = fit_inputs(stored, source.inputs)
+    batch = next(iter(feed.values())).shape[0] if batch_axis(source) else 1
+    return arithmetic.measure(folder / onnx.file.path, feed, batch=batch, scratch=scratch, threads=threads)
 
 
 def prepare(request: BuildRequest, out_dir: Path) -> Typed:
@@ -209,7 +230,7 @@ def typed_answers(
     assert isinstance(builder, ConvertingBuilder)
     session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
-        feeds = _proof_feeds(described.samples, samples_folder, reference, target)
+        feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[target].precision)
         write_feeds(out, {name: session.run(feed) for name, feed in feeds.items()})
         return len(feeds)
 
@@ -231,8 +252,8 @@ def answers(
         reference: the source's answers: what it did not answer is not asked for; None asks for all.
     """
     variant, source = artifact.variant, described.source
-    feeds = _proof_feeds(described.samples, samples_folder, reference, variant.target.name)
     builder = targets.discover()[variant.target.name]
+    feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[variant.target.name].precision)
     session = builder.open(artifact, folder, threads=threads, mode="latency")
     with contextlib.closing(session):
         if variant.static:
@@ -274,18 +295,33 @@ def compare(
     """
     from accel.exporters import coverage, verdict
 
-    feeds, truth = _proof_feeds(described.samples, samples_folder), read_feeds(reference)
+    feeds, truth = proof_feeds(described.samples, samples_folder), read_feeds(reference)
     found = {name: answer for name, answer in read_feeds(answers).items() if name in truth}
     held = verdict.compare(described.source, feeds, truth, found, gate, noise)
     said = coverage.covered(described.source, {name: feeds[name] for name in found}, len(feeds.keys() - truth.keys()))
     return replace(held, notes=(*held.notes, said))
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What the Triton repository of a built variant is made of.
+def emit(
+    artifact: Artifact,
+    folder: Path,
+    source: ModelSource,
+    *,
+    release: str,
+    root: Path,
+    model_version: int,
+    samples: Path,
+    reference: Path,
+    parity: Parity | None,
+    python: bool,
+    overrides: str,
+    pipeline: Pipeline | None,
+    threads: int,
+    hardware: str,
+) -> Emitted:
+    """Write the Triton repository of a built variant.
 
-    Attributes:
+    Args:
         folder: where the artifact's files lie.
         samples / reference: inputs and outputs at the checked shapes.
         parity: None for a variant that only a server can run.
@@ -294,54 +330,35 @@ class Emission:
         pipeline: the steps of an ensemble around the model, or None.
         hardware: id of the machine.
     """
-
-    artifact: Artifact
-    folder: Path
-    source: ModelSource
-    release: str
-    root: Path
-    model_version: int
-    samples: Path
-    reference: Path
-    parity: Parity | None
-    python: bool
-    overrides: str
-    pipeline: Pipeline | None
-    threads: int
-    hardware: str
-
-
-def emit(made: Emission) -> Emitted:
-    """Write the Triton repository of a built variant."""
     from accel.triton import ensemble, repository
 
     emitted = repository.emit(
-        made.artifact,
-        made.folder,
-        inputs=made.source.inputs,
-        outputs=made.source.outputs,
-        unproved=made.source.unproved_int64,
-        mask=made.source.mask,
-        detections=made.source.detections,
-        call=made.source.call,
-        parity=made.parity,
-        python=made.python,
-        builder=targets.discover()[made.artifact.variant.target.name],
-        release=made.release,
-        root=made.root,
-        run_dir=made.root.parent,
-        model_name=made.source.name,
-        model_version=made.model_version,
-        samples=made.samples,
-        reference=made.reference,
-        overrides=made.overrides,
-        threads=made.threads,
-        hardware=made.hardware,
+        artifact,
+        folder,
+        inputs=source.inputs,
+        outputs=source.outputs,
+        unproved=source.unproved_int64,
+        mask=source.mask,
+        detections=source.detections,
+        call=source.call,
+        parity=parity,
+        python=python,
+        builder=targets.discover()[artifact.variant.target.name],
+        release=release,
+        root=root,
+        run_dir=root.parent,
+        model_name=source.name,
+        model_version=model_version,
+        samples=samples,
+        reference=reference,
+        overrides=overrides,
+        threads=threads,
+        hardware=hardware,
     )
     if isinstance(emitted, Skipped):
         return Emitted(None, emitted.reason)
-    if made.pipeline is not None:
-        added = ensemble.add(made.root, made.pipeline)
+    if pipeline is not None:
+        added = ensemble.add(root, pipeline)
         emitted = replace(emitted, models=(*emitted.models, *added))
     return Emitted(emitted)
 
@@ -358,8 +375,6 @@ _loaded: list[SourceModel] = []
 
 def _load(source: ModelSource) -> SourceModel:
     """Load a source, or return it where an earlier task of this process loaded it."""
-    from accel import exporters
-
     if not _loaded or _loaded[0].source != source:
         _loaded[:] = [exporters.load(source)]
     return _loaded[0]
@@ -377,12 +392,12 @@ def _coverage(samples: SampleSet, folder: Path) -> Feeds:
     return read_feeds(folder / samples.coverage.path) if samples.coverage else {}
 
 
-def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None, target: str | None = None) -> Feeds:
+def proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None, precision: str = "") -> Feeds:
     """Return all feeds on which variants are compared.
 
     Args:
         reference: leaves out what the source did not answer.
-        target: leaves out what is not asked of it.
+        precision: leaves out what is not asked of it.
     """
     from accel.exporters.coverage import BEYOND_FEED
 
@@ -391,7 +406,7 @@ def _proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None
         with np.load(reference, allow_pickle=False) as stored:
             answered = {key.partition("/")[0] for key in stored.files}
         feeds = {name: feed for name, feed in feeds.items() if name in answered}
-    if target is not None and targets.discover()[target].targets[target].precision in CALIBRATED:
+    if precision in CALIBRATED:
         feeds.pop(BEYOND_FEED, None)
     return feeds
 

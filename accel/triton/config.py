@@ -6,93 +6,32 @@ What a backend does with the values is the matter of ``repository`` and of the b
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
+
+from google.protobuf import text_format
 
 from accel.builders import targets
 from accel.core.dtypes import DATATYPES, datatype
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
 
+BATCHING: Mapping[str, Any] = {
+    "default_queue_policy": {
+        "timeout_action": "REJECT",
+        "default_timeout_microseconds": 10_000_000,
+        "allow_timeout_override": True,
+        "max_queue_size": 1024,
+    }
+}
+"""``dynamic_batching``: whatever waits is merged, no request waits for others, and a full queue refuses (UNAVAILABLE).
 
-@dataclass(frozen=True, slots=True)
-class DynamicBatching:
-    """How the server merges waiting requests.
+A request waits ten seconds at most, a client may ask for less: without a limit those of clients that went away are all
+computed before those of clients that wait.
 
-    Attributes:
-        preferred: batch sizes worth waiting for; only for a model that is clearly faster at them, such as a TensorRT
-            plan with one profile for each. Empty: whatever waits is merged.
-        delay_us: how long a request may wait for others, in microseconds.
-        queue: how many requests may wait; one more is refused (UNAVAILABLE).
-        timeout_us: how long a request may wait before it is refused, in microseconds; a client may ask for less.
-            Without it those of clients that went away are all computed before those of clients that wait.
-
-    Source: server docs/user_guide/batcher.md, "Recommended Configuration Process"; common protobuf/model_config.proto,
-    ModelQueuePolicy.
-    """
-
-    preferred: tuple[int, ...] = ()
-    delay_us: int = 0
-    queue: int = 1024
-    timeout_us: int = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class WarmupSample:
-    """One warm-up call.
-
-    Attributes:
-        batch_size: requests of batch 1 that go into one execute call; 1 for a model without ``max_batch_size``.
-        inputs: concrete dims, without the batch axis where ``max_batch_size`` is positive.
-        files: input name → file below ``<model>/warmup/``; an input without one is fed zeros.
-    """
-
-    name: str
-    batch_size: int
-    inputs: tuple[TensorSpec, ...]
-    files: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of an ensemble: its model, and model tensor name → ensemble tensor name for both directions."""
-
-    model: str
-    input_map: Mapping[str, str]
-    output_map: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class TritonConfig:
-    """One ``config.pbtxt``.
-
-    Attributes:
-        inputs / outputs: dims without the batch axis where ``max_batch_size`` is positive; a string means -1.
-        filename: ``default_model_filename``; None for an ensemble.
-        versions: the versions served, each by its number.
-        kind / instances: the instance group; unused by an ensemble.
-        accelerators: (``cpu`` or ``gpu``, name, parameters), in the order the backend tries them.
-        graph_level: ``optimization.graph.level``, where the backend reads it.
-        steps: makes it an ensemble; then backend, instances, batching and warmup stay out, as the server demands.
-    """
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    max_batch_size: int
-    versions: tuple[int, ...]
-    backend: str | None = None
-    platform: str | None = None
-    filename: str | None = None
-    kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_CPU"
-    instances: int = 1
-    batching: DynamicBatching | None = None
-    warmup: tuple[WarmupSample, ...] = ()
-    accelerators: tuple[tuple[str, str, Mapping[str, str]], ...] = ()
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    graph_level: int | None = None
-    steps: tuple[Step, ...] = ()
+Source: server docs/user_guide/batcher.md, "Recommended Configuration Process"; common protobuf/model_config.proto,
+ModelQueuePolicy.
+"""
 
 
 def check_model_name(name: str) -> str:
@@ -133,8 +72,40 @@ def dims(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(d if isinstance(d, int) else -1 for d in spec.dims)
 
 
-def to_protobuf(config: TritonConfig) -> Any:
-    """Build the ``tritonclient.grpc.model_config_pb2.ModelConfig`` of a config.
+def tensor(spec: TensorSpec) -> dict[str, Any]:
+    """Return a tensor's type and dims as a message of the config has them."""
+    return {"data_type": datatype(spec.dtype), "dims": dims(spec)}
+
+
+def step(model: str, input_map: Mapping[str, str], output_map: Mapping[str, str]) -> dict[str, Any]:
+    """Return one step of an ensemble: its model, and model tensor name → ensemble tensor name for both directions."""
+    return {"model_name": model, "model_version": -1, "input_map": input_map, "output_map": output_map}
+
+
+def model_config(
+    name: str,
+    inputs: Iterable[TensorSpec],
+    outputs: Iterable[TensorSpec],
+    *,
+    max_batch_size: int,
+    version: int,
+    kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_CPU",
+    accelerators: Iterable[tuple[str, str, Mapping[str, str]]] = (),
+    parameters: Mapping[str, str] | None = None,
+    graph_level: int | None = None,
+    steps: Sequence[Mapping[str, Any]] = (),
+    **fields: Any,
+) -> Any:
+    """Build a ``tritonclient.grpc.model_config_pb2.ModelConfig``.
+
+    Args:
+        inputs / outputs: dims without the batch axis where ``max_batch_size`` is positive; a string means -1.
+        version: the one version served.
+        kind: of the one instance; an ensemble has none.
+        accelerators: (``cpu`` or ``gpu``, name, parameters), in the order the backend tries them.
+        graph_level: ``optimization.graph.level``, where the backend reads it.
+        steps: makes it an ensemble (``step``); then backend, batching and warmup stay out, as the server demands.
+        fields: further fields of the message, as its constructor takes them; None leaves one out.
 
     Raises:
         UsageError: an unsafe name.
@@ -143,69 +114,27 @@ def to_protobuf(config: TritonConfig) -> Any:
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
-    _check_ensemble(config)
+    # Source: triton-inference-server/core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig.
+    if steps and (accelerators or any(fields.get(f) for f in ("backend", "dynamic_batching", "model_warmup"))):
+        raise InputError(f"ensemble {name!r} has a backend, batching, warmup or accelerators: they belong to its steps")
     model = pb.ModelConfig(
-        name=check_model_name(config.name),
-        backend=config.backend,
-        platform=config.platform,
-        default_model_filename=config.filename,
-        max_batch_size=config.max_batch_size,
-        input=[{"name": s.name, **_typed(s)} for s in config.inputs],
-        output=[{"name": s.name, **_typed(s)} for s in config.outputs],
-        version_policy={"specific": {"versions": config.versions}},
-        parameters={key: {"string_value": value} for key, value in config.parameters.items()},
-        model_warmup=[
-            {
-                "name": sample.name,
-                "batch_size": sample.batch_size,
-                "count": 1,
-                "inputs": {s.name: _typed(s) | _data(sample.files.get(s.name)) for s in sample.inputs},
-            }
-            for sample in config.warmup
-        ],
+        name=check_model_name(name),
+        max_batch_size=max_batch_size,
+        input=[{"name": s.name, **tensor(s)} for s in inputs],
+        output=[{"name": s.name, **tensor(s)} for s in outputs],
+        version_policy={"specific": {"versions": [version]}},
+        parameters={key: {"string_value": value} for key, value in (parameters or {}).items()},
+        **({"platform": "ensemble", "ensemble_scheduling": {"step": steps}} if steps else {}),
+        **({} if steps else {"instance_group": [{"count": 1, "kind": kind}]}),
+        **fields,
     )
-    for step in config.steps:
-        model.ensemble_scheduling.step.add(
-            model_name=step.model, model_version=-1, input_map=step.input_map, output_map=step.output_map
-        )
-    if not config.steps:
-        model.instance_group.add(count=config.instances, kind=config.kind)
-    if config.batching is not None:
-        model.dynamic_batching.SetInParent()
-        model.dynamic_batching.preferred_batch_size.extend(config.batching.preferred)
-        model.dynamic_batching.max_queue_delay_microseconds = config.batching.delay_us
-        policy = model.dynamic_batching.default_queue_policy
-        policy.timeout_action = policy.REJECT
-        policy.default_timeout_microseconds, policy.allow_timeout_override = config.batching.timeout_us, True
-        policy.max_queue_size = config.batching.queue
-    for place, name, parameters in config.accelerators:
+    for place, accelerator, options in accelerators:
         group = model.optimization.execution_accelerators
-        getattr(group, f"{place}_execution_accelerator").add(name=name, parameters=parameters)
-    if config.graph_level is not None:
-        model.optimization.graph.level = config.graph_level
+        getattr(group, f"{place}_execution_accelerator").add(name=accelerator, parameters=options)
+    if graph_level is not None:
+        model.optimization.graph.level = graph_level
     check(model)
     return model
-
-
-def _typed(spec: TensorSpec) -> dict[str, Any]:
-    return {"data_type": datatype(spec.dtype), "dims": dims(spec)}
-
-
-def _data(file: str | None) -> dict[str, Any]:
-    return {"zero_data": True} if file is None else {"input_data_file": file}
-
-
-def _check_ensemble(config: TritonConfig) -> None:
-    """Refuse fields that an ensemble must not have.
-
-    Source: triton-inference-server/core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig.
-    """
-    if config.steps and (config.backend or config.batching or config.warmup or config.accelerators):
-        raise InputError(
-            f"ensemble {config.name!r} has a backend, batching, warmup or accelerators: they belong to its steps"
-        )
-    if config.steps and config.platform != "ensemble":
-        raise InputError(f"ensemble {config.name!r} has platform {config.platform!r}, expected 'ensemble'")
 
 
 def check(model: Any) -> None:
@@ -254,15 +183,8 @@ def check(model: Any) -> None:
             raise InputError(f"warmup {sample.name!r} of {name!r} has a dimension that is not concrete")
 
 
-def render(config: TritonConfig) -> str:
-    """Return the text of ``config.pbtxt``; equal configs give equal text."""
-    return to_text(to_protobuf(config))
-
-
 def to_text(model: Any) -> str:
-    """Return a message's text form, as ``config.pbtxt`` has it."""
-    from google.protobuf import text_format
-
+    """Return a message's text form, as ``config.pbtxt`` has it; equal messages give equal text."""
     return text_format.MessageToString(model)
 
 
@@ -272,7 +194,6 @@ def parse(text: str) -> Any:
     Raises:
         InputError: it is not a ModelConfig in text form; the message has protobuf's line and column.
     """
-    from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
     try:

@@ -28,7 +28,7 @@ from accel.core.files import stays_inside, writing
 from accel.core.processing import CustomStep, File, Pipeline, Tokenize
 from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch, manifest as manifests
-from accel.triton.config import DynamicBatching, Step, TritonConfig, render, to_protobuf, to_text
+from accel.triton.config import BATCHING, model_config, step, to_text
 from accel.triton.manifest import Manifest
 from accel.triton.releases import release
 from accel.triton.step_models import StepModel, after, before
@@ -66,7 +66,7 @@ def add(root: Path, pipeline: Pipeline) -> tuple[str, ...]:
             _write_step(fresh, model, manifest)
         if isinstance(pipeline.post, CustomStep) and post is not None:
             _try(fresh / post.name / str(manifest.version), post, root, manifest)
-        _write_config(fresh / ensemble.name, render(ensemble))
+        _write_config(fresh / ensemble.name, to_text(ensemble))
         version = fresh / ensemble.name / str(manifest.version)
         version.mkdir()
         declared = to_json(_placed(pipeline, {m.name: m for m in steps}, manifest.version))
@@ -182,7 +182,7 @@ def _try(folder: Path, model: StepModel, root: Path, manifest: Manifest) -> None
         sys.dont_write_bytecode = written
 
 
-def _ensemble(manifest: Manifest, pre: StepModel | None, post: StepModel | None) -> TritonConfig:
+def _ensemble(manifest: Manifest, pre: StepModel | None, post: StepModel | None) -> Any:
     """Join the steps: a tensor is called ``pre.<name>`` or ``model.<name>`` inside, and by its name at the two ends."""
     inputs = pre.inputs if pre else manifest.inputs
     outputs = post.outputs if post else manifest.outputs
@@ -200,18 +200,17 @@ def _ensemble(manifest: Manifest, pre: StepModel | None, post: StepModel | None)
 
     if not kept(gives):
         raise InputError("the step after the model reads none of its outputs", fix="list one in ensemble.post.inputs")
-    steps = [Step(pre.name, given, kept(made))] if pre else []
-    steps.append(Step(manifest.models[0], fed, kept(gives)))
+    steps = [step(pre.name, given, kept(made))] if pre else []
+    steps.append(step(manifest.models[0], fed, kept(gives)))
     if post:
-        steps.append(Step(post.name, read, {s.name: s.name for s in post.outputs}))
-    return TritonConfig(
-        name=f"{manifest.models[0]}_pipeline",
-        inputs=_configured(inputs, manifest),
-        outputs=_configured(outputs, manifest),
+        steps.append(step(post.name, read, {s.name: s.name for s in post.outputs}))
+    return model_config(
+        f"{manifest.models[0]}_pipeline",
+        _configured(inputs, manifest),
+        _configured(outputs, manifest),
         max_batch_size=manifest.max_batch_size,
-        versions=(manifest.version,),
-        platform="ensemble",
-        steps=tuple(steps),
+        version=manifest.version,
+        steps=steps,
     )
 
 
@@ -237,17 +236,15 @@ def _write_step(fresh: Path, model: StepModel, manifest: Manifest) -> None:
         shutil.copyfile(content.path, target)
         if sha256_file(target) != content.sha256:
             raise InputError(f"{content.path} changed while the ensemble was made", fix="run the command again")
-    config = to_protobuf(
-        TritonConfig(
-            name=model.name,
-            inputs=_configured(model.inputs, manifest),
-            outputs=_configured(model.outputs, manifest),
-            max_batch_size=manifest.max_batch_size,
-            versions=(manifest.version,),
-            backend="python",
-            filename="model.py",
-            batching=DynamicBatching() if manifest.max_batch_size > 1 else None,
-        )
+    config = model_config(
+        model.name,
+        _configured(model.inputs, manifest),
+        _configured(model.outputs, manifest),
+        max_batch_size=manifest.max_batch_size,
+        version=manifest.version,
+        backend="python",
+        default_model_filename="model.py",
+        dynamic_batching=BATCHING if manifest.max_batch_size > 1 else None,
     )
     for output in config.output:
         output.label_filename = model.label_files.get(output.name, "")

@@ -62,7 +62,9 @@ def script(
         hardware: name of the config that was emitted for this machine.
     """
     policies = _policies(models)
-    cores, nodes = ([_variable(what, p, policies) for p in policies] for what in ("CPU_CORES", "NUMA_NODE"))
+    # A single policy needs no suffix.
+    suffixes = [f"_{re.sub('[^A-Za-z0-9]', '_', policy)}" if len(policies) > 1 else "" for policy in policies]
+    cores, nodes = ([f"{what}{suffix}" for suffix in suffixes] for what in ("CPU_CORES", "NUMA_NODE"))
     cached = any(m.response_cache.enable for m in models)
     # At the threads of the measurement: torch takes them from OpenMP, and the package's parameters are not read.
     openmp = threads if any(targets.backend(m.backend).openmp for m in models) else None
@@ -145,11 +147,6 @@ def _policies(models: Sequence[Any]) -> list[str]:
         else:
             found["model" if group.kind == type(group).KIND_MODEL else "cpu"] = None
     return list(found)
-
-
-def _variable(name: str, policy: str, policies: Sequence[str]) -> str:
-    """Name the variable of one policy; a single policy needs no suffix."""
-    return name if len(policies) == 1 else f"{name}_{re.sub('[^A-Za-z0-9]', '_', policy)}"
 
 
 def require(text: str, release: Release, packages: Sequence[str]) -> str:

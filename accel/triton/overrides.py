@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
+
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.values import sha256_file
 from accel.triton.config import to_text
@@ -40,7 +42,6 @@ def _schema() -> Any:
 
     Source: https://protobuf.dev/programming-guides/field_presence/: in proto2 every singular field tracks presence.
     """
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     from tritonclient.grpc import model_config_pb2 as pb
 
     file = descriptor_pb2.FileDescriptorProto()
@@ -61,8 +62,6 @@ def parse(text: str, source: str = "overrides") -> Any:
         InputError: protobuf refuses it (an unknown field, a wrong enum or type), or a list is empty; the message has
             line and column.
     """
-    from google.protobuf import text_format
-
     try:
         given = text_format.Parse(text, _schema()())
         tokens, before = text_format.Tokenizer(text.splitlines()), ""
@@ -118,8 +117,6 @@ def from_job(triton: Mapping[str, Any], path: Path, known: Sequence[str]) -> dic
 
 
 def _from_mapping(fields: Mapping[str, Any], path: Path, above: list[str | int]) -> str:
-    from google.protobuf import json_format
-
     for path_to, value in _walk(fields):
         if value is None or value == []:
             what = "has no value" if value is None else "is an empty list, which cannot be told from none"
@@ -347,12 +344,6 @@ def _merge(into: Any, given: Any) -> None:
         elif hasattr(value, "ListFields"):
             mine.SetInParent()
             _merge(mine, value)
-        elif isinstance(value, str | int | float):
-            setattr(into, field.name, value)
         else:
             into.ClearField(field.name)
-            for item in value:
-                if hasattr(item, "SerializeToString"):
-                    getattr(into, field.name).add().MergeFromString(item.SerializeToString())
-                else:
-                    getattr(into, field.name).append(item)
+            into.MergeFromString(type(given)(**{field.name: value}).SerializeToString())

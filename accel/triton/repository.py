@@ -4,6 +4,7 @@ Whatever a backend calls its tensors inside, the model that clients call shows t
 backend that dictates names gets an ensemble in front.
 """
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,13 +28,12 @@ from accel.core.values import (
 )
 from accel.triton import manifest as manifests, overrides as changes
 from accel.triton.config import (
-    DynamicBatching,
-    Step,
-    TritonConfig,
+    BATCHING,
     byte_size,
     check,
     check_model_name,
-    to_protobuf,
+    model_config,
+    step,
     to_text,
 )
 from accel.triton.contract import Contract, agree, merges
@@ -126,27 +126,21 @@ def emit(
         models = (model_name, inner) if renamed else (model_name,)
         points = load_points(samples, reference, inputs=contract.inputs, outputs=contract.outputs)
         warm = warmup(points, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
-        front = TritonConfig(
-            name=model_name,
-            inputs=contract.without_batch(contract.inputs),
-            outputs=contract.without_batch(contract.outputs),
+        inside = model_config(
+            inner,
+            _rename(contract.without_batch(contract.inputs), served.input_names if renamed else {}),
+            _rename(contract.without_batch(contract.outputs), served.output_names if renamed else {}),
             max_batch_size=contract.batch,
-            versions=(model_version,),
-        )
-        inside = replace(
-            front,
-            name=inner,
-            inputs=_rename(front.inputs, served.input_names if renamed else {}),
-            outputs=_rename(front.outputs, served.output_names if renamed else {}),
-            backend=served.backend,
-            platform=served.platform,
-            filename="model.py" if is_python else served.filename,
+            version=model_version,
             kind="KIND_GPU" if artifact.variant.target.device == "cuda" else "KIND_CPU",
-            batching=DynamicBatching() if contract.batch > 1 else None,
-            warmup=warm.renamed(served.input_names if renamed else {}),
             accelerators=_placed(served.accelerators, f"{inner}/{model_version}"),
             parameters=served.parameters,
             graph_level=served.graph_level,
+            backend=served.backend,
+            platform=served.platform,
+            default_model_filename="model.py" if is_python else served.filename,
+            dynamic_batching=BATCHING if contract.batch > 1 else None,
+            model_warmup=warm.renamed(served.input_names if renamed else {}),
         )
         edits, given_files = changes.take_files(overrides)
         # The Python backend's model finds its threads itself, on any machine.
@@ -182,7 +176,7 @@ def emit(
             raise InputError(f"{artifact.variant.id} has no file {served.filename!r}, which Triton is to load")
         written = [worker]
         if renamed:
-            written.insert(0, _write_front(fresh, front, inside=inside, served=served, overrides=edits))
+            written.insert(0, _write_front(fresh, model_name, contract, inside=inside, served=served, overrides=edits))
         (fresh / inner / "config.pbtxt").write_text(to_text(worker), encoding="utf-8")
         _write_data(fresh / inner, worker, warm.files, given_files, files=artifact.files)
         if renamed:  # labels are looked for beside the config that names them
@@ -258,16 +252,16 @@ def _placed(
     )
 
 
-def _overridden(inside: TritonConfig, served: TritonModel, overrides: str, *, threads: int | None) -> Any:
+def _overridden(inside: Any, served: TritonModel, overrides: str, *, threads: int | None) -> Any:
     """Return the ``ModelConfig`` of the model that does the work, with what the user changes in it.
 
     Args:
         threads: of the measurement, which the config then states; None leaves them out.
     """
+    model = copy.deepcopy(inside)
     if threads is not None:
-        ran = dict(targets.backend(served.backend).parameters(threads, changes.instances(overrides)))
-        inside = replace(inside, parameters=ran | dict(inside.parameters))
-    model = to_protobuf(inside)
+        for key, value in targets.backend(served.backend).parameters(threads, changes.instances(overrides)).items():
+            model.parameters[key].string_value = served.parameters.get(key, value)
     changes.apply(overrides, model, inputs=served.input_names, outputs=served.output_names)
     check(model)
     return model
@@ -308,25 +302,32 @@ def _rename(specs: tuple[TensorSpec, ...], names: Mapping[str, str]) -> tuple[Te
     return tuple(TensorSpec(names.get(s.name, s.name), s.dtype, s.dims) for s in specs)
 
 
-def _write_front(root: Path, front: TritonConfig, *, inside: TritonConfig, served: TritonModel, overrides: str) -> Any:
+def _write_front(root: Path, name: str, contract: Contract, *, inside: Any, served: TritonModel, overrides: str) -> Any:
     """Put an ensemble before a backend that dictates tensor names, so that clients keep theirs; return its config.
 
     Source: an ensemble tensor is written once (core, src/model_config_utils.cc, BuildEnsembleGraph), so one name cannot
     be both an input and an output.
     """
-    if both := {s.name for s in front.inputs} & {s.name for s in front.outputs}:
+    if both := {s.name for s in contract.inputs} & {s.name for s in contract.outputs}:
         raise InputError(f"{sorted(both)} name both an input and an output: no ensemble can map them")
-    step = Step(
+    version = inside.version_policy.specific.versions[0]
+    work = step(
         inside.name,
-        {served.input_names.get(s.name, s.name): s.name for s in front.inputs},
-        {served.output_names.get(s.name, s.name): s.name for s in front.outputs},
+        {served.input_names.get(s.name, s.name): s.name for s in contract.inputs},
+        {served.output_names.get(s.name, s.name): s.name for s in contract.outputs},
     )
-    ensemble = replace(front, platform="ensemble", steps=(step,))
+    model = model_config(
+        name,
+        contract.without_batch(contract.inputs),
+        contract.without_batch(contract.outputs),
+        max_batch_size=contract.batch,
+        version=version,
+        steps=[work],
+    )
     # Every model of a repository needs its version folder, and an ensemble has nothing to put there.
-    version_folder = root / front.name / str(front.versions[0])
+    version_folder = root / name / str(version)
     version_folder.mkdir(parents=True)
     (version_folder / "README").write_text(f"Maps names only; the work is done by {inside.name}.\n", encoding="utf-8")
-    model = to_protobuf(ensemble)
     changes.tensors(overrides, model)
-    (root / front.name / "config.pbtxt").write_text(to_text(model), encoding="utf-8")
+    (root / name / "config.pbtxt").write_text(to_text(model), encoding="utf-8")
     return model

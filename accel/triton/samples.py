@@ -8,13 +8,14 @@ one request's bytes; without ``max_batch_size`` the dims are the request's whole
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from accel.core.dtypes import datatype
 from accel.core.errors import InputError, SampleError
 from accel.core.feeds import Feed, fit_inputs, read_feeds
 from accel.core.values import Profile, TensorSpec
-from accel.triton.config import WarmupSample
 
 POINTS = ("min", "odd", "opt", "max")
 LARGEST_FILE_BYTES = 4 << 20
@@ -33,22 +34,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """Warm-up samples of a config and the files they read."""
+    """Warm-up samples, as ``model_warmup`` of a config has them, and the files they read."""
 
-    samples: tuple[WarmupSample, ...]
+    samples: tuple[Mapping[str, Any], ...]
     files: Mapping[str, bytes]
 
-    def renamed(self, names: Mapping[str, str]) -> tuple[WarmupSample, ...]:
+    def renamed(self, names: Mapping[str, str]) -> list[Mapping[str, Any]]:
         """Return the samples under the backend's input names."""
-        return tuple(
-            WarmupSample(
-                s.name,
-                s.batch_size,
-                tuple(TensorSpec(names.get(i.name, i.name), i.dtype, i.dims) for i in s.inputs),
-                {names.get(k, k): v for k, v in s.files.items()},
-            )
-            for s in self.samples
-        )
+        return [{**s, "inputs": {names.get(k, k): data for k, data in s["inputs"].items()}} for s in self.samples]
 
 
 def load_points(
@@ -109,7 +102,7 @@ def warmup(points: Mapping[str, Point], inputs: tuple[TensorSpec, ...], *, batch
     leading = {s.dims[0] if s.dims else 0 for s in inputs}
     rows_vary = len(leading) == 1 and isinstance(next(iter(leading)), str)
     largest = batch or (min(profile[s.name].max[0] for s in inputs) if rows_vary else 1)
-    samples: dict[tuple[int, tuple[tuple[int, ...], ...]], WarmupSample] = {}
+    samples: dict[tuple[int, tuple[tuple[int, ...], ...]], Mapping[str, Any]] = {}
     files: dict[str, bytes] = {}
     for point, size in [("opt", 1), ("opt", largest), *((name, 1) for name in points if name != "opt")]:
         requests, rows = (size, 1) if batch else (1, size)
@@ -119,14 +112,16 @@ def warmup(points: Mapping[str, Point], inputs: tuple[TensorSpec, ...], *, batch
         shape = (requests, tuple(feed[s.name].shape for s in inputs))
         if shape in samples or (point != "opt" and sum(v.nbytes for v in feed.values()) > LARGEST_FILE_BYTES):
             continue
-        named: dict[str, str] = {}
+        data: dict[str, Mapping[str, Any]] = {}
         for index, spec in enumerate(inputs):
             value = feed[spec.name]
+            source: dict[str, Any] = {"zero_data": True}
             if value.dtype.kind in "iub" or (value.dtype.kind == "f" and value.nbytes <= LARGEST_FILE_BYTES):
                 # Requests of one sample share its data, so batch 1 and N requests of batch 1 read the same file.
-                named[spec.name] = f"{point}_rows{rows}_{index}.bin" if rows_vary else f"{point}_{index}.bin"
-                files[named[spec.name]] = value.tobytes()
-        specs = tuple(TensorSpec(s.name, s.dtype, feed[s.name].shape[1 if batch else 0 :]) for s in inputs)
+                name = f"{point}_rows{rows}_{index}.bin" if rows_vary else f"{point}_{index}.bin"
+                source = {"input_data_file": name}
+                files[name] = value.tobytes()
+            data[spec.name] = {"data_type": datatype(spec.dtype), "dims": value.shape[1 if batch else 0 :], **source}
         label = f"{point}_batch{size}" if rows_vary else point
-        samples[shape] = WarmupSample(label, requests, specs, named)
+        samples[shape] = {"name": label, "batch_size": requests, "count": 1, "inputs": data}
     return Warmup(tuple(samples.values()), files)

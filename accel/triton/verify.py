@@ -2,7 +2,7 @@
 
 import dataclasses
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,7 +10,7 @@ from accel.core.dtypes import datatype
 from accel.core.errors import InputError
 from accel.core.feeds import read_npz
 from accel.core.files import stays_inside
-from accel.core.values import TensorSpec, file_ref, sha256_file
+from accel.core.values import FileRef, TensorSpec, file_ref, sha256_file
 from accel.triton.config import byte_size, dims, parse, type_name
 from accel.triton.manifest import FILENAME, REFERENCE, Finding, Manifest, read, write
 
@@ -28,7 +28,7 @@ def verify(root: Path) -> tuple[Finding, ...]:
     except InputError as error:
         return (Finding("error", FILENAME, "", error.message, error.fix or AGAIN),)
     found = [
-        *changes(root, manifest),
+        *changes(root, manifest.files, {FILENAME}),
         *(
             f
             for model in manifest.models
@@ -68,10 +68,14 @@ def accept_configs(root: Path) -> tuple[str, ...]:
     return tuple(name for _, name in added)
 
 
-def changes(root: Path, manifest: Manifest) -> Iterator[Finding]:
-    """Yield what of the files is not as the manifest says: changed, missing, added, a link; all of them errors."""
-    listed = set()
-    for file in manifest.files:
+def changes(root: Path, files: Iterable[FileRef], apart: Collection[str]) -> Iterator[Finding]:
+    """Yield what of the files is not as described: changed, missing, added, a link; all of them errors.
+
+    Args:
+        apart: files that need not be described.
+    """
+    listed = set(apart)
+    for file in files:
         listed.add(file.path)
         if not stays_inside(file.path):
             yield Finding("error", file.path, "files", "the path leaves the repository", AGAIN)
@@ -95,7 +99,7 @@ def changes(root: Path, manifest: Manifest) -> Iterator[Finding]:
         name = path.relative_to(root).as_posix()
         if path.is_symlink():
             yield Finding("error", name, "", f"a link to {path.readlink()}: a repository holds plain files", AGAIN)
-        elif not path.is_dir() and name not in listed and name != FILENAME:
+        elif not path.is_dir() and name not in listed:
             parts = PurePosixPath(name).parts
             measured = len(parts) == 3 and parts[1] == "configs" and path.suffix == ".pbtxt"
             fix = "remove it, or list it: accel verify --accept-configs" if measured else "remove it"

@@ -101,6 +101,10 @@ class Contender:
         self._open.close()
         self._trial = None
 
+    def leave(self) -> None:
+        """Stop its server, which no other session can use."""
+        self.close()
+
 
 @dataclass(slots=True)
 class Bracketing(Race):

@@ -14,10 +14,11 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.compatibility import listing, running
-from benchmarks.compatibility.source import NotHere
+from benchmarks.compatibility import forked, listing, running
+from benchmarks.compatibility.source import KINDS, Kind, Source
 
 OUT = Path("runs/compatibility")
 PAGE = Path("docs/compatibility.md")
@@ -33,16 +34,6 @@ def show() -> None:
         print(f"{kind:<12} {count:>4} sources, {architectures:>4} architectures, {operators:>4} operator cases")
 
 
-def make(name: str, folder: Path) -> int:
-    """Write one source, and print what ``accel convert`` takes for it."""
-    try:
-        print(listing.BY_ID[name].make(folder))
-    except NotHere as error:
-        print(error, file=sys.stderr)
-        return running.NOT_HERE
-    return 0
-
-
 def run(asked: argparse.Namespace) -> bool:
     """Run the sources asked for, one after another; returns whether one ended in a traceback."""
     if asked.sample is not None:
@@ -51,23 +42,41 @@ def run(asked: argparse.Namespace) -> bool:
         sources = list(listing.SOURCES) if asked.all else listing.chosen(asked.names)
     if not sources:
         raise SystemExit("name sources, or give --sample N or --all")
-    rows = []
-    for number, source in enumerate(sources, 1):
-        file = asked.out / "rows" / f"{source.id.replace('/', '__')}.json"
-        if asked.missing and file.exists():
-            continue
-        row = running.run(source, asked.targets, asked.out / "work", limit_s=asked.limit_s)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        whole = file.with_suffix(".part")
-        whole.write_text(json.dumps(row, indent=1) + "\n")
-        whole.replace(file)
-        if not asked.keep:
-            shutil.rmtree(asked.out / "work" / source.id, ignore_errors=True)
-        rows.append(row)
-        word = running.verdict(row)
-        why = "" if word == "passes" else " ".join((row["error"] or "").split())[:150]
-        print(f"{number:>3}/{len(sources)} {row['seconds']:>6.1f} s  {word:<11} {source.id:<44} {why}", flush=True)
-    return any(row["traceback"] for row in rows)
+    if not asked.warm:
+        return sum(_row(source, asked) for source in sources) > 0
+    found = False
+    for kind in KINDS:
+        own = [s for s in sources if s.kind == kind and not (asked.missing and _file(s, asked.out).exists())]
+        if own:
+            found |= forked.apart(lambda own=own, kind=kind: _warm(kind, own, asked)) != 0
+    return found
+
+
+def _warm(kind: Kind, sources: Sequence[Source], asked: argparse.Namespace) -> int:
+    forked.prepare(kind)
+    return min(1, sum(_row(source, asked) for source in sources))
+
+
+def _file(source: Source, out: Path) -> Path:
+    return out / "rows" / f"{source.id.replace('/', '__')}.json"
+
+
+def _row(source: Source, asked: argparse.Namespace) -> bool:
+    """Run one source, write its row and print its verdict; returns whether it ended in a traceback."""
+    file = _file(source, asked.out)
+    if asked.missing and file.exists():
+        return False
+    row = running.run(source, asked.targets, asked.out / "work", limit_s=asked.limit_s, warm=asked.warm)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = file.with_suffix(".part")
+    whole.write_text(json.dumps(row, indent=1) + "\n")
+    whole.replace(file)
+    if not asked.keep:
+        shutil.rmtree(asked.out / "work" / source.id, ignore_errors=True)
+    word = running.verdict(row)
+    why = "" if word == "passes" else " ".join((row["error"] or "").split())[:150]
+    print(f"{row['seconds']:>6.1f} s  {word:<11} {source.id:<44} {why}", flush=True)
+    return bool(row["traceback"])
 
 
 def main() -> int:
@@ -85,6 +94,9 @@ def main() -> int:
     some.add_argument("--seed", type=int, default=0, help="decides which are drawn")
     some.add_argument("--targets", default="cpu")
     some.add_argument("--limit-s", type=float, default=300.0, help="for making, and for converting, each")
+    some.add_argument(
+        "--warm", action="store_true", help="fork accel and its workers: imports are paid for once a kind"
+    )
     some.add_argument("--missing", action="store_true", help="leave out what has a row already")
     some.add_argument("--keep", action="store_true", help="keep the sources and run directories")
     some.add_argument("--out", type=Path, default=OUT)
@@ -96,7 +108,7 @@ def main() -> int:
         show()
         return 0
     if asked.command == "make":
-        return make(asked.name, asked.folder)
+        return running.make(listing.BY_ID[asked.name], asked.folder)
     if asked.command == "run":
         return int(run(asked))
     from benchmarks.compatibility import table

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compatibility import forked
 from benchmarks.compatibility.packages import FOLDER
-from benchmarks.compatibility.source import Source
+from benchmarks.compatibility.source import NotHere, Source
 
 SETTINGS = ("--bench", "none", "--threads", "1")
 """Build and prove only, each source on one core."""
@@ -39,8 +40,19 @@ NOT_HERE = 3
 Row = dict[str, Any]
 
 
-def run(source: Source, targets: str, work: Path, *, limit_s: float, extra: Sequence[str] = ()) -> Row:
-    """Make the source, convert it, and return its row; its folder below ``work`` is emptied first."""
+def run(
+    source: Source, targets: str, work: Path, *, limit_s: float, warm: bool = False, extra: Sequence[str] = ()
+) -> Row:
+    """Make the source, convert it, and return its row; its folder below ``work`` is emptied first.
+
+    Args:
+        source: what to convert.
+        targets: as for ``accel convert``.
+        work: folder of the sources and run directories.
+        limit_s: for making, and for converting, each.
+        warm: whether this process has called ``warm.prepare``, and is to be forked.
+        extra: further arguments of ``accel convert``.
+    """
     folder = (work / source.id).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -53,17 +65,25 @@ def run(source: Source, targets: str, work: Path, *, limit_s: float, extra: Sequ
         "operator": source.operator,
         "wants": source.wants,
         "targets": targets,
+        "warm": warm,
         "stage": "nothing",
     }
-    made = _limited([sys.executable, "-m", "benchmarks.compatibility", "make", source.id, str(folder)], None, limit_s)
+    if warm:
+        made = forked.call(lambda: sys.exit(make(source, folder)), ROOT, limit_s, _environment())
+    else:
+        command = [sys.executable, "-m", "benchmarks.compatibility", "make", source.id, str(folder)]
+        made = _limited(command, None, limit_s)
     if made[0] != 0:
         empty = {"here": made[0] != NOT_HERE, "variants": [], "chosen": None, "command": None}
         return _without_paths({**row, **empty, **_ending(made, start)}, folder)
     reference = made[1].strip().splitlines()[-1]
     arguments = [a.replace("{folder}", str(folder)) for a in source.arguments]
     words = ["convert", reference, "--targets", targets, *arguments, *SETTINGS, *extra]
-    command = [sys.executable, "-m", "accel", *words, "-o", str(folder / "run"), "--json"]
-    ended = _limited(command, folder, limit_s)
+    words_here = [*words, "-o", str(folder / "run"), "--json"]
+    if warm:
+        ended = forked.call(lambda: forked.accel(words_here), folder, limit_s, _environment())
+    else:
+        ended = _limited([sys.executable, "-m", "accel", *words_here], folder, limit_s)
     document = _document(ended[1])
     variants = [
         {k: v[k] for k in ("id", "target", "status", "reason", "fix")} for v in (document or {}).get("variants", [])
@@ -78,6 +98,16 @@ def run(source: Source, targets: str, work: Path, *, limit_s: float, extra: Sequ
         "accuracy": document["model"]["accuracy"] if document else None,
     }
     return _without_paths({**row, **found, **_ending(ended, start)}, folder)
+
+
+def make(source: Source, folder: Path) -> int:
+    """Write one source into a folder, and print what ``accel convert`` takes for it; returns the exit code."""
+    try:
+        print(source.make(folder))
+    except NotHere as error:
+        print(error, file=sys.stderr)
+        return NOT_HERE
+    return 0
 
 
 def verdict(row: Row) -> str:
@@ -120,14 +150,17 @@ def _runtime(target: str) -> str:
     return target.split("-")[0]
 
 
+def _environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
 def _limited(command: Sequence[str], cwd: Path | None, limit_s: float) -> tuple[int | None, str, str]:
     """Run a command, ended past the limit; returns its code (None: ended so), stdout and stderr."""
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     process = subprocess.Popen(
         command,
         cwd=cwd,
-        env=environment,
+        env=_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -566,3 +566,17 @@ def test_partners_are_as_many_as_can_be():
     np.testing.assert_allclose(
         overlaps(np.array(boxes[0][0], float), np.array(boxes[1][0], float)), [[2 / 3, 2 / 3], [2 / 3, 0.25]]
     )
+
+
+def test_noise_at_one_coverage_feed_lowers_the_gate_of_that_feed_alone():
+    """A flat picture may cancel to nothing: what its noise allows there, a batch of seven is not allowed."""
+    truth = feeds(IMAGE) | {"flat low": feeds(IMAGE, seed=3)["0"], "n7": feeds(IMAGE, seed=4)["0"]}
+    own = truth | {"flat low": feeds(IMAGE, seed=3, noise=1e-3)["0"]}
+    rows = compare(truth, own, outputs=[IMAGE], masks={}, gate={}).outputs
+    noise = Noise("with its inputs moved by their last bit", rows)
+    bad = feeds(IMAGE, seed=3, noise=1.2e-3)["0"]
+    assert judge(truth, truth | {"flat low": bad}, IMAGE, noise=noise).passed
+    assert not judge(truth, truth | {"flat low": bad}, IMAGE).passed
+    worse = judge(truth, truth | {"n7": feeds(IMAGE, seed=4, noise=1.2e-3)["0"]}, IMAGE, noise=noise)
+    assert not worse.passed
+    assert "'n7'" in worse.reasons[0]

@@ -22,7 +22,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     assert spec.loader is not None
     module = sys.modules["planted"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module, module.bench("encoder", tmp_path_factory.mktemp("planted"), 1, export=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "COVERAGE_S", 600.0)  # also on a busy machine
+        return module, module.bench("encoder", tmp_path_factory.mktemp("planted"), 1, export=False)
 
 
 def test_what_differs_anywhere_in_the_contract_fails(planted):
@@ -74,7 +76,7 @@ def test_the_sources_own_noise_is_measured_in_float64(planted):
     assert found.how == "in float64"
     by_name = {row.name: row for row in found.outputs}
     assert 100 < by_name["hidden"].sqnr_db < 160
-    assert set(by_name["hidden"].by_shape_db) == {"min", "odd", "opt", "max"}
+    assert set(by_name["hidden"].by_shape_db) >= {"min", "odd", "opt", "max", "b1"}  # coverage feeds, too
 
 
 def test_every_batch_is_answered_however_long_the_source_takes(planted, tmp_path, monkeypatch):

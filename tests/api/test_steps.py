@@ -1,6 +1,7 @@
 """The steps one by one, on what a user brings: an ONNX file, a function that answers, measurements."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import accel
 from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
+from accel.core.feeds import read_feeds
 from accel.run.decide import Constraints
 
 WEIGHT = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
@@ -71,6 +73,32 @@ def test_anything_that_answers_is_held_against_the_source(source):
     wrong = accel.compare(lambda feed: {"y": np.tanh(feed["x"] @ changed)}, source)
     assert not wrong.passed
     assert wrong.reasons
+
+
+def test_a_function_is_judged_as_a_variant_is(source, artifact):
+    own = accel.compare(lambda feed: {"y": np.tanh(feed["x"] @ WEIGHT)}, source)
+    built = accel.compare(artifact, source)
+    assert dict(own.gate) == dict(built.gate)
+    assert own.notes == built.notes
+    largest = max(np.abs(feed["x"]).max() for feed in read_feeds(source.folder / "gate.npz").values())
+
+    def right_where_samples_lie(feed: Any) -> Any:
+        known = np.abs(feed["x"]).max() <= largest * 1.01
+        return {"y": np.tanh(feed["x"] @ WEIGHT) if known else np.zeros((len(feed["x"]), 4), np.float32)}
+
+    assert not accel.compare(right_where_samples_lie, source).passed
+    with pytest.raises(UsageError, match="did you mean int8"):
+        accel.compare(right_where_samples_lie, source, precision="int9")
+
+
+def test_a_file_is_optimised_by_its_path(source, file):
+    feeds = list(read_feeds(source.folder / "gate.npz").values())
+    with accel.optimize(
+        str(file), feeds, targets="ort", objective="latency", threads=1, rounds=2, round_s=0.02, out=source.job.out
+    ) as result:
+        x = feeds[0]["x"]
+        np.testing.assert_allclose(result.best(x).y, np.tanh(x @ WEIGHT), atol=1e-5)
+        np.testing.assert_allclose(result.best(x=x)["y"], np.tanh(x @ WEIGHT), atol=1e-5)
 
 
 def test_measurements_decide_wherever_they_come_from(source, artifact):

@@ -9,7 +9,7 @@ import pytest
 
 from accel.bench.load import Generator
 from accel.core.values import TensorSpec
-from accel.triton.config import DynamicBatching, TritonConfig, render
+from accel.triton.config import BATCHING, model_config, to_text
 from accel.triton.servers import server
 
 ECHO = '''
@@ -36,19 +36,19 @@ class TritonPythonModel:
 
 def write_echo(root: Path) -> None:
     """Add the model ``echo`` to a repository root."""
-    config = TritonConfig(
-        name="echo",
-        inputs=(TensorSpec("input_ids", "int64", ("seq",)),),
-        outputs=(TensorSpec("doubled", "float32", ("seq",)),),
+    config = model_config(
+        "echo",
+        [TensorSpec("input_ids", "int64", ("seq",))],
+        [TensorSpec("doubled", "float32", ("seq",))],
         max_batch_size=8,
-        versions=(1,),
+        version=1,
         backend="python",
-        filename="model.py",
-        batching=DynamicBatching(),
+        default_model_filename="model.py",
+        dynamic_batching=BATCHING,
     )
     (root / "echo" / "1").mkdir(parents=True)
     (root / "echo" / "1" / "model.py").write_text(ECHO)
-    (root / "echo" / "config.pbtxt").write_text(render(config))
+    (root / "echo" / "config.pbtxt").write_text(to_text(config))
 
 
 @pytest.fixture(scope="session")

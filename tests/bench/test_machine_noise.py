@@ -84,6 +84,8 @@ class Counting:
 
     def close(self): ...
 
+    leave = close
+
     def turn(self, points):
         self.turns += 1
         self.kept.append(float(self.turns))

@@ -342,6 +342,14 @@ def test_the_next_process_clears_up_after_one_that_was_killed(tasks_file, monkey
     assert _gone(detached)
 
 
+def test_a_run_without_work_left_clears_up_too(tmp_path, monkeypatch):
+    """Killed when all was done but the last file: the next run starts no process."""
+    (tmp_path / f"{temporary.PREFIX}left").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processes.start()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_worker_that_still_writes_when_the_command_ends_leaves_nothing(tasks_file, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -11,6 +11,7 @@ from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.feeds import read_feeds
 from accel.exporters import describe, export_onnx, load
 from accel.exporters.samples import make_samples
+from accel.exporters.source_model import another_way
 from accel.exporters.sources import quick_key, recognise
 
 MakeOnnx = Callable[..., Path]
@@ -248,3 +249,42 @@ def test_without_samples_integers_are_bounded_by_the_tables_they_index(tmp_path:
     np.savez(tmp_path / "s.npz", ids=np.arange(-4, 4), at=np.arange(8))
     own = describe(recognise(str(path), samples=str(tmp_path / "s.npz")))
     assert [s.range for s in own.inputs] == [None, None], "what the user has is not held against a guess"
+
+
+def test_a_source_of_floats_shows_its_noise_when_its_inputs_move_slightly(tmp_path: Path) -> None:
+    """Item by item gives equal values wherever a kernel sums in one order: sound variants were refused for that."""
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 3])],
+        [onnx.numpy_helper.from_array(np.full((4, 3), -9, np.float32), "w")],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    model = load(describe(recognise(str(path))))
+    feed = {"x": np.array([[0, 0, 0, 0], [0.1, 0.2, 0.3, 0.4]], np.float32)}
+    way = another_way(model, feed)
+    assert way is not None
+    how, answer = way
+    assert how == "with its inputs moved by 4 units in the last place"
+    truth = model.run(feed)["y"]
+    assert 0 < np.abs(answer(feed)["y"] - truth)[1].max() < 1e-5
+    np.testing.assert_array_equal(answer(feed)["y"][0], truth[0])  # zeros stay
+
+
+def test_a_file_that_is_quantised_already_says_so(make_onnx: MakeOnnx, tmp_path: Path) -> None:
+    """Its kernels are INT8 in whatever runtime: as FP32 it was refused everywhere."""
+    assert not describe(recognise(str(make_onnx()))).quantised
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["y"]),
+    ]
+    specs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["batch", 4]) for n in "xy"]
+    scale = onnx.numpy_helper.from_array(np.array(0.1, np.float32), "scale")
+    graph = helper.make_graph(nodes, "quantised", specs[:1], specs[1:], [scale])
+    path = tmp_path / "quantised.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    assert describe(recognise(str(path))).quantised

@@ -94,3 +94,28 @@ def test_sizes_contain_what_runs_observe_and_are_finite(tmp_path: Path) -> None:
         assert dims is not None
         assert name in ("read", "padded") or dims[0] == (1, 4)
         assert all(high < 1000 for _, high in dims), (name, dims)
+
+
+def test_a_slice_is_as_long_as_numpy_makes_it() -> None:
+    """Constant ends give exact sizes, and bounds that hold where the axis varies."""
+    cuts = [slice(1, 4), slice(0, 99, 2), slice(-3, 99), slice(99, -99, -2), slice(2, -1), slice(-3, 3)]
+    x = np.zeros(9)
+    for low, high in ((9, 9), (0, 9)):
+        for cut in cuts:
+            ends = {k: np.array([v]) for k, v in (("start", cut.start), ("end", cut.stop), ("step", cut.step or 1))}
+            graph = helper.make_graph(
+                [helper.make_node("Slice", ["x", "start", "end", "axis", "step"], ["y"])],
+                "cut",
+                [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["size"])],
+                [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+                [numpy_helper.from_array(v, n) for n, v in (ends | {"axis": np.array([0])}).items()],
+            )
+            made = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+            shapes = {"x": ShapeRange((low,), (high,), (high,))}
+            dims = facts_by_name(analyse(made, ranges={}, shapes=shapes))["y"].dims
+            assert dims is not None
+            lengths = [len(x[:n][cut]) for n in range(low, high + 1)]
+            assert dims[0][0] <= min(lengths)
+            assert max(lengths) <= dims[0][1]
+            if low == high:
+                assert dims[0] == (lengths[0], lengths[0])

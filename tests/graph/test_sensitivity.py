@@ -101,7 +101,7 @@ def test_what_was_chosen_is_what_is_written(network, tmp_path):
     report = quantize.for_tensorrt(
         path, out, to="int8", feeds=calibration, method="minmax", keep=found.chosen.kept, threads=1
     )
-    assert report.share == found.chosen.share
+    assert report["share"] == found.chosen.share
     assert score(out) == found.chosen.score
     assert not [f for f in typed.check(out) if f.severity == "error"]
     text = sensitivity.table(found)

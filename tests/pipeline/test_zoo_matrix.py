@@ -26,7 +26,7 @@ NOTHING_TO_DO = {("yolo", "ort-int8-dynamic")}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIX)
 def test_no_cell_of_the_matrix_fails(name: str, tmp_path: Path) -> None:
-    [row] = zoo_matrix.check(zoo_matrix.Asked((name,), out=tmp_path))
+    [row] = zoo_matrix.check((name,), folder=tmp_path)
     assert zoo_matrix.failures([row]) == []
     assert row["source"] == f"{name}@small"
     foreign = set().union(*(names for framework, names in FRAMEWORKS.items() if framework != row["framework"]))
@@ -59,7 +59,7 @@ def test_a_model_that_cannot_be_loaded_fails_alone(tmp_path: Path, monkeypatch: 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{")
     (folder / "model.safetensors").write_bytes(b"")
-    rows = zoo_matrix.check(zoo_matrix.Asked(("bert", "autoencoder"), full=True, targets="null", out=tmp_path / "out"))
+    rows = zoo_matrix.check(("bert", "autoencoder"), folder=tmp_path / "out", full=True, targets="null")
     assert [row["error"] is None for row in rows] == [False, True]
     assert zoo_matrix.failures(rows)[0].startswith("bert: null@cpu: ")
     assert [v["status"] for v in rows[1]["variants"]] == ["gate_failed"]
@@ -69,9 +69,9 @@ def test_a_model_that_cannot_be_loaded_fails_alone(tmp_path: Path, monkeypatch: 
 
 def test_what_cannot_be_checked_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"unknown model 'dlrn' \(did you mean dlrm\?\)"):
-        zoo_matrix.check(zoo_matrix.Asked(("autoencoder", "dlrn"), out=tmp_path))
+        zoo_matrix.check(("autoencoder", "dlrn"), folder=tmp_path)
     with pytest.raises(UsageError, match="unknown target 'orrt'"):
-        zoo_matrix.check(zoo_matrix.Asked(("autoencoder",), targets="orrt", out=tmp_path))
+        zoo_matrix.check(("autoencoder",), folder=tmp_path, targets="orrt")
     assert list(tmp_path.iterdir()) == []
 
 

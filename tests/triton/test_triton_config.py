@@ -1,7 +1,6 @@
 """Configs: text round trip, and what the server would refuse is refused here."""
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,29 +10,17 @@ from tritonclient.grpc import model_config_pb2 as pb
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
-from accel.triton.config import (
-    DynamicBatching,
-    Step,
-    TritonConfig,
-    WarmupSample,
-    check_model_name,
-    parse,
-    render,
-    to_protobuf,
-)
+from accel.triton.config import BATCHING, check_model_name, model_config, parse, step, tensor, to_text
 
-PLAIN = TritonConfig(
-    name="model",
-    inputs=(TensorSpec("x", "float32", ("seq", 3)),),
-    outputs=(TensorSpec("y", "float16", (2,)),),
-    max_batch_size=8,
-    versions=(1,),
-    backend="onnxruntime",
-    filename="model.onnx",
-)
-ENSEMBLE = replace(
-    PLAIN, backend=None, filename=None, platform="ensemble", steps=(Step("inner", {"a": "x"}, {"b": "y"}),)
-)
+PLAIN = {
+    "name": "model",
+    "inputs": (TensorSpec("x", "float32", ("seq", 3)),),
+    "outputs": (TensorSpec("y", "float16", (2,)),),
+    "max_batch_size": 8,
+    "version": 1,
+}
+SERVED = PLAIN | {"backend": "onnxruntime", "default_model_filename": "model.onnx"}
+ENSEMBLE = PLAIN | {"steps": (step("inner", {"a": "x"}, {"b": "y"}),)}
 names = st.text("abcXYZ_[]0.-é", min_size=1, max_size=12)
 specs = st.builds(
     TensorSpec,
@@ -42,16 +29,15 @@ specs = st.builds(
     st.lists(st.one_of(st.integers(1, 2**40), st.just("axis")), max_size=4).map(tuple),
 )
 configs = st.builds(
-    TritonConfig,
+    model_config,
     name=st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_-]{0,20}\Z"),
     inputs=st.lists(specs, max_size=3).map(tuple),
     outputs=st.lists(specs, max_size=3).map(tuple),
     max_batch_size=st.integers(64, 4096),
-    versions=st.lists(st.integers(1, 10**6), min_size=1, max_size=3).map(tuple),
+    version=st.integers(1, 10**6),
     backend=st.sampled_from(["onnxruntime", "python"]),
-    instances=st.integers(1, 16),
     kind=st.sampled_from(["KIND_CPU", "KIND_GPU"]),
-    batching=st.none() | st.builds(DynamicBatching, st.lists(st.integers(1, 64)).map(tuple), st.integers(0, 10**6)),
+    dynamic_batching=st.none() | st.just(BATCHING),
     accelerators=st.lists(
         st.tuples(st.sampled_from(["cpu", "gpu"]), names, st.dictionaries(names, names, max_size=3)), max_size=2
     ).map(tuple),
@@ -61,33 +47,32 @@ configs = st.builds(
 
 @given(configs)
 def test_text_parses_back_to_the_same_message(config):
-    assert parse(render(config)) == to_protobuf(config)
+    assert parse(to_text(config)) == config
 
 
 @given(st.dictionaries(names, names, min_size=2, max_size=5))
 def test_text_does_not_depend_on_the_order_of_parameters(parameters):
     backwards = dict(reversed(parameters.items()))
-    assert render(replace(PLAIN, parameters=parameters)) == render(replace(PLAIN, parameters=backwards))
+    texts = [to_text(model_config(**SERVED, parameters=given)) for given in (parameters, backwards)]
+    assert texts[0] == texts[1]
 
 
 def test_every_field_reaches_its_place():
-    warmup = WarmupSample("w", 4, (TensorSpec("x", "float32", (5, 3)),), {"x": "x.bin"})
-    config = to_protobuf(
-        replace(
-            PLAIN,
-            kind="KIND_GPU",
-            instances=2,
-            batching=DynamicBatching((4, 8), 100),
-            warmup=(warmup, replace(warmup, name="zeros", files={})),
-            accelerators=(("gpu", "tensorrt", {"precision_mode": "FP16"}), ("cpu", "openvino", {})),
-            parameters={"key": "value"},
-        )
+    data = tensor(TensorSpec("x", "float32", (5, 3)))
+    config = model_config(
+        **SERVED,
+        kind="KIND_GPU",
+        dynamic_batching=BATCHING,
+        model_warmup=[{"name": "w", "batch_size": 4, "count": 1, "inputs": {"x": data | {"input_data_file": "x.bin"}}}],
+        accelerators=(("gpu", "tensorrt", {"precision_mode": "FP16"}), ("cpu", "openvino", {})),
+        parameters={"key": "value"},
     )
-    assert config.dynamic_batching.preferred_batch_size == [4, 8]
-    assert config.dynamic_batching.max_queue_delay_microseconds == 100
-    assert (config.instance_group[0].kind, config.instance_group[0].count) == (pb.ModelInstanceGroup.KIND_GPU, 2)
+    policy = config.dynamic_batching.default_queue_policy
+    assert (policy.timeout_action, policy.max_queue_size) == (policy.REJECT, 1024)
+    assert (policy.default_timeout_microseconds, policy.allow_timeout_override) == (10_000_000, True)
+    assert config.version_policy.specific.versions == [1]
+    assert (config.instance_group[0].kind, config.instance_group[0].count) == (pb.ModelInstanceGroup.KIND_GPU, 1)
     assert config.model_warmup[0].inputs["x"].input_data_file == "x.bin"
-    assert config.model_warmup[1].inputs["x"].zero_data
     assert list(config.model_warmup[0].inputs["x"].dims) == [5, 3]
     accelerators = config.optimization.execution_accelerators
     assert accelerators.gpu_execution_accelerator[0].parameters["precision_mode"] == "FP16"
@@ -98,22 +83,27 @@ def test_every_field_reaches_its_place():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (replace(ENSEMBLE, backend="python"), "belong to its steps"),
-        (replace(ENSEMBLE, batching=DynamicBatching()), "belong to its steps"),
-        (replace(ENSEMBLE, platform=None), "expected 'ensemble'"),
-        (replace(PLAIN, max_batch_size=0, batching=DynamicBatching()), "max_batch_size 0"),
-        (replace(PLAIN, backend="openvino", kind="KIND_GPU"), "KIND_CPU"),
-        (replace(PLAIN, warmup=(WarmupSample("w", 1, PLAIN.inputs),)), "not concrete"),
-        (replace(PLAIN, inputs=(TensorSpec("x", "complex64", (1,)),)), "complex64"),
+        (ENSEMBLE | {"backend": "python"}, "belong to its steps"),
+        (ENSEMBLE | {"dynamic_batching": BATCHING}, "belong to its steps"),
+        (ENSEMBLE | {"accelerators": (("cpu", "openvino", {}),)}, "belong to its steps"),
+        (SERVED | {"max_batch_size": 0, "dynamic_batching": BATCHING}, "max_batch_size 0"),
+        (SERVED | {"backend": "openvino", "kind": "KIND_GPU"}, "KIND_CPU"),
+        (
+            SERVED | {"model_warmup": [{"name": "w", "inputs": {"x": tensor(TensorSpec("x", "int8", ("a",)))}}]},
+            "not concrete",
+        ),
+        (SERVED | {"inputs": (TensorSpec("x", "complex64", (1,)),)}, "complex64"),
     ],
 )
 def test_what_the_server_refuses_is_refused(config, message):
     with pytest.raises(InputError, match=message):
-        render(config)
+        model_config(**config)
 
 
-def test_an_ensemble_has_no_instance_group():
-    assert not to_protobuf(ENSEMBLE).instance_group
+def test_an_ensemble_has_its_platform_and_no_instance_group():
+    config = model_config(**ENSEMBLE)
+    assert (config.platform, list(config.instance_group)) == ("ensemble", [])
+    assert config.ensemble_scheduling.step[0].model_version == -1
 
 
 def test_a_text_with_an_unknown_field_does_not_parse():

@@ -1,5 +1,6 @@
 """Overrides: every field of Triton's schema is reached or refused with a reason, and nothing is lost on the way."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -14,33 +15,33 @@ from accel.core.values import TensorSpec
 from accel.run.job import assemble
 from accel.triton import manifest as manifests, overrides
 from accel.triton.config import (
-    DynamicBatching,
-    TritonConfig,
-    WarmupSample,
+    BATCHING,
     check,
+    model_config,
     parse,
-    to_protobuf,
+    tensor,
     to_text,
 )
 from accel.triton.verify import accept_configs, verify
 
 INPUT = TensorSpec("ids", "int64", ("seq",))
-BASE = TritonConfig(
-    name="model",
-    inputs=(INPUT,),
-    outputs=(TensorSpec("scores", "float32", (4,)),),
+WARM = tensor(TensorSpec("ids", "int64", (6,))) | {"input_data_file": "opt.bin"}
+BASE = model_config(
+    "model",
+    (INPUT,),
+    (TensorSpec("scores", "float32", (4,)),),
     max_batch_size=8,
-    versions=(1,),
+    version=1,
     backend="onnxruntime",
-    filename="model.onnx",
-    batching=DynamicBatching(),
-    warmup=(WarmupSample("opt_batch1", 1, (TensorSpec("ids", "int64", (6,)),), {"ids": "opt.bin"}),),
+    default_model_filename="model.onnx",
+    dynamic_batching=BATCHING,
+    model_warmup=[{"name": "opt_batch1", "batch_size": 1, "count": 1, "inputs": {"ids": WARM}}],
     parameters={"intra_op_thread_count": "2"},
 )
 
 
-def applied(text: str, base: TritonConfig = BASE):
-    model = to_protobuf(base)
+def applied(text: str, base=BASE):
+    model = copy.deepcopy(base)
     overrides.apply(text, model)
     return model
 
@@ -125,7 +126,7 @@ def test_every_field_is_reached_or_refused(path):
     for field, value in expected.ListFields():
         mine = getattr(found, field.name)
         if field.name in NAMED:
-            tensor = getattr(to_protobuf(BASE), field.name)[0]
+            tensor = getattr(copy.deepcopy(BASE), field.name)[0]
             tensor.MergeFrom(value[0])
             assert mine[0] == tensor
         elif field.name == "instance_group":
@@ -136,7 +137,7 @@ def test_every_field_is_reached_or_refused(path):
         elif hasattr(value, "items"):
             assert all(mine[key] == item for key, item in value.items())
         elif path.startswith("dynamic_batching."):
-            merged = to_protobuf(BASE).dynamic_batching
+            merged = copy.deepcopy(BASE).dynamic_batching
             merged.MergeFrom(value)
             assert mine == merged
         else:
@@ -159,11 +160,11 @@ def test_text_keeps_what_was_given(paths):
 
 
 def test_a_whole_config_given_back_changes_nothing():
-    assert applied(to_text(to_protobuf(BASE))) == to_protobuf(BASE)
+    assert applied(to_text(BASE)) == BASE
 
 
 def test_scalars_and_messages_merge_maps_by_key_and_lists_are_replaced():
-    base = to_protobuf(BASE)
+    base = copy.deepcopy(BASE)
     found = applied(
         """
         dynamic_batching { max_queue_delay_microseconds: 500 preferred_batch_size: [4, 8] }

@@ -21,7 +21,7 @@ from accel.core import environments
 from accel.core.processing import CustomStep, Pipeline, Pool, Tokenize, carried
 from accel.core.values import TensorSpec
 from accel.triton import ensemble, manifest as manifests
-from accel.triton.config import Step, TritonConfig, render
+from accel.triton.config import model_config, step, to_text
 from accel.triton.manifest import Manifest
 from accel.triton.repository import emit
 from accel.triton.servers import server
@@ -255,18 +255,17 @@ def put_behind(root: Path, manifest: Manifest) -> None:
     (root / name).rename(root / inner)
     config = (root / inner / "config.pbtxt").read_text()
     (root / inner / "config.pbtxt").write_text(config.replace(f'name: "{name}"', f'name: "{inner}"', 1))
-    step = Step(inner, {s.name: s.name for s in manifest.inputs}, {s.name: s.name for s in manifest.outputs})
+    work = step(inner, {s.name: s.name for s in manifest.inputs}, {s.name: s.name for s in manifest.outputs})
     (root / name / "1").mkdir(parents=True)
-    front = TritonConfig(
-        name=name,
-        inputs=tuple(TensorSpec(s.name, s.dtype, s.dims[1:]) for s in manifest.inputs),
-        outputs=tuple(TensorSpec(s.name, s.dtype, s.dims[1:]) for s in manifest.outputs),
+    front = model_config(
+        name,
+        [TensorSpec(s.name, s.dtype, s.dims[1:]) for s in manifest.inputs],
+        [TensorSpec(s.name, s.dtype, s.dims[1:]) for s in manifest.outputs],
         max_batch_size=manifest.max_batch_size,
-        versions=(1,),
-        platform="ensemble",
-        steps=(step,),
+        version=1,
+        steps=[work],
     )
-    (root / name / "config.pbtxt").write_text(render(front))
+    (root / name / "config.pbtxt").write_text(to_text(front))
     manifests.write(replace(manifest, models=(name, inner)), root)
 
 

@@ -166,12 +166,13 @@ def test_warmup_leaves_out_large_points_and_repeated_shapes(bench):
     }
     profile = {"image": ShapeRange((1, 3, 8, 8), (1, 3, 700, 700), (4, 3, 800, 800))}
     found = warmup(points, (image,), batch=4, profile=profile)
-    assert [(s.name, s.batch_size, s.inputs[0].dims) for s in found.samples] == [
+    assert [(s["name"], s["batch_size"], s["inputs"]["image"]["dims"]) for s in found.samples] == [
         ("opt_batch1", 1, (3, 700, 700)),
         ("opt_batch4", 4, (3, 700, 700)),
         ("min_batch1", 1, (3, 8, 8)),
     ]
-    assert [dict(s.files) for s in found.samples] == [{}, {}, {"image": "min_rows1_0.bin"}]
+    data = [s["inputs"]["image"] for s in found.samples]
+    assert [d.get("input_data_file", d.get("zero_data")) for d in data] == [True, True, "min_rows1_0.bin"]
     assert {name: len(data) for name, data in found.files.items()} == {"min_rows1_0.bin": 4 * 3 * 8 * 8}
 
 

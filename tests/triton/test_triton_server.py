@@ -23,7 +23,7 @@ from accel.bench import usage
 from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.values import TensorSpec
-from accel.triton.config import DynamicBatching, TritonConfig, to_protobuf
+from accel.triton.config import BATCHING, model_config
 from accel.triton.manifest import read
 from accel.triton.python_variant import write_python_variant
 from accel.triton.servers import hosts, processes, server
@@ -569,9 +569,10 @@ def test_a_failed_server_leaves_its_log(tmp_path):
 
 def test_the_queue_refuses_what_waits_too_long(tmp_path):
     """Requests of clients that went away must not be computed for ever before those of clients that wait."""
-    batching = to_protobuf(
-        TritonConfig("slow", (), (), 4, (1,), backend="python", batching=DynamicBatching(queue=8, timeout_us=400_000))
-    ).dynamic_batching
+    config = model_config("slow", (), (), max_batch_size=4, version=1, backend="python", dynamic_batching=BATCHING)
+    batching = config.dynamic_batching
+    batching.default_queue_policy.max_queue_size = 8
+    batching.default_queue_policy.default_timeout_microseconds = 400_000
     root = bare(tmp_path / "root", first="pass")
     config = root / "bare/config.pbtxt"
     text = config.read_text().replace("max_batch_size: 0", "max_batch_size: 4")

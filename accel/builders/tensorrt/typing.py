@@ -19,6 +19,7 @@ from accel.builders.tensorrt.options import TensorRtOptions
 from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed
 from accel.core.values import BuildRequest, ModelSource, Typed, to_json
+from accel.exporters.check import read_onnx
 
 REPORT = "typing.json"
 ENTRY = "model.onnx"
@@ -34,7 +35,6 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
         InputError: the source was not exported, or INT8 and FP8 have no calibration samples.
         StageError: a library failed, or the file breaks a rule of strongly typed networks.
     """
-    from accel.exporters.check import read_onnx
     from accel.graph import products, typed
 
     if request.onnx is None or request.onnx_folder is None:
@@ -122,7 +122,7 @@ def _half(request: BuildRequest, precision: str, options: TensorRtOptions, sourc
     report = fp16.convert(
         source, out, to=to, feeds=range_feeds(request), margin=options.margin, threads=request.threads
     )
-    return {"kept": [kept.node for kept in report.kept], "half": to_json(report)}
+    return {"kept": [kept.node for kept in report["kept"]], "half": to_json(report)}
 
 
 def _quantized(
@@ -156,7 +156,7 @@ def _quantized(
         threads=request.threads,
     )
     # In an FP32 base any product that is not quantised runs in FP32, as it should.
-    kept = [k.node for k in report.half.kept] if report.half is not None else None
+    kept = [k.node for k in report["half"]["kept"]] if report["half"] is not None else None
     return {**facts, "kept": kept, "quantized": to_json(report)}
 
 

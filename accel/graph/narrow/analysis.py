@@ -12,16 +12,19 @@ any other index an error, so no valid run is lost.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 
 from accel.core.errors import UsageError, nearest
 from accel.core.values import ShapeRange
-from accel.graph.narrow.facts import INT64, LIMITS, Fact, Interval, join, known, unknown
+from accel.graph.narrow.facts import INT64, LIMITS, MAX_ITEMS, Fact, Interval, join, known, unknown
 from accel.graph.narrow.inference import (
     Kind,
     bodies,
     bound_axes,
+    constant_array,
     constant_fact,
     constants,
     infer,
@@ -34,6 +37,10 @@ from accel.graph.narrow.rules import Call
 from accel.graph.narrow.sizes import cut, sizes
 
 _KEEP_ELEMENTS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
+FOLDED = frozenset(
+    {"Cast", "Concat", "ConstantOfShape", "Not", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""Operators that are computed where all that they take are few constant integers."""
 _MAX_FIXPOINT_DEPTH = 2
 """Loops nested deeper get no second try at bounds for what they carry, so that time stays linear."""
 _NOTHING = Fact(0, None, None)
@@ -93,7 +100,7 @@ def analyse(
     replaced = overridable(model)
     for value, tensor in constants(model).items():
         if value.is_initializer() and value not in replaced:
-            walk.facts[value] = constant_fact(tensor)
+            walk.facts[value] = walk.constant(value, tensor)
     found = [InputRange(n, lo, hi, "declared", "declared by the user") for n, (lo, hi) in ranges.items()]
     undeclared = [v for v in real_inputs(model) if v.name not in ranges and v not in replaced]
     found += _gather_preconditions(model, undeclared, walk)
@@ -159,6 +166,7 @@ class _Walk:
         self.inner: list[InnerValue] = []
         self.watched_ops = watch
         self.watched: list[tuple[str, str, int, int]] = []
+        self.tensors: dict[ir.Value, np.ndarray] = {}
 
     def run(self, graph: ir.Graph, *, depth: int, path: str, record: bool = True) -> None:
         """Find a fact for every value that the nodes of a graph make; those of its inputs are there already."""
@@ -174,6 +182,8 @@ class _Walk:
     def node(self, node: ir.Node, outputs: list[Fact], *, depth: int, path: str, record: bool) -> list[Fact]:
         """Return one fact for each output of a node."""
         standard = not node.domain and node.op_identifier() not in self.functions
+        if standard and node.op_type in FOLDED and (folded := self.fold(node)) is not None:
+            return [self.constant(node.outputs[0], folded)]
         inputs = [self.facts.get(value, _NOTHING) if value is not None else None for value in node.inputs]
         if carried := list(bodies(node)):
             return self.bodies(
@@ -190,7 +200,7 @@ class _Walk:
             return outputs
         if node.op_type == "Constant":
             tensor = ir.convenience.get_const_tensor(node.outputs[0])
-            return [constant_fact(tensor)] if tensor is not None else outputs
+            return [self.constant(node.outputs[0], tensor)] if tensor is not None else outputs
         attributes = {name: a.value for name, a in node.attributes.items()}
         call = Call(node.op_type, self.opset, inputs, attributes, outputs)
         for i in range(len(outputs) if node.op_type in ("Split", "TopK") else min(len(outputs), 1)):
@@ -203,6 +213,35 @@ class _Walk:
             return outputs
         results = list(rule(call))[: len(outputs)]
         return results + outputs[len(results) :]
+
+    def constant(self, value: ir.Value, tensor: ir.TensorProtocol) -> Fact:
+        """Return the fact of a constant, whose values are kept where they are few integers."""
+        if tensor.size <= MAX_ITEMS and (array := constant_array(tensor)) is not None:
+            self.tensors[value] = array
+        return constant_fact(tensor)
+
+    def array(self, value: ir.Value) -> np.ndarray | None:
+        """Return the values of a constant that is followed, or that its fact pins down."""
+        fact = self.facts.get(value, _NOTHING)
+        if value in self.tensors or fact.constant is None or fact.dims is None or fact.dtype not in LIMITS:
+            return self.tensors.get(value)
+        return np.array(fact.constant, ir.DataType(fact.dtype).numpy()).reshape([-1] * len(fact.dims))
+
+    def fold(self, node: ir.Node) -> ir.TensorProtocol | None:
+        """Compute a node of few constant integers, of any rank; None where it is another one.
+
+        ``F.pad`` gives Pad its sizes through a matrix, which facts do not follow element by element.
+        """
+        given = [self.array(value) for value in node.inputs if value is not None]
+        if len(given) != len(node.inputs) or len(node.outputs) != 1 or any(array is None for array in given):
+            return None
+        try:
+            (result,) = ReferenceEvaluator(ir.to_proto(node), opsets={"": self.opset}).run(
+                None, {str(value.name): array for value, array in zip(node.inputs, given, strict=True)}
+            )
+        except Exception:  # noqa: BLE001  the walk goes on without: the reference evaluator raises what NumPy raises
+            return None
+        return ir.tensor(result)
 
     def _watch(self, node: ir.Node, path: str, inputs: Sequence[Fact | None]) -> None:
         wide = [f.bounds for f in inputs if f is not None and f.dtype in LIMITS and f.bounds is not None]
@@ -225,7 +264,7 @@ class _Walk:
 
         def through(body: ir.Graph, given: Sequence[Fact | None], keep: bool) -> list[Fact]:
             for value in body.initializers.values():
-                self.facts[value] = constant_fact(value.const_value)
+                self.facts[value] = self.constant(value, value.const_value)
             for i, value in enumerate(body.inputs):
                 fact = given[i] if i < len(given) else None
                 dtype, dims = self.kinds[value]
@@ -303,12 +342,9 @@ class _Walk:
                 join(replace(first, dims=None, items=None), replace(result, dims=None, items=None)) if first else result
             )
             certain = i >= len(initial) or (carried[i] is not None and first is not None)
-            settled.append(_meet(out, whole) if certain else out)
+            certain = certain and out.dtype == whole.dtype
+            settled.append(known(out.dtype, whole.bounds, out.dims) if certain else out)
         return settled + outputs[len(settled) :]
-
-
-def _meet(out: Fact, result: Fact) -> Fact:
-    return known(out.dtype, result.bounds, out.dims) if out.dtype == result.dtype else out
 
 
 def _inside(after: Fact, before: Fact | None) -> bool:

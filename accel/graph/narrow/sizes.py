@@ -203,14 +203,30 @@ def _squeeze(call: Call, x: Dims) -> Dims | None:
 @_rule("Slice")
 def _slice(call: Call, x: Dims) -> Dims | None:
     axes: Sequence[int] | None
+    starts: Sequence[int] | None
+    ends: Sequence[int] | None
+    steps: Sequence[int] | None
     if call.version < 10:
-        axes = call.attributes.get("axes") or list(range(len(call.attributes["starts"])))
+        starts, ends = call.attributes["starts"], call.attributes["ends"]
+        axes, steps = call.attributes.get("axes") or list(range(len(starts))), [1] * len(starts)
     else:
-        starts, given = call.input(1), call.input(3)
-        count = len(starts.items) if starts is not None and starts.items is not None else None
+        first, given = call.input(1), call.input(3)
+        count = len(first.items) if first is not None and first.items is not None else None
         axes = given.constant if given is not None else (list(range(count)) if count is not None else None)
-    cut = {a % len(x) for a in axes} if axes is not None and x else set(range(len(x)))
-    return tuple((0, dim[1]) if i in cut else dim for i, dim in enumerate(x))
+        starts, ends, steps = (None if f is None else f.constant for f in (first, call.input(2), call.input(4)))
+        steps = steps if call.input(4) is not None else [1] * len(axes or ())
+    if axes is None or not x:
+        return tuple((0, high) for _, high in x)
+    dims = list(x)
+    for i, axis in enumerate(axes):
+        low, high = x[axis % len(x)]
+        fewest, most = 0, high
+        if starts is not None and ends is not None and steps is not None:
+            cut = slice(starts[i], ends[i], steps[i])
+            if low == high or (cut.start >= 0 and cut.step > 0):  # then a longer axis never gives fewer items
+                fewest, most = (len(range(*cut.indices(size))) for size in (low, high))
+        dims[axis % len(x)] = fewest, most
+    return tuple(dims)
 
 
 @_rule("MatMul", needs=(0, 1))

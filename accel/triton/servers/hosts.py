@@ -263,7 +263,8 @@ def command(
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         return line, {**kept, **host.environment, **variables, "TRITONSERVER": host.program}
     container = [host.program, "run", "--rm", "--init", f"--name={name}", "--network=host", "--shm-size=1g"]
-    container += ["--gpus=all"] if _wants_gpu(root) else []
+    groups = (group for config in read_configs(root).values() for group in config.instance_group)
+    container += ["--gpus=all"] if any(group.kind == group.KIND_GPU for group in groups) else []
     container += [f"--volume={root}:/models:ro", *(f"--volume={folder}:{folder}:ro" for folder in folders)]
     container += [f"--env={key}={value}" for key, value in variables.items()]
     return [*container, host.image, *line], dict(os.environ)
@@ -290,7 +291,3 @@ def _packages(host: Host, root: Path) -> list[str]:
                 raise UnavailableError(f"{target} runs in environment {own!r}", fix=environments.fix(own))
             folders.append(str(environments.site_packages(own)))
     return [*folders, str(environments.site_packages(environments.MAIN))]
-
-
-def _wants_gpu(root: Path) -> bool:
-    return any(group.kind == group.KIND_GPU for c in read_configs(root).values() for group in c.instance_group)

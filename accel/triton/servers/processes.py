@@ -137,7 +137,7 @@ def check_ports(fixed: Mapping[str, int | None]) -> None:
         if not 0 < port < 65536 or asked.count(port) > 1:
             raise UsageError(f"--{service}-port {port}: expected 1 to 65535, and each port once")
         try:
-            _held(port).close()
+            socket.create_server((LOCALHOST, port)).close()  # it can have one whose last connections still linger
         except OSError as error:
             raise UsageError(
                 f"--{service}-port {port} of {LOCALHOST} cannot be had: {error.strerror}",
@@ -148,7 +148,10 @@ def check_ports(fixed: Mapping[str, int | None]) -> None:
 def choose_ports(fixed: Mapping[str, int | None]) -> dict[str, int]:
     """Choose a free port for each service that has none; all are held until all are chosen, so that they differ."""
     with contextlib.ExitStack() as held:
-        return {service: port or held.enter_context(_held(0)).getsockname()[1] for service, port in fixed.items()}
+        return {
+            service: port or held.enter_context(socket.create_server((LOCALHOST, 0))).getsockname()[1]
+            for service, port in fixed.items()
+        }
 
 
 def reachable(address: str) -> bool:
@@ -159,20 +162,6 @@ def reachable(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _held(port: int) -> socket.socket:
-    """Return a socket that holds a port of this machine; 0 stands for any free one."""
-    held = socket.socket()
-    try:
-        # As the server does it: a port whose last connections still linger can be had.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((LOCALHOST, port))
-        held.listen()
-    except OSError:
-        held.close()
-        raise
-    return held
 
 
 def lost_port(log: str) -> bool:

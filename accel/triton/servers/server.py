@@ -304,7 +304,7 @@ def _check_unchanged(root: Path) -> None:
     """
     asked = "--allow-changed runs it all the same"
     if (root / manifests.FILENAME).exists():
-        if found := list(itertools.islice(changes(root, manifests.read(root)), 4)):
+        if found := list(itertools.islice(changes(root, manifests.read(root).files, {manifests.FILENAME}), 4)):
             named = "; ".join(f"{f.file}: {f.why}" for f in found[:3]) + "; …" * (len(found) > 3)
             raise InputError(
                 f"{root} is not as it was emitted, and serving runs its launch.sh: {named}",

@@ -1,0 +1,300 @@
+"""The regression gate: a release against an earlier one, row by row, and whether it may ship.
+
+What ships of both is measured on this machine in one interleaved session: a stored time of another day is compared with
+nothing. What cannot be compared blocks as what is worse does, until somebody accepts it with a reason.
+"""
+
+import dataclasses
+import datetime
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from accel.accuracy.parity import GATES_DB
+from accel.bench import timed
+from accel.bench.checker import Check
+from accel.bench.expected import held_to
+from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.race import Contest, Race, equivalent, slower
+from accel.bench.rounds import measure
+from accel.bench.stability import ratio_interval
+from accel.builders import targets
+from accel.core import environments, hardware, signing, temporary
+from accel.core.errors import AccelError, OutputError, UsageError, nearest
+from accel.core.feeds import write_feeds
+from accel.core.processes import Worker
+from accel.core.progress import Progress
+from accel.core.values import Failed, Measurement
+from accel.release import building
+from accel.release.document import FILENAME, Compared, Entry, Release, Row, Verdict, read
+from accel.release.provenance import BOM, STATEMENT
+from accel.report import formats
+from accel.triton import manifest
+from accel.triton.lint import lint
+from accel.triton.manifest import Manifest
+from accel.triton.reading import read_points
+
+POINT = "opt"
+"""The stored shape that both are timed and asked at."""
+LEAST_MEMORY_MIB = 32.0
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How long to measure, at most."""
+
+    rounds: int = 40
+    round_s: float = 0.2
+    budget_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What ships of one model on one pool in one of the releases."""
+
+    root: Path
+    entry: Entry
+    manifest: Manifest
+    folder: Path
+
+    @classmethod
+    def of(cls, release: Path, entry: Entry) -> Self:
+        """Read a repository of a release.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        root = release / (entry.repository or "")
+        read_back = manifest.read(root)
+        return cls(root, entry, read_back, manifest.holder(root, read_back)[1])
+
+
+def diff(
+    before: Path, after: Path, *, accept: Mapping[str, str] | None = None, asked: Asked | None = None,
+    progress: Progress | None = None,
+) -> Compared:  # fmt: skip
+    """Compare two releases and write what was found into the later one, if it is not signed yet.
+
+    Args:
+        accept: ``MODEL:ROW`` → why that row may ship although it blocks.
+
+    Raises:
+        InputError: a folder is no release.
+        UsageError: ``accept`` names no row that blocks.
+        OutputError: the later release is signed, and something is to be accepted in it.
+    """
+    accept, progress, asked = accept or {}, progress or Progress(), asked or Asked()
+    old, new = read(before), read(after)
+    signed = (after / signing.SIGNATURE).exists()
+    if signed and accept:
+        raise OutputError(f"{after} is signed: nothing can be accepted in it any more", fix="accept first, then sign")
+    rows: list[Row] = []
+    olds = {(e.model, e.pool): e for e in old.entries if e.repository}
+    news = {(e.model, e.pool): e for e in new.entries}
+    for key, entry in news.items():
+        if key not in olds and entry.repository:
+            rows.append(_row(entry, "release", ("—", entry.chosen or ""), "new"))
+    for key, entry in olds.items():
+        progress.stage(f"{entry.model} on {entry.pool}")
+        rows += _compare(before, after, entry, news.get(key), new.margins, asked, progress)
+    names = {f"{row.model}:{row.what}" for row in rows if row.blocks}
+    for name in accept:
+        if name not in names:
+            known = ", ".join(sorted(names)) or "nothing blocks"
+            raise UsageError(f"--accept {name!r}: no such row blocks{nearest(name, names)}", fix=known)
+    rows = [dataclasses.replace(r, accepted=accept.get(f"{r.model}:{r.what}")) if r.blocks else r for r in rows]
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    compared = Compared(before=old.version, hardware=hardware.detect().id, created=now, rows=tuple(rows))
+    if not signed:
+        _record(after, dataclasses.replace(new, compared=compared))
+    return compared
+
+
+def blocking(compared: Compared) -> list[Row]:
+    """Return the rows for which the release may not ship."""
+    return [row for row in compared.rows if row.blocks and row.accepted is None]
+
+
+def _record(folder: Path, release: Release) -> None:
+    made = {building.PAGE, building.REPORT, BOM, STATEMENT, FILENAME}
+    files: building.Files = {f.path: folder / f.path for f in release.files if f.path not in made}
+    building.write(release, folder, files)
+
+
+def _row(entry: Entry, what: str, sides: tuple[str, str], verdict: Verdict, reason: str = "") -> Row:
+    blocks = verdict in ("worse", "changed", "not comparable")
+    return Row(
+        model=entry.model,
+        pool=entry.pool,
+        what=what,
+        before=sides[0],
+        after=sides[1],
+        verdict=verdict,
+        blocks=blocks,
+        reason=reason,
+    )
+
+
+def _compare(
+    before: Path, after: Path, entry: Entry, other: Entry | None, margins: Mapping[str, float], asked: Asked,
+    progress: Progress,
+) -> Iterator[Row]:  # fmt: skip
+    """Yield the rows of one model on one pool that was ready in the earlier release."""
+    if other is None or other.repository is None:
+        why = f"{other.held}: {other.reason}" if other else "it is in no pool of the later release"
+        yield _row(entry, "release", (entry.chosen or "", "—"), "worse", why)
+        return
+    try:
+        old, new = Side.of(before, entry), Side.of(after, other)
+    except AccelError as error:
+        yield _row(entry, "release", (entry.chosen or "", other.chosen or ""), "not comparable", error.message)
+        return
+    contract = _contract(old.manifest), _contract(new.manifest)
+    yield _row(entry, "contract", contract, "same" if contract[0] == contract[1] else "changed")
+    yield from _accuracy(old, new, margins)
+    was, now = old.manifest.artifact.bytes, new.manifest.artifact.bytes
+    larger: Verdict = "worse" if now > was * (1 + margins["size"]) else "better" if now < was else "same"
+    yield _row(entry, "size", (formats.size(was), formats.size(now)), larger)
+    yield _lint(old, new)
+    if contract[0] != contract[1]:
+        return  # what one takes the other does not
+    if [f.sha256 for f in old.manifest.artifact.files] == [f.sha256 for f in new.manifest.artifact.files]:
+        yield from (_row(entry, what, ("", ""), "same", "the same bytes") for what in ("answers", "latency", "memory"))
+        return
+    here = hardware.detect().id
+    if other.hardware != here:
+        why = f"it was built for {other.hardware}, and this is {here}"
+        yield from (_row(entry, w, ("", ""), "not comparable", why) for w in ("answers", "latency", "memory"))
+        return
+    yield from _measured(old, new, margins, asked, progress)
+
+
+def _contract(made: Manifest) -> str:
+    """Return what clients rely on, as text."""
+    tensors = [" ".join((s.name, s.dtype, "×".join(map(str, s.dims)))) for s in (*made.inputs, *made.outputs)]
+    return f"{made.models[0]}/{made.version}, batch {made.max_batch_size}: {'; '.join(tensors)}"
+
+
+def _accuracy(old: Side, new: Side, margins: Mapping[str, float]) -> Iterator[Row]:
+    """Yield a row: the figures that both gates have."""
+    was, now = old.manifest.parity, new.manifest.parity
+    if was is None or now is None:
+        yield _row(new.entry, "accuracy", ("", ""), "not comparable", "it was not held against a gate")
+        return
+    names = sorted(was.found.keys() & now.found.keys())
+    worse = [] if now.passed else ["gate"]
+    better = []
+    for name in names:
+        gain = _figure(name, now.found[name]) - _figure(name, was.found[name])
+        margin = margins["accuracy_db" if name.endswith("_db") else "accuracy"]
+        worse += [name] * (gain < -margin)
+        better += [name] * (gain > margin)
+    told = [", ".join(f"{formats.metric_name(n)} {formats.metric(n, p.found[n])}" for n in names) for p in (was, now)]
+    verdict: Verdict = "worse" if worse else "better" if better else "same"
+    yield _row(new.entry, "accuracy", (told[0], told[1]), verdict, ", ".join(worse))
+
+
+def _figure(name: str, found: float | None) -> float:
+    """Return a figure as it is compared: beyond the gate of FP32 only the order of summation differs; None is exact."""
+    if not name.endswith("_db"):
+        return 1.0 if found is None else found
+    return GATES_DB["fp32"] if found is None else min(found, GATES_DB["fp32"])
+
+
+def _lint(old: Side, new: Side) -> Row:
+    """Return a row: errors that the earlier repository did not have, each held against its own Triton release."""
+    found = [
+        {(f.field, f.why): f for f in lint(side.root, side.manifest.release) if f.severity == "error"}
+        for side in (old, new)
+    ]
+    fresh = [f"{f.file}: {f.why}" for key, f in found[1].items() if key not in found[0]]
+    counts = f"{len(found[0])} errors", f"{len(found[1])} errors"
+    return _row(new.entry, "lint", counts, "worse" if fresh else "same", "; ".join(fresh))
+
+
+def _measured(old: Side, new: Side, margins: Mapping[str, float], asked: Asked, progress: Progress) -> Iterator[Row]:
+    """Yield the rows that take both artifacts in processes of their own."""
+    work = temporary.folder("diff-")
+    try:
+        point = read_points(old.root, old.manifest)[POINT]
+        feeds, expected = work / "feeds.npz", work / "expected.npz"
+        write_feeds(feeds, {POINT: point.inputs})
+        write_feeds(expected, {POINT: point.outputs})
+        shape = TimedShape(POINT, 1, {name: value.shape for name, value in point.inputs.items()}, POINT)
+        plan = Plan("latency", asked.rounds, asked.round_s, warm_s=min(1.0, 3 * asked.round_s))
+        yield _answers(old, new, feeds, expected, work)
+        runners = [_runner(name, side, shape, plan, feeds, work) for name, side in (("old", old), ("new", new))]
+        names = tuple((runner.name, POINT) for runner in runners)
+        race = Race([Contest(names, frozenset(("old", "new")), asked.rounds)], asked.budget_s)
+        found = measure(
+            runners, race, stage="measure", opening="loading", turn="round",
+            raw_dir=work / "raw", raw_name="{}.npz", progress=progress.variant,
+        )  # fmt: skip
+        was, now = found["old"], found["new"]
+        if isinstance(was, Failed) or isinstance(now, Failed):
+            failed = {name: result.cause for name, result in found.items() if isinstance(result, Failed)}
+            why = "; ".join(f"the {name} artifact does not run here: {cause}" for name, cause in failed.items())
+            yield from (_row(new.entry, what, ("", ""), "not comparable", why) for what in ("latency", "memory"))
+            return
+        yield from _faster(new.entry, was[0], now[0], margins)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _runner(name: str, side: Side, shape: TimedShape, plan: Plan, feeds: Path, work: Path) -> ProcessRunner:
+    artifact = side.manifest.artifact
+    return ProcessRunner(
+        name=name,
+        artifact=artifact,
+        folder=side.folder,
+        python=_python(side),
+        log=work / f"{name}.log",
+        timed_shapes=(shape,),
+        precision=artifact.built.precision,
+        plan=plan,
+        feeds=feeds,
+        threads=hardware.cpu_threads(),
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def _answers(old: Side, new: Side, feeds: Path, expected: Path, work: Path) -> Row:
+    """Return a row: what the new artifact answers to the old inputs, held to its own gate around the old reference."""
+    proof, artifact = new.manifest.parity, new.manifest.artifact
+    if proof is None:
+        return _row(new.entry, "answers", ("", ""), "not comparable", "it was not held against a gate")
+    check = Check(expected, old.manifest.outputs, held_to(proof), old.manifest.detections)
+    threads = hardware.cpu_threads()
+    try:
+        with Worker(work / "answers.log", threads=threads, timeout_s=TIMEOUT_S, python=_python(new)) as worker:
+            worker.call(timed.open_timed, artifact, new.folder, threads, "latency", feeds, (POINT,), check)
+            reasons = worker.call(timed.wrong)
+    except AccelError as error:
+        return _row(new.entry, "answers", ("", ""), "not comparable", error.message)
+    told = "the reference's", "others" if reasons else "the reference's"
+    return _row(new.entry, "answers", told, "changed" if reasons else "same", "; ".join(reasons))
+
+
+def _python(side: Side) -> Path:
+    target = side.manifest.artifact.variant.target
+    return environments.python(targets.discover()[target.name].environment(target))
+
+
+def _faster(entry: Entry, old: Measurement, new: Measurement, margins: Mapping[str, float]) -> Iterator[Row]:
+    """Yield the rows of time and memory; time is worse where it is longer for certain, and by more than the margin."""
+    ratio = ratio_interval(new.rounds_ms, old.rounds_ms)
+    told = f"{ratio[0]:.3f}× [{ratio[1]:.3f}, {ratio[2]:.3f}] the time, in {len(new.rounds_ms)} interleaved rounds"
+    verdict: Verdict = "same"
+    if slower(ratio) and ratio[0] > 1 + margins["latency"]:
+        verdict = "worse"
+    elif ratio[2] < 1 and not equivalent(ratio):
+        verdict = "better"
+    shown = f"{formats.figures(old.mean_ms)} ms", f"{formats.figures(new.mean_ms)} ms"
+    yield _row(entry, "latency", shown, verdict, told)
+    limit = old.peak_rss_mib * (1 + margins["memory"])
+    more = new.peak_rss_mib > max(limit, old.peak_rss_mib + LEAST_MEMORY_MIB)
+    peaks = formats.mebibytes(old.peak_rss_mib), formats.mebibytes(new.peak_rss_mib)
+    yield _row(entry, "memory", peaks, "worse" if more else "same")

@@ -1,0 +1,78 @@
+"""A release for people: ``index.html``, one file that loads nothing, and ``report.md`` for a pull request."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from accel.builders import targets
+from accel.release.document import WORDS, Entry, Line, Release
+from accel.report import formats, layout
+
+COLUMNS = (
+    *(("model", "text"), ("state", "text"), ("variant", "text"), ("speed-up", ""), ("p50, ms", ""), ("per s", "")),
+    *(("accuracy", ""), ("size", ""), ("variants", "text")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model on one pool, as both pages draw it.
+
+    Attributes:
+        best: the chosen variant; None where there is none.
+        accuracy: the first figure of its gate, and how it and the least that passes are written.
+    """
+
+    entry: Entry
+    best: Line | None
+    family: str
+    colours: tuple[str, ...] | None
+    speedup: float | None
+    speedup_ci: tuple[float, float] | None
+    accuracy: tuple[float | None, str, str] | None
+
+
+def page(release: Release) -> str:
+    """Return ``index.html``."""
+    pools = [(pool, list(_rows(release, pool.name))) for pool in release.pools]
+    return layout.render(
+        "release.html.j2",
+        [row for _, rows in pools for row in rows if row.best],
+        release=release,
+        pools=pools,
+        counts={pool.name: Counter(row.entry.held for row in rows) for pool, rows in pools},
+        columns=COLUMNS,
+        words=WORDS,
+        script=layout.script("release.js"),
+    )
+
+
+def markdown(release: Release) -> str:
+    """Return ``report.md``."""
+    pools = [(pool, list(_rows(release, pool.name))) for pool in release.pools]
+    return layout.render("release.md.j2", release=release, pools=pools, words=WORDS).rstrip("\n") + "\n"
+
+
+def _rows(release: Release, pool: str) -> Iterator[Row]:
+    for entry in release.entries:
+        if entry.pool != pool:
+            continue
+        best = next((v for v in entry.variants if v.id == entry.chosen), None)
+        name = best.id.partition("@")[0] if best else ""
+        known = targets.runtime(name) if name in targets.discover() else None
+        decided = next((d for d in entry.decisions if d.chosen == entry.chosen and d.speedup is not None), None)
+        accuracy = None
+        if best is not None and best.gate:
+            metric, least = next(iter(best.gate.items()))
+            found = best.found.get(metric)
+            shown = "exact" if found is None else formats.metric(metric, found)
+            accuracy = found, shown, formats.metric(metric, least)
+        yield Row(
+            entry,
+            best,
+            targets.family(name),
+            known.colours if known else None,
+            decided.speedup if decided else None,
+            decided.speedup_ci if decided else None,
+            accuracy,
+        )

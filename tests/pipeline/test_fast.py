@@ -1,0 +1,91 @@
+"""What makes a run short takes nothing away: work side by side, builds that cannot win, a first verdict."""
+
+import dataclasses
+
+import pytest
+from tiny_run import convert
+
+from accel import pipeline
+from accel.builders import targets
+from accel.core import document
+from accel.graph import arithmetic
+from accel.run import decide
+from accel.run.job import Job
+
+TARGETS = "openvino-fp32,ort"
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("fast") / "tiny"
+
+
+@pytest.fixture
+def ort_comes_last(monkeypatch):
+    """Let ``ort`` be what takes long to build, as if a group had asked for it."""
+    known = targets.discover()["ort"].targets
+    monkeypatch.setitem(known, "ort", dataclasses.replace(known["ort"], comes_last=("cpu",)))
+    monkeypatch.setattr(Job, "grouped", property(lambda job: frozenset({"ort"})))
+
+
+def rows(run):
+    return {v["id"]: v for v in run["variants"]}
+
+
+def test_a_long_reference_has_the_export_beside_it_and_the_noise_is_measured_once(factory, out, monkeypatch):
+    monkeypatch.setattr(pipeline, "BESIDE_AFTER_S", 0.0)
+    run = convert(factory, out, TARGETS, threads=2, bench="none", gate=["sqnr_db=190"])
+    spans = {(span["worker"], span["task"]): span for span in run["timeline"]}
+    reference, export = spans["source", "reference"], spans["export", "export"]  # each in a process of its own
+    assert spans["export", "check"]["begin_s"] >= reference["end_s"]
+    assert all(span["cpu_s"] > 0 for span in (reference, export))
+    assert all("in float64" in note for v in run["variants"] for note in v["parity"]["notes"][:1])  # both asked for it
+    assert [span["task"] for span in run["timeline"]].count("noise") == 1
+
+
+def test_what_cannot_win_by_its_arithmetic_is_not_built_and_says_so(factory, out, ort_comes_last, monkeypatch):
+    monkeypatch.setattr(arithmetic, "FASTER", 1e-9)  # as if the model were a billion times as large
+    monkeypatch.setattr(decide, "_disturbed", lambda points: None)  # whatever else this machine does
+    run = convert(factory, out, TARGETS)
+    row = rows(run)["ort@cpu"]
+    assert row["status"] == "skipped"
+    assert row["reason"].startswith("not pursued: cannot beat openvino-fp32@cpu: in FP32 the ")
+    assert "GFLOP/s" in row["reason"]
+    assert "--exhaustive" in row["fix"]
+    assert not row["measurements"]
+    assert {d["chosen"] for d in run["decisions"]} == {"openvino-fp32@cpu"}
+
+
+def test_what_can_win_is_built_last_and_measured_beside_the_finalists(factory, out, ort_comes_last, monkeypatch):
+    monkeypatch.setattr(arithmetic, "FASTER", 1e-9)
+    monkeypatch.setattr(decide, "_disturbed", lambda points: "busy")  # figures that exclude nothing
+    run = convert(factory, out, TARGETS)
+    both = rows(run)
+    assert both["ort@cpu"]["status"] == "ok"
+    sessions = [{m["session"] for m in both[id]["measurements"]} for id in ("ort@cpu", "openvino-fp32@cpu")]
+    assert sessions[0] <= sessions[1]
+    points = [(m["scenario"], m["batch"], m["session"]) for m in both["openvino-fp32@cpu"]["measurements"]]
+    assert len(points) == len(set(points))
+
+
+@pytest.mark.parametrize("given", [{"exhaustive": True}, {"require": "ort"}, {"bench": "none"}])
+def test_on_request_everything_is_built_at_once(given, ort_comes_last):
+    job = Job.model_validate({"source": "minilm", "targets": TARGETS} | given)
+    assert not any(pipeline._comes_last(v, job) for v in variants(job))
+    assert any(pipeline._comes_last(v, Job(source="minilm", targets=TARGETS)) for v in variants(job))
+
+
+def variants(job):
+    return [pipeline.Variant(target, {}) for target in job.wanted]
+
+
+def test_a_quick_run_tries_what_wins_most_often_and_names_what_is_left(factory, out):
+    run = convert(factory, out, f"null,{TARGETS}", quick=True)
+    row = rows(run)["null@cpu"]
+    assert (row["status"], "left for later" in row["reason"]) == ("skipped", True)
+    assert "without --quick" in row["fix"]
+    notice = run["model"]["notice"]
+    assert "earlier runs" in notice
+    assert "left to try without --quick: null@cpu" in notice
+    assert [d["objective"] for d in run["decisions"]] == ["latency"]
+    assert document.read(out).model.family == "other"

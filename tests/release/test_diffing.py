@@ -1,0 +1,187 @@
+"""The regression gate: what is worse blocks, each kind of it planted; what is the same passes."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from tiny_release import accel, write_model, write_release
+
+from accel.core.errors import OutputError, UsageError
+from accel.core.values import file_ref
+from accel.release import building, diffing, document, release_file
+
+REPOSITORY = "repositories/here/b"
+QUICK = diffing.Asked(rounds=12, round_s=0.03, budget_s=20)
+
+
+@pytest.fixture
+def pair(built, tmp_path):
+    """Two copies of the release: the one before, and the one to be held against it."""
+    for name in ("before", "after"):
+        shutil.copytree(built[0] / "store" / "1", tmp_path / name)
+    return tmp_path / "before", tmp_path / "after"
+
+
+def rows(pair, **more):
+    compared = diffing.diff(*pair, asked=QUICK, **more)
+    return {(r.model, r.what): r for r in compared.rows}, compared
+
+
+def verdicts(found):
+    return {what: r.verdict for (model, what), r in found.items() if model == "b" and r.verdict != "same"}
+
+
+def change_model(root, change):
+    """Change the ONNX file of b in place, and what the manifest says of it."""
+    file = root / REPOSITORY / "b" / "1" / "model.onnx"
+    model = onnx.load(file)
+    change(model.graph)
+    file.chmod(0o644)
+    onnx.save(model, file)
+    made = file_ref(file, file.parent)
+    change_manifest(root, lambda m: m["artifact"]["files"][0].update(sha256=made.sha256, bytes=made.bytes))
+
+
+def change_manifest(root, change):
+    file = root / REPOSITORY / "manifest.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+
+
+def slow_down(graph):
+    """Compute much that is then multiplied by zero: the same answers, later."""
+    name = graph.output[0].name
+    for node in graph.node:
+        node.output[:] = ["kept" if output == name else output for output in node.output]
+    wide = np.zeros((4, 1024), np.float32), np.eye(1024, dtype=np.float32), np.zeros((1024, 4), np.float32)
+    graph.initializer.extend(numpy_helper.from_array(w, f"wide{i}") for i, w in enumerate(wide))
+    graph.node.append(helper.make_node("MatMul", ["kept", "wide0"], ["m0"]))
+    for i in range(12):
+        graph.node.append(helper.make_node("MatMul", [f"m{i}", "wide1"], [f"m{i + 1}"]))
+    graph.node.append(helper.make_node("MatMul", ["m12", "wide2"], ["nothing"]))
+    graph.node.append(helper.make_node("Add", ["kept", "nothing"], [name]))
+
+
+def perturb(graph):
+    weight = numpy_helper.to_array(graph.initializer[0]).copy()
+    weight.flat[0] += 0.25
+    graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, graph.initializer[0].name))
+
+
+def rename(graph):
+    graph.name = "tinx"  # other bytes, the same work
+
+
+def test_an_unchanged_release_passes_and_says_so_in_its_pages(pair):
+    found, compared = rows(pair)
+    assert {r.verdict for r in found.values()} == {"same"}
+    assert diffing.blocking(compared) == []
+    assert {what for _, what in found} == {"contract", "accuracy", "size", "lint", "answers", "latency", "memory"}
+    assert document.read(pair[1]).compared == compared
+    assert "Since 1" in (pair[1] / "index.html").read_text()
+    done = accel("release", "verify", pair[1])
+    assert done.returncode == 0, done.stdout
+
+
+def test_other_bytes_of_the_same_speed_and_answers_pass(pair):
+    change_model(pair[1], rename)
+    found, compared = rows(pair)
+    assert found["b", "answers"].verdict == "same"
+    assert "interleaved rounds" in found["b", "latency"].reason
+    assert found["b", "latency"].verdict != "worse"
+    assert diffing.blocking(compared) == []
+
+
+def test_perturbed_weights_are_blocked(pair):
+    change_model(pair[1], perturb)
+    found, _ = rows(pair)
+    assert found["b", "answers"].verdict == "changed"
+    assert found["b", "answers"].blocks
+    assert "is below the gate" in found["b", "answers"].reason
+
+
+def test_a_slower_variant_is_blocked_for_time_and_size(pair):
+    change_model(pair[1], slow_down)
+    found, _ = rows(pair)
+    assert found["b", "latency"].verdict == "worse"
+    assert found["b", "size"].verdict == "worse"
+    assert found["b", "answers"].verdict == "same"
+    assert verdicts(rows((pair[1], pair[0]))[0]) == {"latency": "better", "size": "better"}
+
+
+def test_a_changed_contract_is_blocked(pair):
+    change_manifest(pair[1], lambda m: m["outputs"][0].update(name="z"))
+    assert verdicts(rows(pair)[0]) == {"contract": "changed"}
+
+
+def test_a_lower_figure_of_the_gate_is_blocked_below_80_db_alone(pair):
+    for db, expected in ((85.0, {}), (70.0, {"accuracy": "worse"})):
+        change_manifest(pair[1], lambda m, db=db: m["parity"]["found"].update(sqnr_db=db))
+        assert verdicts(rows(pair)[0]) == expected
+
+
+def test_a_new_lint_error_is_blocked(pair):
+    config = pair[1] / REPOSITORY / "b" / "config.pbtxt"
+    config.write_text(config.read_text() + "\nmax_queue_delay: 1\n")
+    found, _ = rows(pair)
+    assert found["b", "lint"].verdict == "worse"
+    assert "config.pbtxt" in found["b", "lint"].reason
+
+
+def test_an_old_artifact_that_does_not_load_is_not_comparable_until_it_is_accepted(pair):
+    change_model(pair[0], rename)
+    file = pair[0] / REPOSITORY / "b" / "1" / "model.onnx"
+    file.write_bytes(file.read_bytes()[:-100])
+    found, compared = rows(pair)
+    assert verdicts(found) == {"latency": "not comparable", "memory": "not comparable"}
+    assert "the old artifact does not run here" in found["b", "latency"].reason
+    accept = {f"b:{what}": "the old one was never right" for what in ("latency", "memory")}
+    with pytest.raises(UsageError, match="no such row blocks"):
+        diffing.diff(*pair, asked=QUICK, accept={"b:size": "x"})
+    _, compared = rows(pair, accept=accept)
+    assert diffing.blocking(compared) == []
+    kept = document.read(pair[1]).compared
+    assert {r.accepted for r in kept.rows if r.blocks} == {"the old one was never right"}
+
+
+def test_a_model_that_is_gone_is_blocked_and_a_new_one_is_not(pair):
+    data = json.loads((pair[1] / "release.json").read_text())
+    data["entries"] = [e for e in data["entries"] if e["model"] != "b"]
+    (pair[1] / "release.json").write_text(json.dumps(data))
+    found, compared = rows(pair)
+    assert verdicts(found) == {"release": "worse"}
+    assert [r.what for r in diffing.blocking(compared)] == ["release"]
+    found, compared = rows((pair[1], pair[0]))
+    assert verdicts(found) == {"release": "new"}
+    assert not diffing.blocking(compared)
+
+
+def test_a_retrained_model_is_found_from_the_command_line(built, tmp_path, key_pair):
+    """The whole way: a new source, a new release, the gate, the reason that is recorded, and a build that keeps it."""
+    folder = tmp_path / "work"
+    shutil.copytree(built[0], folder)
+    write_model(folder / "b.onnx", 1, shift=0.5)
+    only = {"pools": {"here": {"device": "cpu", "targets": ["ort"]}}}
+    file = write_release(folder, {"b": folder / "b.onnx"}, version="2", **only)
+    plan = release_file.read(file)
+    building.build(plan, folder / "store")
+    short = ["--rounds", 6, "--round-s", 0.02, "--budget-s", 5]
+    both = [folder / "store" / version for version in "12"]
+    done = accel("release", "diff", *both, *short)
+    assert done.returncode == 1
+    assert "b:answers on here: changed" in done.stderr
+    assert "a:release on here: worse" in done.stderr
+    accepted = ["--accept", "b:answers=retrained on more data", "--accept", "a:release=replaced by b"]
+    done = accel("release", "diff", *both, *short, *accepted)
+    assert done.returncode in (0, 1)  # a tiny model's time may differ on a busy machine
+    assert "b:answers" not in done.stderr
+    before = document.read(both[1])
+    assert {r.accepted for r in before.compared.rows if r.blocks} >= {"retrained on more data", "replaced by b"}
+    assert building.build(plan, folder / "store") == before
+    accel("release", "sign", both[1], "--key", key_pair(tmp_path, "key")[0])
+    with pytest.raises(OutputError, match="nothing can be accepted"):
+        diffing.diff(*both, accept={"b:answers": "x"}, asked=QUICK)

@@ -1,0 +1,241 @@
+"""Publishing to a folder and to a real S3 server over HTTP: whole or not at all, one winner, no way back unseen."""
+
+import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from moto.server import DomainDispatcherApplication, create_backend_app
+from tiny_release import accel
+from werkzeug.serving import make_server
+
+from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
+from accel.core.values import sha256_file
+from accel.release import document, publishing
+
+
+class Server:
+    """A real S3 server (moto's) in this process; ``broken`` says how many of the next uploads it answers with 500."""
+
+    def __init__(self):
+        self.app, self.broken, self.lock = DomainDispatcherApplication(create_backend_app), 0, threading.Lock()
+        self.http = make_server("127.0.0.1", 0, self, threaded=True)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def __call__(self, environ, start_response):
+        with self.lock:
+            fails = self.broken > 0 and environ["REQUEST_METHOD"] == "PUT" and "/releases/" in environ["PATH_INFO"]
+            self.broken -= fails
+        if fails:
+            start_response("500 Internal Server Error", [("Content-Type", "text/plain")])
+            return [b"broken"]
+        return self.app(environ, start_response)
+
+
+@pytest.fixture(scope="module")
+def server():
+    made = Server()
+    yield made
+    made.http.shutdown()
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request, tmp_path, monkeypatch):
+    """An empty place of either kind, as a user names it."""
+    if request.param == "file":
+        return f"file://{tmp_path / 'place'}"
+    server = request.getfixturevalue("server")
+    for name, value in (("ENDPOINT_URL", server.url), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    bucket = f"b{abs(hash(tmp_path))}"
+    publishing.Place(f"s3://{bucket}").files.mkdir(bucket)
+    return f"s3://{bucket}/prefix"
+
+
+@pytest.fixture(scope="module")
+def signed(built, tmp_path_factory, key_pair):
+    """Versions 1 and 2 of a release, signed, and their key pair."""
+    folder = tmp_path_factory.mktemp("signed")
+    private, public = key_pair(folder, "key")
+    for version in ("1", "2"):
+        root = folder / version
+        shutil.copytree(built[0] / "store" / "1", root)
+        shutil.rmtree(root / "kits")  # fewer files, fewer requests
+        release = document.read(root)
+        files = [f for f in json.loads((root / "release.json").read_text())["files"] if (root / f["path"]).exists()]
+        data = json.loads((root / "release.json").read_text()) | {"version": version, "files": files}
+        assert release.version == "1"
+        statement = root / "provenance.json"
+        names = {f["path"] for f in files}
+        told = json.loads(statement.read_text())
+        told["subject"] = [s for s in told["subject"] if s["name"] in names]
+        statement.write_text(json.dumps(told))
+        for entry in data["files"]:
+            if entry["path"] == "provenance.json":
+                entry |= {"sha256": sha256_file(statement), "bytes": statement.stat().st_size}
+        (root / "release.json").write_text(json.dumps(data))
+        done = accel("release", "sign", root, "--key", private)
+        assert done.returncode == 0, done.stderr
+    return folder, private, public
+
+
+def content(folder):
+    return {p.relative_to(folder).as_posix(): sha256_file(p) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
+    folder, private, public = signed
+    place = publishing.Place(url)
+    keys = {"key": private, "public": public}
+    for version in ("1", "2"):
+        publishing.publish(folder / version, place, key=public)
+        assert publishing.promote(place, "production", version, **keys).sequence == int(version)
+    taken = publishing.pull(place, "production", tmp_path / "out", key=public)
+    assert (taken.name, content(taken)) == ("2", content(folder / "2"))
+    assert publishing.rollback(place, "production", **keys).version == "1"
+    assert content(publishing.pull(place, "production", tmp_path / "out", key=public)) == content(folder / "1")
+    publishing.promote(place, "canary", "2", **keys)
+    assert publishing.listed(place, public) == [
+        {"version": "1", "names": "production"},
+        {"version": "2", "names": "canary"},
+    ]
+    with pytest.raises(UsageError, match="no release 3"):
+        publishing.promote(place, "production", "3", **keys)
+
+
+def test_of_two_that_move_a_pointer_at_once_one_wins(url, signed):
+    folder, private, public = signed
+    publishing.publish(folder / "1", publishing.Place(url), key=public)
+
+    def move(_):
+        try:
+            return publishing.promote(publishing.Place(url), "production", "1", key=private, public=public).sequence
+        except OutputError as error:
+            return error.message
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(move, range(6)))
+    won = sorted(n for n in found if isinstance(n, int))
+    assert won == list(range(1, len(won) + 1))
+    assert all("somebody else" in text for text in found if isinstance(text, str))
+    history = list(publishing.pointers(publishing.Place(url), "production", public))
+    assert [p.sequence for p in history] == won[::-1]
+
+
+def test_a_version_is_published_once(url, signed, tmp_path, key_pair):
+    folder, private, public = signed
+    place = publishing.Place(url)
+    digest = publishing.publish(folder / "1", place, key=public)
+    assert publishing.publish(folder / "1", place, key=public) == digest
+    other = tmp_path / "other"
+    shutil.copytree(folder / "1", other)
+    data = json.loads((other / "release.json").read_text())
+    (other / "release.json").write_text(json.dumps(data | {"created": "2020-01-01T00:00:00Z"}))
+    (other / "model.sig").unlink()
+    accel("release", "sign", other, "--key", private)
+    with pytest.raises(OutputError, match="with other content"):
+        publishing.publish(other, place, key=public)
+
+
+def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_path):
+    folder, private, public = signed
+    place = publishing.Place(str(tmp_path / "place"))
+    other = tmp_path / "other"
+    shutil.copytree(folder / "1", other)
+    (other / "report.md").write_text("changed")
+    with pytest.raises(CheckFailed, match=r"report\.md"):
+        publishing.publish(other, place, key=public)
+    shutil.copyfile(folder / "1" / "report.md", other / "report.md")
+    data = json.loads((other / "release.json").read_text())
+    row = {
+        "model": "b",
+        "pool": "here",
+        "what": "latency",
+        "before": "",
+        "after": "",
+        "verdict": "worse",
+        "blocks": True,
+    }
+    compared = {"before": "0", "hardware": "x", "created": "x", "rows": [row]}
+    (other / "release.json").write_text(json.dumps(data | {"compared": compared, "missing": ["c is gone"]}))
+    (other / "model.sig").unlink()
+    accel("release", "sign", other, "--key", private)
+    with pytest.raises(CheckFailed, match=r"c is gone\n  b:latency on here is worse"):
+        publishing.publish(other, place, key=public)
+    assert place.names("releases") == []
+
+
+def test_an_older_pointer_and_one_that_ended_are_refused(signed, tmp_path):
+    folder, private, public = signed
+    place, out = publishing.Place(str(tmp_path / "place")), tmp_path / "out"
+    for version in ("1", "2"):
+        publishing.publish(folder / version, place, key=public)
+        publishing.promote(place, "production", version, key=private, public=public)
+    publishing.pull(place, "production", out, key=public)
+    newest = tmp_path / "place/pointers/production/0000000002.json"
+    kept = newest.read_text()
+    newest.unlink()  # as who controls the store would hide it
+    with pytest.raises(InputError, match="put an older pointer in its place"):
+        publishing.pull(place, "production", out, key=public)
+    newest.write_text(kept.replace('\\"version\\": \\"2\\"', '\\"version\\": \\"1\\"'))
+    with pytest.raises(InputError, match="is not what the owner of"):
+        publishing.pull(place, "production", out, key=public)
+    newest.write_text(newest.with_name("0000000001.json").read_text())
+    with pytest.raises(InputError, match="says it is another"):
+        publishing.pull(place, "production", out, key=public)
+    newest.unlink()
+    publishing.promote(place, "short", "1", key=private, public=public, days=-1)
+    with pytest.raises(InputError, match="ended at"):
+        publishing.pull(place, "short", out, key=public)
+    ended = next(publishing.pointers(place, "short", public)).expires
+    assert datetime.fromisoformat(ended) < datetime.now(UTC) - timedelta(hours=23)
+
+
+def test_a_changed_file_of_the_store_is_never_taken(signed, tmp_path):
+    folder, private, public = signed
+    place, out = publishing.Place(str(tmp_path / "place")), tmp_path / "out"
+    digest = publishing.publish(folder / "1", place, key=public)
+    publishing.promote(place, "production", "1", key=private, public=public)
+    file = tmp_path / f"place/releases/1/{digest}/repositories/here/a/a/1/model.onnx"
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    with pytest.raises(InputError, match="is not what the owner of"):
+        publishing.pull(place, "production", out, key=public)
+    assert not (out / "1").exists()
+    assert not (out / "production.pointer.json").exists()
+
+
+def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(server, signed, tmp_path, monkeypatch, request):
+    folder, private, public = signed
+    for name, value in (("ENDPOINT_URL", server.url), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    place = publishing.Place("s3://broken/x")
+    place.files.mkdir("broken")
+    release = document.read(folder / "1")
+    uploads = place.upload
+    done = []
+
+    def upload(source, name):
+        if len(done) == 5 and not any("stopped" in d for d in done):
+            done.append("stopped")
+            raise KeyboardInterrupt
+        done.append(name)
+        uploads(source, name)
+
+    monkeypatch.setattr(place, "upload", upload)
+    with pytest.raises(KeyboardInterrupt):
+        publishing.publish(folder / "1", place, key=public)
+    with pytest.raises(UsageError, match="in part only"):
+        publishing.promote(place, "production", "1", key=private, public=public)
+    server.broken = 2  # the client tries again by itself
+    publishing.publish(folder / "1", place, key=public)
+    assert server.broken == 0
+    publishing.promote(place, "production", "1", key=private, public=public)
+    taken = publishing.pull(place, "production", tmp_path / "out", key=public)
+    assert content(taken) == content(folder / "1")
+    assert len(release.files) == len(content(folder / "1")) - 2
