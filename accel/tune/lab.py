@@ -182,8 +182,9 @@ class Trial:
             for batch in sizes:
                 try:
                     self._open(rebatch(first, batch))
-                    alone[batch] = self._calmly(lambda: self._latency_s(1, window_s))
-                    beside[batch] = self._calmly(lambda: self._latency_s(n, window_s)) if n > 1 else alone[batch]
+                    one = self._calmly(lambda: self._latency_s(1, window_s))
+                    all_ = self._calmly(lambda: self._latency_s(n, window_s)) if n > 1 else one
+                    alone[batch], beside[batch] = one, all_
                 except InputError as error:
                     failed[str(batch)] = error.message
             if 1 not in alone:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from accel.bench.goodput import WITHIN
+from accel.core.errors import InputError
 from accel.core.values import TensorSpec
 from accel.triton.settings import Settings
 from accel.tune import predict
-from accel.tune.lab import Curve, Goal, Subject
+from accel.tune.lab import Curve, Goal, Subject, Trial
 
 
 def curve(instances=1, threads=2, *, seconds=(0.010, 0.010, 0.010, 0.010), beside=None, **more):
@@ -33,6 +34,35 @@ def test_a_curve_is_read_between_its_points_and_beyond_them():
     assert found.service(16, 1, 0) == pytest.approx([0.160, 0.320])
     assert found.service(4, 4, 0) == pytest.approx([0.043, 0.083])  # three requests more to merge
     assert curve(kinds=(1.0, 2.5)).service(1, 1, 1) == pytest.approx([0.025])
+
+
+class Scripted(Trial):
+    """A trial whose loads last 10 ms an item, and whose batches of 8 fail while two instances are busy."""
+
+    def __init__(self, of):
+        self._subject, self._disturbed, self.start_s, self.items = of, 0, 1.0, 0
+
+    def _open(self, feeds, *, slots=64):
+        self.items = len(next(iter(feeds[0].values())))
+
+    def _latency_s(self, clients, seconds):
+        if self.items == 8 and clients == 2:
+            raise InputError("UNAVAILABLE: Request timeout expired")
+        return np.full(9, 0.010 * self.items * clients)
+
+    def _held_s(self, clients, instances, seconds, feeds):
+        return 0.018, max(1.0, clients / 4)
+
+    def memory_mib(self):
+        return None
+
+
+def test_a_batch_that_fails_beside_another_is_no_point_of_the_curve():
+    found = Scripted(subject()).curve(Settings(2, 1))
+    assert (found.batches, list(found.failed)) == ((1, 2, 4), ["8"])
+    assert found.overhead_s == pytest.approx(0.002)
+    assert found.beside_s == pytest.approx((0.018, 0.038, 0.078))
+    assert predict.fits([found]) == 4
 
 
 def test_batching_pays_where_a_batch_costs_no_more_than_one():
