@@ -127,7 +127,7 @@ Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes, TEXTS | d
 AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names, TEXTS | dict[str, Any]), Mark.REPEATED]
 Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges, TEXTS | dict[str, Any]), Mark.REPEATED]
 Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, Any]), Mark.REPEATED]
-Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts, TEXTS), Field(min_length=1)]
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts, Objective | list[Objective]), Field(min_length=1)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
