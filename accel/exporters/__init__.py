@@ -5,7 +5,8 @@
 inside functions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from accel.core.errors import UnavailableError
@@ -41,17 +42,24 @@ def describe(request: SourceRequest) -> ModelSource:
         AccelError: the source is missing, broken or refused, or its forward raises.
         UnavailableError: PyTorch is not installed, and the source needs it.
     """
-    try:
+    with _needed_by(request.reference):
         if request.kind == "factory":
             made = factory.make(request.reference)
             exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
             return exporter.describe(request, made)
         return DESCRIBE[request.kind](request)
+
+
+@contextlib.contextmanager
+def _needed_by(reference: str) -> Iterator[None]:
+    """Say how to install PyTorch where a source turns out to need it."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
         raise UnavailableError(
-            f"{request.reference} needs {error.name}, which is not installed", fix="pip install 'accel[torch]'"
+            f"{reference} needs {error.name}, which is not installed", fix="pip install 'accel[torch]'"
         ) from error
 
 
@@ -66,7 +74,8 @@ def load(source: ModelSource) -> SourceModel:
     if source.framework == "tensorflow":
         return of_graph(source, (from_zoo.load_graph if source.kind == "zoo" else from_tensorflow.load)(source))
     loaders = {"zoo": from_zoo.load, "huggingface": from_huggingface.load}
-    return of_torch(source, loaders.get(source.kind, from_torch.load)(source))
+    with _needed_by(source.reference):
+        return of_torch(source, loaders.get(source.kind, from_torch.load)(source))
 
 
 def export_onnx(
