@@ -173,9 +173,8 @@ def publish(folder: Path, place: Place, *, key: Path) -> str:
     wrong = [f"{f.file}: {f.why}" for f in checking.verify(folder, key=key) if f.severity == "error"]
     release = read(folder)
     wrong += release.missing
-    wrong += [
-        f"{r.model}:{r.what} on {r.pool} {r.verdict}" for r in (blocking(release.compared) if release.compared else ())
-    ]
+    if release.compared is not None:
+        wrong += [f"{r.model}:{r.what} on {r.pool} is {r.verdict}" for r in blocking(release.compared)]
     if wrong:
         said = "\n  ".join(wrong[:10])
         raise CheckFailed(f"{folder} is not published:\n  {said}", fix="accel release verify, diff and build say more")
