@@ -143,6 +143,9 @@ CORE = [
     ),
     Case("shape tensor", "python", tensor("x", " }", " is_shape_tensor: true }"), "input.x.is_shape_tensor"),
     Case(
+        "shape tensor of floats", "tensorrt", tensor("x", " }", " is_shape_tensor: true }"), "input.x.is_shape_tensor"
+    ),
+    Case(
         "linear format",
         "tensorrt",
         tensor("x", " }", " is_non_linear_format_io: true }"),

@@ -185,6 +185,9 @@ def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
     if model.platform != "tensorrt_plan" and (tensor.is_shape_tensor or tensor.is_non_linear_format_io):
         flag = "is_shape_tensor" if tensor.is_shape_tensor else "is_non_linear_format_io"
         yield model.error(f"{field}.{flag}", "is for TensorRT plans only", "drop it")
+    elif tensor.is_shape_tensor and tensor.data_type and name not in ("TYPE_INT32", "TYPE_INT64"):
+        # Source: tensorrt_backend src/instance_state.cc: INT32 or INT64 in, INT64 out.
+        yield model.error(f"{field}.is_shape_tensor", f"is for whole numbers, and this is {name}", "drop it")
     elif tensor.is_non_linear_format_io and len(tensor.dims) != 3:
         yield model.error(f"{field}.is_non_linear_format_io", f"needs 3 dims, found {len(tensor.dims)}", "drop it")
 
