@@ -475,9 +475,10 @@ def bench(name: str, folder: Path, threads: int, *, export: bool = True, keras: 
 
         described = Described(source, make_samples(source, request, samples))
     tasks.reference(described, samples, reference)
-    made = Bench(
-        name, folder, described, tasks.export(described, samples, reference, onnx, 18) if export else None, threads
-    )
+    if export:
+        tasks.export(described.source, onnx, 18)
+    exported = tasks.check(described, samples, reference, onnx) if export else None
+    made = Bench(name, folder, described, exported, threads)
     made.truth = read_feeds(reference)
     every = [described.samples.gate, described.samples.shapes, described.samples.coverage]
     stored = {n: f for ref in every if ref for n, f in read_feeds(samples / ref.path).items()}

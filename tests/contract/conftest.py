@@ -206,5 +206,6 @@ def make_bench(folder: Path, asked: SourceRequest, own: Worker) -> Bench:
     samples, truth = folder / "samples", folder / "reference.npz"
     described = own.call(tasks.describe, asked, samples)
     own.call(tasks.reference, described, samples, truth)
-    onnx = own.call(tasks.export, described, samples, truth, folder / "onnx", opset=18)
+    own.call(tasks.export, described.source, folder / "onnx", 18)
+    onnx = own.call(tasks.check, described, samples, truth, folder / "onnx")
     return Bench(folder, described.source, described.samples, onnx, own)
