@@ -73,7 +73,7 @@ def weights(gib: int, path: Path) -> Path:
 
 def one(path: Path, level: str) -> dict[str, float | int]:
     """Narrow one file here and return the time, and how far the peak memory rose above what imports took."""
-    from accel.graph.narrow import plan, rewrite  # noqa: F401 - imports are not what is measured
+    from accel.graph.narrow import plan  # noqa: F401 - imports are not what is measured
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start, cpu = time.perf_counter_ns(), time.process_time_ns()

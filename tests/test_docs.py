@@ -117,6 +117,7 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
     return [(language, text, remark) for remark, language, text in found]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own, of its exporter
 def test_the_tutorials_run_as_they_stand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

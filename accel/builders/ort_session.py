@@ -160,10 +160,7 @@ class OrtSession(Session):
         Raises:
             StageError: a node ran on another provider than the one asked for, and none may.
         """
-        zeros = {s.name: np.zeros(self._shapes[s.name], s.dtype) for s in self.inputs}
-        nodes = profiled(
-            self._file, self._provider, self._feeds[0] or zeros
-        )  # the last request of slot 0, or the opt shape
+        nodes = self._profiled()
         if self._provider.strict and (elsewhere := fallback_nodes(nodes, self._provider.name)):
             raise fallback(self._provider.name, elsewhere)
         if self._provider.name == OPENVINO:
@@ -194,6 +191,11 @@ class OrtSession(Session):
             shapes = {name: value.shape for name, value in self._feeds[slot].items()}
             raise failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error) from error
         return results
+
+    def _profiled(self) -> list[dict[str, Any]]:
+        """Run the last request of slot 0, or zeros at the opt shape, in a profiled session; see ``profiled``."""
+        zeros = {s.name: np.zeros(self._shapes[s.name], s.dtype) for s in self.inputs}
+        return profiled(self._file, self._provider, self._feeds[0] or zeros)
 
 
 class OrtDeviceSession(OrtSession):

@@ -513,7 +513,7 @@ def accel(*words, cwd=None):
         (["gone", "--concurrency", "x"], "--concurrency"),
         (["gone", "--concurrency", "1", "--request-rate", "5"], "give one of the two"),
         (["gone", "--load", "wrk"], "accel or perf_analyzer"),
-        (["gone", "--arrivals", "often"], "constant or poisson"),
+        (["gone", "--arrivals", "often"], "constant, poisson or a file"),
         (["127.0.0.1:8001", "--table"], "no repository"),
     ],
 )
