@@ -113,7 +113,7 @@ def test_the_schemas_hold_real_files(site):
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
     """Return the fenced blocks of a page: language, text, and the remark above it."""
-    found = re.findall(r"(?:^(<!-- .+ -->)\n)?^```(\w+)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    found = re.findall(r"(?:^(<!-- [^\n]+ -->)\n)?^```(\w+)\n(.*?)^```$", page.read_text(), re.M | re.S)
     return [(language, text, remark) for remark, language, text in found]
 
 
