@@ -232,7 +232,9 @@ def test_a_sweep_measures_every_load(running, tmp_path):
     assert 1 < opened.concurrency <= 64
     assert one.server.executions == one.server.inferences == one.server.requests > 0
     assert eight.server.executions < eight.server.inferences  # dynamic batching
-    assert eight.server.queue_ms > 5 * one.server.queue_ms
+    # Each waits for the batch before. A lone request does not, but where a wake-up is lost the batcher sleeps
+    # its 500 ms out (Triton core src/dynamic_batch_scheduler.cc, default_wait_microseconds).
+    assert eight.server.queue_ms > 20
     assert eight.throughput_per_s > 2 * one.throughput_per_s
     assert len({p.session for p in points}) == 1
     with np.load(raw) as kept:
