@@ -12,7 +12,7 @@ def main() -> None:
         [sys.executable, "-m", "accel", "serve", "nowhere"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done
-    assert "manifest.json" in done.stderr, done.stderr
+    assert "config.pbtxt" in done.stderr, done.stderr
     print(tritonclient.grpc.__name__, tritonclient.http.__name__)
 
 
