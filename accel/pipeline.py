@@ -12,16 +12,16 @@ the others. Only a source that cannot be loaded or exported ends the run.
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from accel.accuracy import parity
 from accel.builders import ConvertingBuilder, targets
 from accel.core import environments, hardware, processes, sandbox
+from accel.core.accuracy import parity
 from accel.core.errors import AccelError, StageError, UnavailableError, WorkerDied
 from accel.core.files import lock
 from accel.core.processes import Worker
@@ -33,26 +33,43 @@ from accel.core.values import (
     Failed,
     ModelSource,
     OnnxModel,
+    Parity,
     Repository,
     ShapeRange,
     Skipped,
+    Target,
     TaskSpan,
     Typed,
     Variant,
 )
 from accel.graph.arithmetic import Arithmetic
-from accel.run import favourites, kits, run_json, tasks
+from accel.run import batching, favourites, kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.measuring import measure_in_process, measure_served, spare_workers
 from accel.run.narrowed import applied
-from accel.run.results import Outcome, Result, Run, baseline, candidate, rerun_command, served_candidates, status_of
-from accel.run.stages import FILES, Answered, Proof, Stage, Stages
+from accel.run.results import (
+    Outcome,
+    Run,
+    VariantState,
+    baseline,
+    candidate,
+    rerun_command,
+    served_candidates,
+    status_of,
+)
+from accel.run.stages import FILES, Answered, AxesLost, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
 
 OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_of, tasks.compare, tasks.narrow, tasks.emit))
 """Tasks in which a worker does accel's own work."""
+
+STAGED_AFTER_S = 5.0
+"""CPU time of the reference from which variants are proved on part of the feeds first."""
+
+MORE_ROOM = 2.0
+"""How many times the usual room above the gate a build leaves that expected to hold it and did not."""
 
 BESIDE_AFTER_S = 4.0
 """How long the reference may take before the export begins beside it, in a process that loads the source once more."""
@@ -105,6 +122,16 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         AccelError: the source cannot be loaded or exported, the run directory cannot be written or is in use. What an
             earlier run left there is untouched then.
     """
+    try:
+        return _convert(job, progress)
+    except AxesLost as lost:
+        try:
+            return _convert(job.model_copy(update={"request": lost.request}), progress)
+        except StageError as again:
+            raise lost.error or again from again
+
+
+def _convert(job: Job, progress: Progress | None) -> dict[str, Any]:
     with at_work(job, progress) as work:
         stages = work.stages
         reference = onnx = narrowed = None
@@ -115,7 +142,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             if made.notice:
                 work.progress.notice(made.notice)
             parity.check_names(job.gates, made.source.gate)
-            results = [Result(v) for v in plan(job, made.source)]
+            results = [VariantState(v) for v in plan(job, made.source)]
             for result in results:
                 result.outcome = _skip_reason(result.variant, made)
             first_tried = _leave_for_later(results, made.source, work) if job.quick else None
@@ -138,6 +165,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             if last and onnx is not None:
                 _measure(work, results, described, reference)
                 run = Run(job, work.machine, described.value, onnx, narrowed, results)
+                _prove_chosen(run, described, reference, work)
                 with work.timed("build and prove"):
                     for result in last:
                         result.outcome = _not_pursued(result.variant, run, described, onnx, work)
@@ -145,7 +173,7 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         return _conclude(work, results, described, reference, onnx, narrowed, first_tried)
 
 
-def _leave_for_later(results: Sequence[Result], source: ModelSource, work: Work) -> str | None:
+def _leave_for_later(results: Sequence[VariantState], source: ModelSource, work: Work) -> str | None:
     """Skip all but the targets that win most often; return in words which they are and why."""
     job, said = work.job, []
     fix = "the same command without --quick tries it, and keeps what is done"
@@ -204,46 +232,56 @@ def _reference(
 
 def _fits_beside(source: ModelSource, worker: Worker, job: Job) -> bool:
     """Say whether there are a second core, an export to be made, and memory to hold and write the source once more."""
-    if job.threads == 1 or job.sandbox or source.kind == "onnx":
+    if job.threads == 1 or job.sandbox or "onnx" in (source.kind, source.framework):
         return False
     return hardware.available_memory_bytes() > BESIDE_COPIES * worker.resident_bytes()
 
 
-def finish(kit: kits.DeferredBuild, folder: Path, job: Job, progress: Progress | None = None) -> dict[str, Any]:
-    """Finish a deferred variant from its kit on this machine and return what was written to ``run.json``.
+def finish(found: Mapping[Path, kits.DeferredBuild], job: Job, progress: Progress | None = None) -> dict[str, Any]:
+    """Finish deferred variants of one model from their kits on this machine; return what was written to ``run.json``.
 
     Args:
-        kit: as ``kits.read`` read it from ``folder``, an absolute path.
-        job: as ``kits.job`` makes it.
+        found: absolute folder → what ``kits.read`` read from it.
+        job: as ``kits.job`` makes it of them.
 
     Raises:
-        UnavailableError: this machine cannot build it either.
+        UnavailableError: this machine cannot build one of them either.
         OutputError: the run directory cannot be written or is in use.
     """
-    skipped = targets.discover()[kit.variant.target.name].available(kit.variant.target)
-    if skipped is not None:
-        raise UnavailableError(f"{kit.variant.id} cannot be built here: {skipped.reason}", fix=skipped.fix)
+    for kit in found.values():
+        skipped = targets.discover()[kit.variant.target.name].available(kit.variant.target)
+        if skipped is not None:
+            raise UnavailableError(f"{kit.variant.id} cannot be built here: {skipped.reason}", fix=skipped.fix)
+    folder, first = next(iter(found.items()))
     with at_work(job, progress) as work:
-        work.progress.notice(f"kit of {kit.source.name}, made by `{kit.command}`")
-        described = Stage(Described(kit.source, kit.samples), folder / kits.SAMPLES, kit.seal, cached=True)
-        reference = Stage(Answered(kits.REFERENCE, kit.feeds), folder, kit.seal, cached=True)
-        onnx = Stage(kit.onnx, folder / kits.ONNX, kit.seal, cached=True)
-        info = targets.info(kit.variant.target)
-        proof = Proof(kit.proof, info.precision, info.precision, kit.feeds)
-        result = Result(
-            kit.variant,
-            typing=Stage(Typed(kit.onnx, kit.typing), onnx.folder, onnx.key, cached=True),
-            typed=onnx,
-            typed_proof=Stage(proof, onnx.folder, onnx.key, cached=True),
-        )
+        work.progress.notice(f"kit of {first.source.name}, made by `{first.command}`")
+        described = Stage(Described(first.source, first.samples), folder / kits.SAMPLES, first.seal, cached=True)
+        reference = Stage(Answered(kits.REFERENCE, first.feeds), folder, first.seal, cached=True)
+        results = [_as_typed(kit, place) for place, kit in found.items()]
+        onnx = results[0].typed
+        assert onnx is not None
         with work.timed("build and prove"):
-            _build_all([result], described, onnx, reference, work)
-        return _conclude(work, [result], described, reference, onnx, None)
+            _build_all(results, described, onnx, reference, work)
+        return _conclude(work, results, described, reference, onnx, None)
+
+
+def _as_typed(kit: kits.DeferredBuild, folder: Path) -> VariantState:
+    """Return a kit's variant as it stands once its ONNX file was typed and proved."""
+    onnx = Stage(kit.onnx, folder / kits.ONNX, kit.seal, cached=True)
+    precision = targets.info(kit.variant.target).precision
+    proof = Proof(kit.proof, precision, precision, kit.feeds)
+    return VariantState(
+        kit.variant,
+        typing=Stage(Typed(kit.onnx, kit.typing), onnx.folder, onnx.key, cached=True),
+        typed=onnx,
+        typed_proof=Stage(proof, onnx.folder, onnx.key, cached=True),
+        seal=kit.seal,
+    )
 
 
 def _conclude(
     work: Work,
-    results: list[Result],
+    results: list[VariantState],
     described: Stage,
     reference: Stage | None,
     onnx: Stage | None,
@@ -255,6 +293,9 @@ def _conclude(
     run = Run(job, work.machine, described.value, onnx, narrowed, results, timings_s=timings, first_tried=first_tried)
     if job.bench in ("inprocess", "both"):
         _measure(work, results, described, reference)
+        if reference is not None:
+            _prove_chosen(run, described, reference, work)
+        _merge_what_pays(results, work.stages)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
             run.served = measure_served(
@@ -276,7 +317,7 @@ def _conclude(
     return document
 
 
-def _measure(work: Work, results: Sequence[Result], described: Stage, reference: Stage | None) -> None:
+def _measure(work: Work, results: Sequence[VariantState], described: Stage, reference: Stage | None) -> None:
     """Measure in process whatever was not measured yet; a variant keeps its process from objective to objective."""
     with work.timed("measure"), spare_workers() as spare:
         for objective in work.job.objectives:
@@ -294,18 +335,51 @@ def _measure(work: Work, results: Sequence[Result], described: Stage, reference:
             )
 
 
+def _in_stages(job: Job, reference: Stage[Answered]) -> bool:
+    """Say whether all feeds are asked only of what is chosen: where they take long and a choice follows in process."""
+    return not job.exhaustive and job.bench == "inprocess" and reference.value.cpu_s > STAGED_AFTER_S
+
+
+def _prove_chosen(run: Run, described: Stage, reference: Stage[Answered], work: Work) -> None:
+    """Ask all feeds of what is chosen and of what ties with it, and decide again, until each choice holds on them."""
+    while True:
+        named = {id for found in decide_all(run) for id in (found.chosen, *found.ties)}
+        open_ = [r for r in run.results if r.variant.id in named and r.proof is not None and not r.proof.value.whole]
+        if not open_:
+            return
+        with work.timed("build and prove"):
+            _build_all(open_, described, run.onnx, reference, work)
+
+
+def _merge_what_pays(results: Sequence[VariantState], stages: Stages) -> None:
+    """Let no repository merge more requests than was measured to pay, and each say why it merges what it does."""
+    for result in results:
+        found = batching.worthwhile(result.points) if status_of(result)[0] == "ok" else None
+        if found is None:
+            continue
+        for name in ("emitted", "python_variant"):
+            if (stage := getattr(result, name)) is not None:
+                setattr(result, name, stages.rescheduled(stage, *found))
+
+
 def _comes_last(variant: Variant, job: Job) -> bool:
     """Say whether a variant is built only while it can win: it takes long, and a group alone asked for it."""
     target = variant.target
-    asked = job.exhaustive or target.name not in job.grouped or {target.name, str(target)} & set(job.required)
+    asked = job.exhaustive or target.name not in job.grouped or _required(variant, job)
     return not asked and target.device in targets.info(target).comes_last and job.bench in ("inprocess", "both")
+
+
+def _required(variant: Variant, job: Job) -> bool:
+    return not {variant.target.name, str(variant.target), variant.id}.isdisjoint(job.required)
 
 
 def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
     """Say why a variant cannot win by any objective against what was measured, or None where it can.
 
-    Figures that other processes disturbed exclude nothing.
+    Figures that other processes disturbed exclude nothing; the arithmetic of the typical shape says nothing of traffic.
     """
+    if "traffic" in run.job.objectives:
+        return None
     best = []
     for objective in run.job.objectives:
         found = _decide(run, variant.target.device, objective, "inprocess")
@@ -350,13 +424,22 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
     for target in job.wanted:
         if target.name in job.grouped and targets.info(target).needs not in (source.framework, "onnx", "nothing"):
             continue
-        options = dict(job.options.get(target.name, {}))
+        options = {**_of_all(job, target), **job.options.get(target.name, {})}
         variants.append(Variant(target, dict(source.profile), options=options))
         if targets.info(target).static and (job.static or target.name in source.static):
             fixed = {name: ShapeRange(s.opt, s.opt, s.opt) for name, s in source.profile.items()}
             shape = "x".join(str(n) for n in fixed[source.inputs[0].name].opt)
             variants.append(Variant(target, fixed, static=shape, options=options))
     return variants
+
+
+def _of_all(job: Job, target: Target) -> dict[str, Any]:
+    """Return the builder options that the job sets for all targets that have them."""
+    builder = targets.discover()[target.name]
+    given = {"search_s": job.search_s} if job.search_s is not None else {}
+    if job.int8 == "all" and targets.info(target).precision == "int8":
+        given |= builder.whole
+    return {name: value for name, value in given.items() if name in {f.name for f in fields(builder.options)}}
 
 
 def decide_all(run: Run) -> tuple[Decision, ...]:
@@ -371,7 +454,11 @@ def decide_all(run: Run) -> tuple[Decision, ...]:
         return ()
     ways: list[Literal["inprocess", "triton"]] = ["inprocess", "triton"] if bench == "both" else [bench]
     return tuple(
-        _decide(run, device, objective, way) for way in ways for device in devices for objective in run.job.objectives
+        _decide(run, device, objective, way)
+        for way in ways
+        for device in devices
+        for objective in run.job.objectives
+        if way == "inprocess" or objective != "traffic"  # no server is put under it yet
     )
 
 
@@ -424,11 +511,17 @@ def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     return Skipped(f"it works on {' and '.join(wanted)}, and the model has none")
 
 
-def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, reference: Stage, work: Work) -> None:
-    """Build, prove and emit every variant; each in processes of its own, side by side where memory allows."""
-    job, stages, progress = work.job, work.stages, work.progress
+def _build_all(
+    results: Sequence[VariantState], described: Stage, onnx: Stage | None, reference: Stage, work: Work
+) -> None:
+    """Build, prove and emit every variant; each in processes of its own, side by side where memory allows.
 
-    def one(result: Result) -> None:
+    What was built and proved on part of the feeds is proved on all of them, and emitted with that proof.
+    """
+    job, stages, progress = work.job, work.stages, work.progress
+    in_stages = _in_stages(job, reference)
+
+    def one(result: VariantState) -> None:
         id = result.variant.id
         stage, again = "build", rerun_command(result.variant, job)
 
@@ -442,23 +535,35 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             if onnx is not None and result.typed is None and _is_typed(result.variant):
                 stage = "type"
                 progress.variant(id, "typing")
-                _type(result, stages, described, onnx, reference, report("typing"))
+                _type(result, stages, described, onnx, reference, report("typing"), first=in_stages)
             if result.outcome is None and status_of(result)[0] == "ok":
-                stage = "build"
-                progress.variant(id, "building")
+                new = result.built is None
+                first = in_stages and new and not _required(result.variant, job)
                 with ExitStack() as held:
                     builder = held.enter_context(fresh(stages.python(result.variant)))
-                    result.built = stages.build(result.variant, described, result.typed or onnx, builder)
-                    if targets.info(result.variant.target).needs_source:  # its code would hide what the file lacks
-                        builder.close()
-                        builder = held.enter_context(fresh(stages.python(result.variant)))
+                    if result.built is None:
+                        stage = "build"
+                        progress.variant(id, "building")
+                        result.built = stages.build(result.variant, described, result.typed or onnx, builder)
+                        if targets.info(result.variant.target).needs_source:  # its code would hide what the file lacks
+                            builder.close()
+                            builder = held.enter_context(fresh(stages.python(result.variant)))
                     worker = builder
                     if stages.python(result.variant) != environments.python(environments.MAIN):
                         worker = held.enter_context(fresh(environments.python(environments.MAIN)))
                     if not targets.info(result.variant.target).server_only:
                         stage = "prove"
                         progress.variant(id, "proving")
-                        result.proof = stages.prove(result.built, described, reference, builder, worker)
+                        result.proof = stages.prove(result.built, described, reference, builder, worker, first=first)
+                        if new and _surprising(result.built.value, result.proof.value.parity):
+                            stage = "build"
+                            builder = held.enter_context(fresh(stages.python(result.variant)))
+                            given = result.variant, described, result.typed or onnx, builder
+                            result.built = stages.build(*given, room=MORE_ROOM)
+                            stage = "prove"
+                            result.proof = stages.prove(
+                                result.built, described, reference, builder, worker, first=first
+                            )
                     stage = "emit"
                     result.emitted = stages.emit(result.built, result.proof, described, reference, worker)
                     if result.proof is None:
@@ -498,25 +603,33 @@ def _build_all(results: Sequence[Result], described: Stage, onnx: Stage | None, 
             stages.threads = job.threads
 
 
+def _surprising(artifact: Artifact, found: Parity) -> bool:
+    """Say whether a variant misses a figure of the gate that its build expected it to hold."""
+    missed = (name for name, value in found.found.items() if value is not None and value < found.gate[name])
+    return artifact.built.expected is True and any(missed)
+
+
 def _is_typed(variant: Variant) -> bool:
     """Say whether the variant's precision is made in the ONNX file, before the build and on any machine."""
     return isinstance(targets.discover()[variant.target.name], ConvertingBuilder)
 
 
 def _type(
-    result: Result,
+    result: VariantState,
     stages: Stages,
     described: Stage,
     onnx: Stage,
     reference: Stage,
     report_progress: Callable[[str], None],
+    *,
+    first: bool,
 ) -> None:
     """Type the ONNX file and prove it on the CPU; where the rest cannot be done here, leave a kit."""
     variant = result.variant
     result.typing = stages.prepare(variant, described, onnx, report_progress=report_progress)
     typed: Typed = result.typing.value
     result.typed = Stage(typed.onnx, result.typing.folder / FILES, result.typing.key, result.typing.cached)
-    result.typed_proof = stages.prove_typed(variant, result.typing, described, reference)
+    result.typed_proof = stages.prove_typed(variant, result.typing, described, reference, first=first)
     missing = targets.discover()[variant.target.name].available(variant.target)
     if missing is not None and result.typed_proof.value.parity.passed:
         result.kit = stages.kit(variant, result.typing, result.typed_proof, described, reference, reason=missing.reason)
@@ -526,7 +639,7 @@ def _type(
         result.outcome = Deferred(missing.reason, kit, here)
 
 
-def _left_to_server(result: Result, stages: Stages, job: Job) -> Outcome:
+def _left_to_server(result: VariantState, stages: Stages, job: Job) -> Outcome:
     """Say of a variant that no process of accel can run what a server is to prove, or why the release has none."""
     variant, built = result.variant, result.built
     assert built is not None
@@ -541,10 +654,10 @@ def _left_to_server(result: Result, stages: Stages, job: Job) -> Outcome:
     )
 
 
-def _last(result: Result) -> bool:
-    """Sort what compiles or calibrates for long on one core to the front: the others fill the second core meanwhile."""
+def _last(result: VariantState) -> bool:
+    """Sort what types, compiles or calibrates for long on one core to the front: others fill the second meanwhile."""
     info = targets.info(result.variant.target)
-    return not (info.calibration or info.needs_source)
+    return not (info.calibration or info.needs_source or _is_typed(result.variant))
 
 
 def _parallel(onnx: Stage | None, threads: int) -> int:
@@ -560,7 +673,7 @@ def _cannot_batch(emitted: Stage) -> bool:
     return repository is not None and repository.backend != "python" and not repository.batches
 
 
-def _figures(result: Result) -> str:
+def _figures(result: VariantState) -> str:
     artifact: Artifact | None = result.built.value if result.built else None
     proof: Proof | None = result.proof.value if result.proof else None
     if artifact is None or proof is None:

@@ -3,6 +3,7 @@
 #
 #     benchmarks/clean_system.sh FOLDER [COMMAND...]     as root; COMMAND: make demo, then make test
 #
+# SUITE names another release (trixie has Python 3.13); DEBIAN_MIRROR another distribution's archive (Ubuntu's noble has 3.12).
 # Makes the system in FOLDER with debootstrap, clones this checkout's last commit into it, and runs the commands there. pip finds its index
 # as it does outside: its configuration file and variables, and the local folders that they name, are given to the system.
 set -euo pipefail
@@ -12,7 +13,7 @@ shift
 packages=python3,python3-venv,python3-dev,git,make,g++,ca-certificates
 
 if [ ! -e "$root/complete" ]; then
-  debootstrap --variant=minbase --include="$packages" bookworm "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+  debootstrap --variant=minbase --include="$packages" "${SUITE:-bookworm}" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
   touch "$root/complete"
 fi
 cp --dereference /etc/resolv.conf "$root/etc/resolv.conf"

@@ -28,6 +28,8 @@ from accel.triton.reading import read_points
 from accel.triton.servers import server
 
 GOOD, BAD = 12, 4
+REFUSED = ("exiting", "stopping", "not ready", "failed to connect", "no available versions")
+"""What a server that ends says to a request that it does not begin."""
 
 
 def tensors(feed: dict[str, np.ndarray], datatype: str | None = None) -> list[Any]:
@@ -63,8 +65,12 @@ def attacks(feed: dict[str, np.ndarray]) -> dict[str, Callable[[], list[Any] | N
     }
 
 
-def campaign(root: Path, *, seconds: float, backends: Path | None) -> dict[str, Any]:
-    """Serve the repository, attack it, end it under load."""
+def campaign(root: Path, *, seconds: float, backends: Path | None, only: list[str] | None = None) -> dict[str, Any]:
+    """Serve the repository, attack it, end it under load.
+
+    Args:
+        only: kinds of wrong requests; None for all.
+    """
     manifest = manifests.read(root)
     feed = dict(read_points(root, manifest)["opt"].inputs)
     counts: dict[str, Counter[str]] = {}
@@ -86,9 +92,7 @@ def campaign(root: Path, *, seconds: float, backends: Path | None) -> dict[str, 
                         seen["answered" if close else "answered wrongly"] += 1
                     except InferenceServerException as error:
                         text = str(error)
-                        refused = any(
-                            w in text.lower() for w in ("exiting", "stopping", "not ready", "failed to connect")
-                        )
+                        refused = any(w in text.lower() for w in REFUSED)
                         late = ending.is_set() and refused
                         seen["refused at the end" if late else f"lost: {text[:120]}"] += 1
                         if ending.is_set():
@@ -118,8 +122,12 @@ def campaign(root: Path, *, seconds: float, backends: Path | None) -> dict[str, 
         time.sleep(2)
         wrong: dict[str, Counter[str]] = {}
         for kind, make in attacks(feed).items():
+            if only and kind not in only:
+                continue
             now = kind
             wrong[kind] = Counter()
+            while kind not in counts and any(client.is_alive() for client in clients):
+                time.sleep(0.01)  # those begun beside the kind before are counted there
             until = time.monotonic() + seconds
             attackers = [threading.Thread(target=bad, args=(make, until, wrong[kind])) for _ in range(BAD)]
             for attacker in attackers:
@@ -129,11 +137,12 @@ def campaign(root: Path, *, seconds: float, backends: Path | None) -> dict[str, 
         alive = running.alive()
         now = "SIGTERM"
         ending.set()
-        os.kill(running.endpoint.pid or 0, signal.SIGTERM)
+        if alive:
+            os.kill(running.endpoint.pid or 0, signal.SIGTERM)
         begun = time.monotonic()
         while running.alive() and time.monotonic() - begun < 60:
             time.sleep(0.05)
-        ended_s = time.monotonic() - begun
+        ended_s = time.monotonic() - begun if alive else None
         over.set()
         for client in clients:
             client.join(40)
@@ -143,7 +152,7 @@ def campaign(root: Path, *, seconds: float, backends: Path | None) -> dict[str, 
         "backend": "python" if running.python_models else manifest.backend,
         "release": running.endpoint.release,
         "alive_after_all": alive,
-        "sigterm_to_end_s": round(ended_s, 2),
+        "sigterm_to_end_s": ended_s and round(ended_s, 2),
         "good_requests": sum(c["answered"] for c in counts.values()),
         "good_lost": lost,
         "good": counts,
@@ -157,9 +166,10 @@ def main() -> None:
     parser.add_argument("repository", type=Path)
     parser.add_argument("--backend-directory", type=Path)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--only", action="append", help="this kind of wrong request; may be repeated")
     parser.add_argument("-o", "--out", type=Path, required=True)
     asked = parser.parse_args()
-    found = campaign(asked.repository, seconds=asked.seconds, backends=asked.backend_directory)
+    found = campaign(asked.repository, seconds=asked.seconds, backends=asked.backend_directory, only=asked.only)
     asked.out.write_text(json.dumps(found, indent=1))
     print(json.dumps({k: v for k, v in found.items() if k not in ("good", "wrong")}, indent=1))
 

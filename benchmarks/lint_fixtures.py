@@ -32,6 +32,28 @@ ABSENT = re.compile(
 """Findings about files that a checkout does not have."""
 
 
+PLAN = "autofill_noplatform/tensorrt/"
+CANNOT_BE_SEEN = {
+    "autofill_noplatform/custom/unknown_backend.unknown": "the folder's suffix names a backend that may lie in a "
+    "server's --backend-directory: a warning",
+    f"{PLAN}bad_dynamic_shapes_max": "a dim above the largest of the plan's profile",
+    f"{PLAN}bad_dynamic_shapes_min": "a dim below the least of the plan's profile",
+    f"{PLAN}bad_input_dims": "a size that is not the plan's",
+    f"{PLAN}bad_input_shape": "a rank that fits the plan of one input with, of another without a batch axis",
+    f"{PLAN}bad_input_type": "a type that is not the plan's",
+    f"{PLAN}bad_output_dims": "a size that is not the plan's",
+    f"{PLAN}bad_output_shape": "a rank that fits the plan of one output with, of another without a batch axis",
+    f"{PLAN}bad_output_type": "a type that is not the plan's",
+    f"{PLAN}mixed_batch_hint_dims": "ranks that fit the plan partly with, partly without a batch axis",
+    f"{PLAN}mixed_batch_hint_shape_values": "the same, for shape tensors",
+    f"{PLAN}too_few_inputs": "an input of the plan that the config leaves out",
+    f"{PLAN}too_many_inputs": "an input that the plan does not have",
+    f"{PLAN}unknown_input": "an input that the plan does not have",
+    f"{PLAN}unknown_output": "an output that the plan does not have",
+}
+"""Invalid fixtures of which nothing but a plan's content, which the checkout lacks, or the server's folders tells."""
+
+
 def score(qa: Path) -> dict:
     """Lint every fixture, and return what was seen and what was missed."""
     fixtures = qa / "L0_model_config"
@@ -54,11 +76,14 @@ def score(qa: Path) -> dict:
                 }
             )
     invalid, sound = [r for r in rows if not r["valid"]], [r for r in rows if r["valid"]]
+    seeable = [r for r in invalid if r["fixture"] not in CANNOT_BE_SEEN]
     return {
         "release": NEWEST,
         "invalid": {"seen": sum(r["right"] for r in invalid), "of": len(invalid)},
+        "invalid_that_can_be_seen": {"seen": sum(r["right"] for r in seeable), "of": len(seeable)},
         "valid": {"clean": sum(r["right"] for r in sound), "of": len(sound)},
-        "wrong": [r["fixture"] for r in rows if not r["right"]],
+        "wrong": [r["fixture"] for r in rows if not r["right"] and r["fixture"] not in CANNOT_BE_SEEN],
+        "cannot_be_seen": CANNOT_BE_SEEN,
         "fixtures": rows,
     }
 

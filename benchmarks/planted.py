@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 
 from accel import exporters
-from accel.accuracy import parity
 from accel.bench.checker import Check, checker
 from accel.bench.expected import held_to
 from accel.bench.timed_session import TimedSession
 from accel.builders import targets
 from accel.core import environments, hardware
+from accel.core.accuracy import parity
 from accel.core.feeds import Feed, fit_inputs, read_feeds, write_feeds
 from accel.core.processes import Worker
 from accel.core.values import Artifact, BuildRequest, Parity, Target, TensorSpec, Variant, from_json, to_json

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from accel.accuracy import parity
 from accel.bench import perf_analyzer, served
 from accel.bench.expected import Expected
 from accel.bench.load import Generator, Load, Window, fit_feeds
@@ -33,6 +32,7 @@ from accel.bench.stability import ratio_interval
 from accel.bench.timed import open_timed, time_round
 from accel.bench.usage import use
 from accel.core import hardware
+from accel.core.accuracy import parity
 from accel.core.feeds import Feed, fit_inputs, read_feeds, write_feeds
 from accel.core.processes import Worker
 from accel.core.values import ModelSource, from_json, to_json

@@ -22,10 +22,11 @@ import numpy as np
 
 from accel.core.values import from_json
 from accel.triton.settings import Settings
-from accel.tune import predict as model, search
-from accel.tune.lab import Curve, Goal
-from accel.tune.search import Option
-from accel.tune.session import FINALISTS, Asked, tune
+from accel.triton.tune import predict as model, search
+from accel.triton.tune.lab import Curve, Goal
+from accel.triton.tune.measured import FINALISTS, TuneRequest
+from accel.triton.tune.search import Option
+from accel.triton.tune.session import tune
 
 SHARES = (0.05, 0.10, 0.15, 0.25)
 """Shares of the configurations that quick and optuna may measure."""
@@ -47,7 +48,7 @@ def main() -> None:
     commands.add_parser("compare").add_argument("folder", type=Path)
     given = parser.parse_args()
     if given.command == "sweep":
-        asked = Asked(
+        asked = TuneRequest(
             (given.target,), Goal(given.max_p99_ms), "brute", given.out, probe_s=given.seconds, least=given.requests
         )
         found, _ = tune(asked, notice=print, progress=lambda name, doing: print(f"{name}: {doing}", flush=True))

@@ -23,7 +23,7 @@ def main() -> None:
         for v in row["variants"]:
             if v["status"] == "ok" and v["static"] is None and v.get("p50_ms"):
                 times.setdefault(v["id"].partition("@")[2], {})[v["target"]] = round(v["p50_ms"], 3)
-        found += [favourites.Record(row["hardware"]["id"], family, device, ms) for device, ms in times.items()]
+        found += [favourites.EarlierRun(row["hardware"]["id"], family, device, ms) for device, ms in times.items()]
     favourites.SHIPPED.write_text(json.dumps(to_json(found), indent=1) + "\n")
     print(f"{favourites.SHIPPED}: {len(found)} records")
 

@@ -22,10 +22,10 @@ OUTSIDE = re.compile(
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Give every decision its line in the navigation."""
-    found = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     for entry in config.nav or []:
         if "Decisions" in entry:
-            entry["Decisions"] = ["decisions/index.md", *(f"decisions/{path.name}" for path in found)]
+            pages = [{title: f"decisions/{name}"} for name, title in _decided()]
+            entry["Decisions"] = [{"All": "decisions/index.md"}, *pages]
     return config
 
 
@@ -64,11 +64,18 @@ def _at_root(name: str) -> str:
     return re.sub(r"\]\(docs/(?!benchmarks/)", "](", text)
 
 
+def _decided() -> list[tuple[str, str]]:
+    """Return the file of every decision and its title, with its number written alike."""
+    found = []
+    for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        title = re.sub(r"^# (\d+[.:] )?", "", path.read_text().splitlines()[0])
+        found.append((path.name, f"{int(path.name[:4])}. {title}"))
+    return found
+
+
 def _decisions() -> str:
     lines = ["# Decisions", "", "Why things are as they are, half a page each.", ""]
-    for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
-        title = path.read_text().splitlines()[0].removeprefix("# ")
-        lines.append(f"- [{title}]({path.name})")
+    lines += [f"- [{title}]({name})" for name, title in _decided()]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,8 @@
-"""An encoder–decoder of Hugging Face (a T5, small, random weights), optimised part by part while it generates text.
+"""An encoder–decoder of Hugging Face, optimised part by part while it generates text.
 
-The decoder is called once for each token; its arguments are recorded as generation really makes them.
+It has the sizes of google/t5-efficient-tiny, with a small vocabulary and random weights. The decoder is called once for
+each token; its arguments are recorded as generation really makes them. With one thread each, the parts need not wait
+for one another's threads.
 """
 
 import torch
@@ -10,28 +12,30 @@ import accel
 
 
 def generate(model: T5ForConditionalGeneration, ids: torch.Tensor) -> list[int]:
-    """Translate as a user does; the cache of past keys is an object, which no exported program takes."""
+    """Answer as a user would; the cache of past keys is an object, which no exported program takes.
+
+    A token comes once: random weights would only repeat the first.
+    """
+    how = {"max_new_tokens": 5, "do_sample": False, "use_cache": False, "no_repeat_ngram_size": 1}
     with torch.inference_mode():
-        made = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, use_cache=False
-        )
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
     return made[0].tolist()
 
 
 def main() -> None:
     torch.manual_seed(0)
     config = T5Config(
-        vocab_size=100,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
+        vocab_size=1000,
+        d_model=256,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=4,
         num_heads=4,
         decoder_start_token_id=0,
         eos_token_id=None,
     )
     model = T5ForConditionalGeneration(config).eval()
-    texts = [torch.randint(2, 100, (1, 6 + i % 5)) for i in range(24)]
+    texts = [torch.randint(2, 1000, (1, 6 + i % 5)) for i in range(12)]
     before = [generate(model, ids) for ids in texts]
     found = accel.optimize_parts(
         model,
@@ -42,6 +46,8 @@ def main() -> None:
         objective="latency",
         out="runs/t5",
         budget_s=3,
+        threads=1,
+        rounds=12,
     )
     low, high = found.speedup_ci
     print(

@@ -51,7 +51,7 @@ def entry(name: str) -> Entry:
         raise KeyError(f"{name} has no reduced model")
     reduced = found.small()
     _checks.check(reduced, f"the reduced entry of {name}")
-    small = dataclasses.replace(reduced, name=name + SMALL, gate=None, metric=None)
+    small = dataclasses.replace(reduced, name=name + SMALL, gate=None, metric=None, labels=None)
     return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=None)
 
 

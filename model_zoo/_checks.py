@@ -1,10 +1,11 @@
 """What a zoo file must hold: every mistake is told by file and field, with what belongs there."""
 
+import functools
 import importlib
 import inspect
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,11 @@ def _mistakes(entry: Any) -> Iterator[Mistake]:
     yield from _optional(entry)
 
 
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
 def _words(entry: Any) -> Iterator[Mistake]:
     if not isinstance(entry.name, str) or not NAME.fullmatch(entry.name):
         yield "name", "lower-case letters, digits, '-', '_' and '.'", entry.name
@@ -119,7 +125,8 @@ def _words(entry: Any) -> Iterator[Mistake]:
             yield name, "a few words", text
     if type(entry.parameters) is not int or entry.parameters < 0:
         yield "parameters", "a whole number", entry.parameters
-    hints = typing.get_type_hints(type(entry))
+    cls: type = type(entry)
+    hints = _hints(cls)
     for name in ("family", "framework"):
         allowed = typing.get_args(hints[name])
         if getattr(entry, name) not in allowed:
@@ -186,8 +193,13 @@ def _optional(entry: Any) -> Iterator[Mistake]:
     if (entry.gate is None) != (entry.metric is None):
         lacking = "metric" if entry.metric is None else "gate"
         yield lacking, "a value: gate and metric go together", None
+    if entry.labels is not None and (entry.metric is None or entry.labels in entry.profile):
+        yield "labels", "a name that is no input's, beside a metric", entry.labels
     if entry.gate is not None and (len(entry.gate) != 2 or not isinstance(entry.gate[0], str)):
-        yield "gate", "(name, least value)", entry.gate
+        yield "gate", "(name, least share of the source's own score)", entry.gate
+    pairs = entry.states.items() if isinstance(entry.states, Mapping) else [("", "")]
+    if any(i not in entry.profile or o not in {s.name for s in entry.outputs} for i, o in pairs):
+        yield "states", "input -> output, by their names", entry.states
     for name in entry.extra_files:
         if not (Path(__file__).parent / name).is_file():
             yield "extra_files", "files of model_zoo/", name

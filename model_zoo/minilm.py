@@ -38,19 +38,19 @@ def _random(**config: object) -> "torch.nn.Module":
     return model
 
 
-def embeddings(outputs: Sequence[Item], feeds: Sequence[Item]) -> np.ndarray:
+def embeddings(outputs: Sequence[Item], inputs: Sequence[Item]) -> np.ndarray:
     """Return unit sentence vectors: token vectors averaged over unmasked positions; float64 (sentences, 384)."""
     rows = []
-    for output, feed in zip(outputs, feeds, strict=True):
-        mask = feed["attention_mask"][:, :, None] != 0
-        mean = output["last_hidden_state"].astype(np.float64).mean(axis=1, where=mask)
-        norm = np.linalg.norm(mean, axis=1, keepdims=True)
-        rows.append(np.divide(mean, norm, out=np.zeros_like(mean), where=norm != 0))
-    return np.concatenate(rows)
+    for output, given in zip(outputs, inputs, strict=True):
+        mask = given["attention_mask"][..., None] != 0
+        mean = output["last_hidden_state"].astype(np.float64).mean(axis=-2, where=mask).ravel()
+        norm = np.linalg.norm(mean)
+        rows.append(mean / norm if norm != 0 else mean)
+    return np.stack(rows)
 
 
-def rank_correlation(reference: Sequence[Item], outputs: Sequence[Item], feeds: Sequence[Item]) -> float:
-    """Compare the order of all sentence similarities with the reference's; -1 where values are not finite.
+def rank_correlation(outputs: Sequence[Item], labels: Sequence[Item], inputs: Sequence[Item]) -> float:
+    """Compare the order of all sentence similarities with that of FP32's outputs; -1 where values are not finite.
 
     Formula: Spearman's rank correlation of the upper triangles of the two cosine-similarity matrices.
     Source: the usual measure of sentence encoders, https://aclanthology.org/C16-1009/.
@@ -58,8 +58,8 @@ def rank_correlation(reference: Sequence[Item], outputs: Sequence[Item], feeds: 
     from scipy.stats import rankdata
 
     ranks = []
-    for side in (reference, outputs):
-        vectors = embeddings(side, feeds)
+    for side in (outputs, labels):
+        vectors = embeddings(side, inputs)
         if not np.isfinite(vectors).all():
             return -1.0
         # Rounding makes the similarities of a constant predictor ties instead of noise.

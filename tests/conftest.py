@@ -11,25 +11,30 @@ from accel.core import processes
 
 APART = ("test_zoo_matrix.py",)
 """Files whose tests share nothing and take minutes each."""
+LONGEST = (
+    *("triton/tune/test_tuning.py", "test_docs.py", "test_examples.py", "pipeline/test_zoo_matrix.py"),
+    *("release/test_fleet.py", "pipeline/test_run_served.py", "pipeline/test_failures.py", "pipeline/test_fast.py"),
+    *("pipeline/test_sandbox_run.py", "model_zoo/test_zoo_real.py", "triton/test_triton_served.py"),
+)
+"""Files that take a minute or more, the longest first: begun last, one of them would keep a single worker busy."""
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the GPU suite out where nobody asked for it: ``make test-gpu`` runs it."""
-    if "gpu" in config.option.markexpr:
-        return
-    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    """Leave out what nobody asked for: the GPU suite (``make test-gpu``) and tests of minutes (``make campaign``)."""
+    unasked = [mark for mark in ("gpu", "campaign") if mark not in config.option.markexpr]
+    left_out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    folder = Path(__file__).parent
+    rank = {folder / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers let one run all tests of a file, which share its fixtures; those of ``APART`` go anywhere.
-
-    Files are given out by their number of tests, so the few long ones come last, when both workers take one each.
-    """
+    """Of several workers let one run all tests of a file, which share its fixtures; those of ``APART`` go anywhere."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):
@@ -37,6 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             return nodeid if file.endswith(APART) else file
 
+    config.option.loadscopereorder = False  # ``LONGEST`` first, not what has the most tests
     return Files(config, log)
 
 

@@ -44,12 +44,7 @@ def test_the_rows_are_many_and_explained(rows: list[dict[str, Any]]) -> None:
     assert [row["id"] for row in rows if unexplained(row)] == []
 
 
-BELOW = pytest.mark.xfail(
-    strict=True, reason="77 %: positions in buckets of logarithms are not proved to fit INT32, and others"
-)
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[BELOW] * (k == "huggingface")) for k in BARS])
+@pytest.mark.parametrize("kind", BARS)
 def test_the_rows_meet_the_bars(rows: list[dict[str, Any]], kind: str) -> None:
     wanting = [r for r in rows if not r["operator"] and r["kind"] == kind and r["here"] and r["wants"] == "variants"]
     assert sum(verdict(row) == "passes" for row in wanting) >= BARS[kind] * len(wanting)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ SAYS = {
     "torch_module": "<accel.Model ",
 }
 """What each prints, among other things."""
+PIPELINES = ("encoder_decoder", "pipeline_of_modules")
+"""Those that time the whole before and after, in turn. Both are twice as fast and more where nobody disturbs them."""
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -37,6 +40,9 @@ def test_an_example_runs(script, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert SAYS[script.stem] in done.stdout
+    timed = re.search(r"ms before, .* ms after: ([\d.]+) \[[\d.]+, [\d.]+\]", done.stdout)
+    assert (timed is not None) == (script.stem in PIPELINES)
+    assert timed is None or float(timed[1]) > 1, done.stdout
 
 
 NOTEBOOKS = {

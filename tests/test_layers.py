@@ -48,6 +48,24 @@ def test_imports_go_down_only():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_package_can_be_taken_in_at_a_glance():
+    """At most 15 entries, and README's map names every room."""
+    entries = {f.name for f in PACKAGE.iterdir() if f.name != "__pycache__"}
+    assert len(entries) <= 15, sorted(entries)
+    readme = (PACKAGE.parent / "README.md").read_text()
+    assert not [name for name in entries if (PACKAGE / name).is_dir() and f"\n      {name}/" not in readme]
+
+
+def test_a_class_name_means_one_thing():
+    """But for what Triton or accel's own backend looks for by its name in a file that is shipped."""
+    found: dict[str, list[str]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and file.parent.name not in ("backend_py", "steps"):
+                found.setdefault(node.name, []).append(f"{file.relative_to(PACKAGE)}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
 @pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda f: f.relative_to(PACKAGE).as_posix())
 def test_nothing_heavy_at_module_level(file):
     heavy = {m.partition(".")[0] for m in imports(file, top_level=True)} & HEAVY

@@ -14,6 +14,10 @@ def test_public_names_exist_and_are_documented(name):
     assert isinstance(value, str) or value.__doc__
 
 
+def test_a_shell_completes_the_public_names():
+    assert set(accel.__all__) <= set(dir(accel))
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = accel.no_such_name

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from accel.core.calls import as_array
+
 
 def _loaded(name: str) -> Any:
     return sys.modules.get(name)
@@ -22,20 +24,15 @@ def is_keras(model: Any) -> bool:
 
 def given(value: Any, like: Any) -> tuple[np.ndarray, Any]:
     """Return a value as an array, and what makes a tensor of its library from an array."""
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray:
         return value, like
     if hasattr(value, "detach"):
-        import torch
-
-        device, value = value.device, value.detach()
-        if value.dtype is torch.bfloat16:
-            value = value.float()
-
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            made = torch.from_numpy(array if array.flags.writeable else array.copy())
-            return made if device.type == "cpu" else made.to(device)
-
-        return value.cpu().numpy() if device.type != "cpu" else value.numpy(), tensor
+        from_numpy = sys.modules["torch"].from_numpy
+        try:
+            return value.numpy(), from_numpy  # what fails lies on another device, has gradients or is bfloat16
+        except (RuntimeError, TypeError):
+            device = value.device
+            return as_array(value), lambda array: from_numpy(array).to(device)
     if (tensorflow := _loaded("tensorflow")) is not None and tensorflow.is_tensor(value):
         return value.numpy(), tensorflow.convert_to_tensor
     return np.asarray(value), like

@@ -16,6 +16,9 @@ from rich.text import Text
 
 from accel.core.progress import Progress
 
+ONE_AT_A_TIME = ("measure", "curves", "search", "prove")
+"""Stages in which only one variant is worked on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -47,7 +50,7 @@ def watching(watcher: Watcher) -> Iterator[Progress]:
             with LiveProgress(console) as shown:
                 yield shown
             return
-        yield PlainProgress(console) if console.is_jupyter or watcher else Progress()
+        yield plain(console) if console.is_jupyter or watcher else Progress()
     elif isinstance(watcher, Progress):
         yield watcher
     else:
@@ -100,7 +103,7 @@ class LiveProgress(Progress):
     def variant(self, id: str, doing: str) -> None:
         with self._lock:
             previous = self._running.get(id)
-            if self._stage and self._stage[0] == "measure":
+            if self._stage and self._stage[0] in ONE_AT_A_TIME:
                 self._running.clear()
             self._running[id] = (doing, previous[1] if previous else time.monotonic())
 
@@ -133,29 +136,18 @@ class LiveProgress(Progress):
         return Group(Spinner("dots", text=f" {stage[0]}  {now - stage[1]:.0f} s"), rows)
 
 
-class PlainProgress(Progress):
-    """One line per event, for logs and pipes.
+def plain(console: Console, *, every: bool = False) -> Progress:
+    """Return a progress that prints one line per event, for logs and pipes.
 
     Args:
         every: also print what each variant is doing (``--verbose``).
     """
 
-    def __init__(self, console: Console, *, every: bool = False) -> None:
-        self._console = console
-        self._every = every
+    def line(event: Event) -> None:
+        end = "ok " if event.ok else "NOT"
+        mark = {"variant": f"  {event.id}: ", "done": f"  {end} {event.id}: ", "notice": "NOTE: "}
+        if every or event.kind != "variant":
+            text = f"accel: {mark.get(event.kind, '')}{event.text}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def stage(self, name: str) -> None:
-        self._line(f"accel: {name}")
-
-    def variant(self, id: str, doing: str) -> None:
-        if self._every:
-            self._line(f"accel:   {id}: {doing}")
-
-    def done(self, id: str, outcome: str, *, ok: bool) -> None:
-        self._line(f"accel:   {'ok ' if ok else 'NOT'} {id}: {outcome}")
-
-    def notice(self, text: str) -> None:
-        self._line(f"accel: NOTE: {text}")
-
-    def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return CalledProgress(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accel.api.model import Model, load
-from accel.core import document
+from accel.core import document, hardware
 from accel.core.errors import CheckFailed, OutputError, UsageError
 from accel.core.values import Artifact, Decision, Measurement
 from accel.report.from_run import run_view
@@ -66,10 +66,15 @@ class VariantResult:
     def load(self, *, threads: int | None = None, mode: Literal["latency", "throughput"] = "latency") -> Model:
         """Load it into this process.
 
+        Args:
+            threads / mode: as for ``accel.load``; by default as many threads as it was measured with.
+
         Raises:
             InputError: nothing was built of it.
             UnavailableError: its runtime is not in this process's environment.
         """
+        if threads is None and (measured := self._row.latency) is not None:
+            threads = min(measured.threads, hardware.cpu_threads())
         return load(self.repository or self.folder, threads=threads, mode=mode)
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.core.calls import CONSTANTS, is_tensor, leaves
+from accel.core.calls import CONSTANTS, as_array, is_tensor, leaves
 from accel.core.errors import SampleError, UsageError, nearest
 from accel.exporters.samples import CALIBRATION_ITEMS, GATE_ITEMS
 
@@ -23,7 +23,7 @@ LABELS = ("label", "labels", "target", "targets")
 
 
 @dataclass(frozen=True)
-class Call:
+class CallArguments:
     """The arguments of one call by name, the tensors among them, and the rest."""
 
     bound: inspect.BoundArguments
@@ -53,7 +53,7 @@ def each(samples: Any) -> Iterator[Any]:
     yield from itertools.islice(samples, MOST)
 
 
-def calls(forward: Callable[..., Any], samples: Any, what: str) -> list[Call]:
+def calls(forward: Callable[..., Any], samples: Any, what: str) -> list[CallArguments]:
     """Bind samples to the arguments of a function.
 
     Args:
@@ -82,7 +82,7 @@ def calls(forward: Callable[..., Any], samples: Any, what: str) -> list[Call]:
     return found
 
 
-def _call(signature: inspect.Signature, sample: Any, where: str, example: str) -> Call:
+def _call(signature: inspect.Signature, sample: Any, where: str, example: str) -> CallArguments:
     args, kwargs = _arguments(signature, sample)
     try:
         bound = signature.bind(*args, **kwargs)
@@ -102,7 +102,7 @@ def _call(signature: inspect.Signature, sample: Any, where: str, example: str) -
                 "the same in every call",
                 fix=example,
             )
-    return Call(bound, feed, constants)
+    return CallArguments(bound, feed, constants)
 
 
 def _arguments(signature: inspect.Signature, sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -168,10 +168,7 @@ def by_keyword(bound: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str
 
 def array(value: Any) -> np.ndarray:
     """Return a tensor of any library as an array that is nobody else's."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy().copy()
-    return np.array(value)
+    return np.array(as_array(value))
 
 
 def by_name(samples: Any, names: list[str]) -> list[dict[str, np.ndarray]]:
@@ -212,5 +209,5 @@ def _example(signature: inspect.Signature) -> str:
     return f"{{{', '.join(f'{p.name!r}: tensor' for p in named) or repr('x') + ': tensor'}}}, …"
 
 
-def _told(call: Call) -> str:
+def _told(call: CallArguments) -> str:
     return f"{list(call.feed)}" + (f" with {dict(call.constants)}" if call.constants else "")

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,11 +44,26 @@ class Served:
             SampleError: the inputs do not fit.
             StageError: the server refused the request, or is gone.
         """
+        return self._answer(inputs)
+
+    def step(self, id: int | str, *, start: bool = False, end: bool = False, **inputs: Any) -> Outputs:
+        """Send one step of a sequence to a stateful model.
+
+        Args:
+            id: correlation id of the sequence, a positive number or a text that nobody else uses at the time.
+            start / end: whether it is the first step, which begins with the initial state, or the last one.
+
+        Raises:
+            SampleError / StageError: as a call; the server refuses a step of a sequence that did not begin.
+        """
+        return self._answer(inputs, sequence_id=id, sequence_start=start, sequence_end=end)
+
+    def _answer(self, inputs: Mapping[str, Any], **sequence: Any) -> Outputs:
         arrays = {n: v.detach().cpu().numpy() if hasattr(v, "detach") else v for n, v in inputs.items()}
         feed = fit_inputs(arrays, self._inputs)
         tensors = [self._tensor(name, value) for name, value in feed.items()]
         try:
-            answer = self.client.infer(self.model, tensors)
+            answer = self.client.infer(self.model, tensors, **sequence)
         except self._grpc.InferenceServerException as error:
             raise StageError(f"the server refused the request to {self.model}: {error}") from error
         return Outputs({spec.name: answer.as_numpy(spec.name) for spec in self._outputs})

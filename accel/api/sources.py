@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.api.frameworks import is_keras, is_torch
-from accel.api.samples import Call, array, by_keyword, by_name, calls, each, rebound
+from accel.api.samples import CallArguments, array, by_keyword, by_name, calls, each, rebound
 from accel.core.calls import CallForm, structure, tensors
-from accel.core.errors import AccelError, StageError, UsageError
+from accel.core.errors import AccelError, StageError, UsageError, first_line
 from accel.core.feeds import write_feeds
 from accel.core.values import ShapeRange
 from accel.exporters import factory
@@ -97,7 +97,14 @@ def _store(feeds: list[dict[str, np.ndarray]], folder: Path) -> Path:
 
 
 def _torch(model: "torch.nn.Module", samples: Any, folder: Path, options: Mapping[str, Any]) -> Given:
+    import torch
+
     module = unwrapped(model)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(
+            f"{module.original_name} is TorchScript: torch.export, by which modules in memory travel, takes none",
+            fix="torch.jit.save(module, 'model.pt'), accel.optimize('model.pt', samples, opt_shapes={'x': (1, 9)})",
+        )
     found = calls(module.forward, samples, type(module).__name__)
     with _plain(module) as plain:
         form = _form(plain, found[0])
@@ -123,7 +130,7 @@ def _plain(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
             part.training = training
 
 
-def _form(module: "torch.nn.Module", call: Call) -> CallForm:
+def _form(module: "torch.nn.Module", call: CallArguments) -> CallForm:
     """Run the module once, and note how it is called and what it returns."""
     import torch
 
@@ -136,11 +143,13 @@ def _form(module: "torch.nn.Module", call: Call) -> CallForm:
     except Exception as error:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given.items())
         raise StageError(f"the model raised {type(error).__name__} on {shapes}: {error}") from error
-    kinds = {n: str(t.dtype).removeprefix("torch.") for n, t in tensors(result).items()}
-    return _form_of(call, structure(result), {name: kind for name, kind in kinds.items() if "float" not in kind})
+    kinds = {n: str(t.dtype).removeprefix("torch.") for n, t in tensors(result, call.feed).items()}
+    return _form_of(
+        call, structure(result, call.feed), {name: kind for name, kind in kinds.items() if "float" not in kind}
+    )
 
 
-def _form_of(call: Call, result: Any, dtypes: Mapping[str, str]) -> CallForm:
+def _form_of(call: CallArguments, result: Any, dtypes: Mapping[str, str]) -> CallForm:
     """Note the arguments of a call; those that were left out stand with their defaults."""
     parameters = call.bound.signature.parameters.values()
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -153,7 +162,7 @@ def _float32(value: np.ndarray) -> np.ndarray:
     return value.astype(np.float32) if value.dtype in (np.float16, np.float64) else value
 
 
-def _Flat(module: "torch.nn.Module", call: Call) -> "torch.nn.Module":
+def _Flat(module: "torch.nn.Module", call: CallArguments) -> "torch.nn.Module":
     """Make a module that takes tensors by name and returns them by name, however the user's own nests them."""
     import torch
 
@@ -212,9 +221,9 @@ def _exported(
             torch.export.save(program, str(path))
             mark.write_text(digest)
         return path.resolve(), trial
-    said = str(last).strip().splitlines()
+    assert last is not None
     raise StageError(
-        f"torch.export could not trace the module: {type(last).__name__}: {said[0] if said else ''}",
+        f"torch.export could not trace the module: {type(last).__name__}: {first_line(last)}",
         fix="data-dependent control flow cannot be exported: rewrite that part, or give `file.py:factory`",
     ) from last
 
@@ -264,7 +273,7 @@ def _keras(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) -
     feeds = [{name: _float32(array(value)) for name, value in call.feed.items()} for call in found]
     try:
         first = rebound(found[0].bound, {name: tf.constant(value) for name, value in feeds[0].items()})
-        form = _form_of(found[0], structure(model(*first.args, **first.kwargs, training=False)), {})
+        form = _form_of(found[0], structure(model(*first.args, **first.kwargs, training=False), feeds[0]), {})
     except AccelError:
         raise
     except Exception as error:
@@ -272,7 +281,7 @@ def _keras(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) -
 
     def answer(**given: Any) -> dict[str, Any]:
         other = rebound(found[0].bound, given)
-        return tensors(model(*other.args, **other.kwargs, training=False))
+        return tensors(model(*other.args, **other.kwargs, training=False), given)
 
     request = SourceRequest("a Keras model in memory", "factory", "", **_shapes(options))
     profile = {n: factory.shape_range(n, [f[n].shape for f in feeds], request) for n in feeds[0]}

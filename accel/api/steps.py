@@ -21,9 +21,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from accel import pipeline
-from accel.accuracy.parity import GATES_DB
 from accel.api.optimize import job_for
 from accel.builders import ConvertingBuilder, targets
+from accel.core.accuracy.parity import GATES_DB
 from accel.core.errors import CheckFailed, UnavailableError, UsageError, nearest
 from accel.core.feeds import write_feeds
 from accel.core.processes import Worker
@@ -32,7 +32,7 @@ from accel.run import decide as decisions, tasks
 from accel.run.decide import Candidate, Constraints, Objective
 from accel.run.job import Job
 from accel.run.measuring import measure_in_process, spare_workers
-from accel.run.results import Result as Row
+from accel.run.results import VariantState
 from accel.run.stages import FILES, REPOSITORY, Proof, Stage
 from accel.run.tasks import Described
 
@@ -151,7 +151,7 @@ def measure(
         CheckFailed: one of them could not be timed.
     """
     with _begun(source) as done, spare_workers() as spare:
-        rows = [Row(a.value.variant, built=a.stage, proof=done.proof(a)) for a in artifacts]
+        rows = [VariantState(a.value.variant, built=a.stage, proof=done.proof(a)) for a in artifacts]
         measure_in_process(
             rows,
             done.described,

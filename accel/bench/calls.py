@@ -14,12 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from accel.bench.checker import Checker
-from accel.bench.request_pool import Pool, SharedPool, request
+from accel.bench.request_pool import RequestPool, SequenceIds, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Sender, parse_response
 from accel.bench.timed_session import now_ns
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.feeds import read_npz
 from accel.core.values import TensorSpec
 
 COUNTERS: Mapping[str, Callable[[Any], int]] = {
@@ -39,7 +40,7 @@ _open: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """What a server says of a model.
 
     Attributes:
@@ -56,7 +57,7 @@ class Served:
     outputs: tuple[TensorSpec, ...]
 
 
-def describe(url: str, model: str) -> Served:
+def describe(url: str, model: str) -> ServedModel:
     """Ask the server what it says of a model.
 
     Args:
@@ -78,11 +79,11 @@ def describe(url: str, model: str) -> Served:
     config = _asked(client.get_model_config, model).config
     size = config.max_batch_size
     inputs, outputs = (tuple(_spec(t, batched=size > 0) for t in side) for side in (config.input, config.output))
-    return Served(model, config.backend or config.platform, size, inputs, outputs)
+    return ServedModel(model, config.backend or config.platform, size, inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class FirstRequest:
     """How long the first request took, and the size of the largest output; with shared memory that of all feeds."""
 
     first_ms: float
@@ -100,7 +101,7 @@ def open_pool(
     seed: int,
     timeout_s: float,
     share: float | None = None,
-) -> Opened:
+) -> FirstRequest:
     """Serialise all requests, send the first one, and connect.
 
     Args:
@@ -121,24 +122,24 @@ def open_pool(
             request(model, feed, [file[f"{i}/{tensor.name}"].tobytes() for tensor in feed])
             for i, feed in enumerate(tensors)
         ]
+    stateful = _asked(client.get_model_config, model).config.HasField("sequence_batching")
+    sequences = SequenceIds(len(requests)) if stateful else None
+    alone = sequences.parameters(0, 0, alone=True) if sequences else b""
     begin_ns = now_ns()
-    first = _answered(url, requests[0], timeout_s)
+    first = _answered(url, requests[0], timeout_s, alone)
     first_ms = (now_ns() - begin_ns) / 1e6
-    pool: Pool
+    pool: RequestPool
     sizes = [_sizes(first)]
     if shared_memory:
-        sizes += [_sizes(_answered(url, r, timeout_s)) for r in requests[1:]]
+        sizes += [_sizes(_answered(url, r, timeout_s, alone)) for r in requests[1:]]
         pool = SharedPool(shared_memory, client, requests, sizes, slots)
     else:
-        pool = Pool(requests)
-    checker = None
-    if check is not None:
-        with np.load(check, allow_pickle=False) as file:
-            checker = Checker({key: file[key] for key in file.files}, share=share)
+        pool = RequestPool(requests)
+    checker = Checker(read_npz(check), share=share) if check is not None else None
     room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
-    sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s)
+    sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s, sequences=sequences)
     _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
-    return Opened(first_ms, max(size for feed in sizes for size in feed.values()))
+    return FirstRequest(first_ms, max(size for feed in sizes for size in feed.values()))
 
 
 def start(
@@ -207,8 +208,7 @@ class Checked:
 def worst(out: Path) -> Checked:
     """Write the worst answer of each feed and output to ``out``."""
     checker: Checker = _open["checker"]
-    with out.open("wb") as file:
-        np.savez(file, **checker.worst)  # type: ignore[arg-type]
+    np.savez(out, **checker.worst)  # type: ignore[arg-type]
     return Checked(checker.checked, {k: min(v, 1e300) for k, v in checker.noise.items()})
 
 
@@ -261,13 +261,13 @@ def _asked(call: Callable[..., Any], *words: Any) -> Any:
         raise InputError(f"the server says: {error.message()}") from error
 
 
-def _answered(url: str, made: Any, timeout_s: float) -> Any:
-    """Send one request and return the parsed response."""
+def _answered(url: str, made: Any, timeout_s: float, more: bytes) -> Any:
+    """Send one request, with ``more`` of its message, and return the parsed response."""
     import grpc
 
     with grpc.insecure_channel(url, OPTIONS) as channel:
         try:
-            return parse_response(channel.unary_unary(METHOD)(made.SerializeToString(), timeout=timeout_s))
+            return parse_response(channel.unary_unary(METHOD)(made.SerializeToString() + more, timeout=timeout_s))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise StageError(f"the server at {url} does not answer: {error.details()}") from error

@@ -6,15 +6,15 @@ time where it runs between timed calls. NumPy and the standard library are all i
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns as now_ns
 
 import numpy as np
 
-from accel.accuracy import parity
-from accel.core.feeds import Feed, by_feed, read_feeds
+from accel.core.accuracy import parity
+from accel.core.feeds import Feed, by_feed, read_feeds, read_npz
 from accel.core.values import Detections, Parity, TensorSpec
 
 VALUES = 4096
@@ -30,12 +30,24 @@ class Check:
     Attributes:
         expected: ``.npz`` with keys ``<point>/<output>``: what the source answered.
         gate: what each point is held to.
+        masks: ``.npz`` with keys ``<point>/<mask_input>``; where it is 0, outputs that begin with its dims are not
+            compared. None where nothing is padded.
     """
 
     expected: Path
     outputs: tuple[TensorSpec, ...]
     gate: Mapping[str, float]
     detections: Detections | None = None
+    masks: Path | None = None
+    mask_input: str = ""
+    mask_dims: tuple[str, ...] = ()
+
+    def mask_of_feeds(self, feeds: Collection[str]) -> dict[str, np.ndarray]:
+        """Read the masks of these feeds, by their names."""
+        if self.masks is None:
+            return {}
+        wanted = {f"{feed}/{self.mask_input}" for feed in feeds}
+        return {key.partition("/")[0]: v for key, v in read_npz(self.masks, wanted.__contains__).items()}
 
 
 class Checker:
@@ -56,16 +68,26 @@ class Checker:
         self._unordered = {k.partition("/")[2] for k in arrays if k.startswith("unordered/")}
         self._share = share
         self._quiet_until_ns = 0
+        self._slots, self._passing = 1, 0
         self._cost_ns: dict[str, int] = {}
         self._drawn = random.Random(0)
         self.checked = 0
         self.noise: dict[str, float] = {}
         self.worst: dict[str, np.ndarray] = {}
 
-    def look(self, feed: str, outputs: Mapping[str, np.ndarray]) -> None:
-        """Compare one answer, where there is time for it."""
+    def look(self, feed: str, outputs: Mapping[str, np.ndarray], slot: int = 0) -> None:
+        """Compare one answer, where there is time for it.
+
+        Args:
+            slot: whose answer it is, where several are collected in turn. Time alone would choose the same one again
+                and again: the answer that was waited for comes late, the others lie there already.
+        """
         begin = now_ns()
+        self._slots = max(self._slots, slot + 1)
         if begin < self._quiet_until_ns:
+            return
+        if self._passing:
+            self._passing -= 1
             return
         self.checked += 1
         noises = {n: self._distance(f"{feed}/{n}", v) for n, v in outputs.items() if f"{feed}/{n}" in self._expected}
@@ -76,10 +98,11 @@ class Checker:
                 self.noise[key], self.worst[key] = noise, np.array(outputs[name])
         if self._share is not None:
             end = now_ns()
-            # The least of one feed: what was interrupted took longer for another reason. Drawn, so that what comes
-            # round in turn (slots, one call in 40) is met at every place of its turn.
+            # The least of one feed: what was interrupted took longer for another reason. Time and slot are drawn, so
+            # that what comes round in turn (slots, one call in 40) is met at every place of its turn.
             cost_ns = self._cost_ns[feed] = min(end - begin, self._cost_ns.get(feed, end - begin))
             self._quiet_until_ns = end + int(cost_ns / self._share * self._drawn.uniform(0.5, 1.5))
+            self._passing = self._drawn.randrange(self._slots)
 
     def judge(self, check: Check) -> Parity | None:
         """Hold the worst answers against the gate; None where none was looked at."""
@@ -89,7 +112,13 @@ class Checker:
         truth = by_feed(self._expected, "expected answers")
         whole = {feed: {**truth[feed], **answers} for feed, answers in found.items()}
         return parity.compare(
-            truth, whole, outputs=check.outputs, masks={}, gate=check.gate, detections=check.detections
+            truth,
+            whole,
+            outputs=check.outputs,
+            masks=check.mask_of_feeds(whole),
+            mask_dims=check.mask_dims,
+            gate=check.gate,
+            detections=check.detections,
         )
 
     def _distance(self, key: str, found: np.ndarray) -> float:
@@ -118,6 +147,8 @@ def checker(check: Check, *, share: float | None) -> Checker:
     """Make the checker of a session; see ``Checker``."""
     answers = read_feeds(check.expected)
     arrays = {f"expected/{feed}/{name}": v for feed, outputs in answers.items() for name, v in outputs.items()}
+    masked = [s.name for s in check.outputs if check.masks and s.dims[: len(check.mask_dims)] == check.mask_dims]
+    arrays |= {f"mask/{feed}/{name}": m for feed, m in check.mask_of_feeds(answers).items() for name in masked}
     return Checker(arrays | _unordered(check.detections), share=share)
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accel.accuracy import parity
 from accel.bench.checker import check_arrays
+from accel.core.accuracy import parity
 from accel.core.feeds import Feed, by_feed
 from accel.core.values import Detections, Parity, TensorSpec
 

@@ -17,8 +17,9 @@ import numpy as np
 from tritonclient.utils import deserialize_bytes_tensor
 
 from accel.bench.wire import tensor_bytes
-from accel.core.errors import InputError, SampleError
+from accel.core.errors import InputError, SampleError, raised_as
 from accel.core.feeds import Feed, read_npz
+from accel.core.files import load_json
 from accel.core.values import TensorSpec
 
 
@@ -37,10 +38,10 @@ def read(path: Path, inputs: Sequence[TensorSpec], *, batched: bool) -> list[dic
         return _read_npz(path)
     if path.suffix != ".json":
         raise InputError(f"{path} is no file of feeds", fix="give a .json in perf_analyzer's format, or an .npz")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}", fix="see docs/measuring.md for the form") from error
+    with raised_as(
+        InputError, (OSError, ValueError), f"{path} cannot be read as JSON", fix="see docs/measuring.md for the form"
+    ):
+        document = load_json(path.read_text(encoding="utf-8"))
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
         raise InputError(f'{path} has no list "data" of feeds', fix='write {"data": [{"INPUT": [...]}, ...]}')
@@ -49,8 +50,9 @@ def read(path: Path, inputs: Sequence[TensorSpec], *, batched: bool) -> list[dic
     specs = {spec.name: spec for spec in inputs}
     feeds = []
     for index, entry in enumerate(entries):
-        if not isinstance(entry, dict) or set(entry) != set(specs):
-            raise SampleError(f"{path}: entry {index} has inputs {sorted(entry)}, expected {sorted(specs)}")
+        given = sorted(entry) if isinstance(entry, dict) else entry
+        if given != sorted(specs):
+            raise SampleError(f"{path}: entry {index} has inputs {given!r:.200}, expected {sorted(specs)}")
         feeds.append({name: _tensor(entry[name], specs[name], batched, f"{path}: entry {index}") for name in specs})
     return feeds
 
@@ -139,10 +141,12 @@ def _tensor(given: Any, spec: TensorSpec, batched: bool, where: str) -> np.ndarr
     shape = None
     if isinstance(given, Mapping) and "content" in given:
         shape, given = given.get("shape"), given["content"]
-    try:
+    with raised_as(
+        SampleError,
+        (KeyError, TypeError, ValueError, OverflowError, binascii.Error),
+        f"{where}: input {spec.name!r} cannot be read as {spec.dtype}",
+    ):
         flat = _b64(given["b64"], spec) if isinstance(given, Mapping) else _listed(given, spec)
-    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
-        raise SampleError(f"{where}: input {spec.name!r} cannot be read as {spec.dtype}: {error}") from error
     if shape is None:
         unknown = [i for i, dim in enumerate(dims) if isinstance(dim, str)]
         known = math.prod(dim for dim in dims if isinstance(dim, int))
@@ -152,7 +156,8 @@ def _tensor(given: Any, spec: TensorSpec, batched: bool, where: str) -> np.ndarr
                 fix='give {"content": [...], "shape": [...]}',
             )
         shape = [len(flat) // known if isinstance(dim, str) else dim for dim in dims]
-    if math.prod(shape) != len(flat):
+    sizes = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not sizes or math.prod(shape) != len(flat):
         raise SampleError(f"{where}: input {spec.name!r} has {len(flat)} values, expected {shape}")
     return flat.reshape([1, *shape] if batched else shape)
 

@@ -6,8 +6,12 @@ which 4 are late have broken it. The search knows neither servers nor models of 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SHARE_LATE = 0.01
 """Requests that may be late: p99 is the percentile that budgets name."""
@@ -32,6 +36,8 @@ class Probe:
         failures: how many failed or were refused.
         error: what the first failure said.
         count: how many probes these are.
+        over: percentiles (``p50``) whose own budget was not kept, and by how many ms; None where so many failed or
+            are not answered that there is no such percentile.
     """
 
     load: float
@@ -43,6 +49,7 @@ class Probe:
     failures: int = 0
     error: str | None = None
     count: int = 1
+    over: Mapping[str, float | None] = field(default_factory=dict)
 
     def with_more(self, other: "Probe") -> "Probe":
         """Return this probe and another one of the same load as one; percentiles are the means of both."""
@@ -61,12 +68,33 @@ class Probe:
             self.failures + other.failures,
             self.error or other.error,
             n,
+            {**self.over, **other.over},
         )
 
     @property
     def held(self) -> bool:
         """Whether the budget was kept."""
-        return self.late <= SHARE_LATE * self.requests
+        return self.late <= SHARE_LATE * self.requests and not self.over
+
+
+def over(latency_ms: "np.ndarray", requests: int, limits_ms: Mapping[str, float]) -> dict[str, float | None]:
+    """Return which percentiles exceed their budget, and by how many ms; None where the percentile is unanswered.
+
+    Args:
+        latency_ms: of the answered requests; the others of ``requests`` count as slower than any.
+        limits_ms: percentile (``p50``) → budget.
+    """
+    import numpy as np
+
+    found: dict[str, float | None] = {}
+    known = np.sort(latency_ms)
+    for name, limit in limits_ms.items():
+        place = max(0, math.ceil(float(name[1:]) / 100 * requests) - 1)
+        if place >= len(known):
+            found[name] = None
+        elif known[place] > limit:
+            found[name] = float(known[place] - limit)
+    return found
 
 
 @dataclass(slots=True)
@@ -111,7 +139,9 @@ class Bisection:
         if not self.probes:
             return self._rounded(self.start)
         probed = sum(p.count for p in self.probes)
-        if probed >= MOST_PROBES or self._flat():
+        # Where nothing is held the few steps down to the least load are made beyond the most probes, too: a load that
+        # held once and broke when it was confirmed does not show that nothing is held.
+        if self.best is not None and (probed >= MOST_PROBES or self._flat()):
             return self._unconfirmed() if probed < MOST_PROBES + 2 * self.confirm else None
         if not held:
             lower = self._rounded(self.broken / min(LONGEST_STEP, self.growth ** (1 + len(self.probes))))

@@ -13,27 +13,54 @@ from accel.bench.card import CardWatch
 from accel.bench.checker import Check
 from accel.core.errors import CheckFailed
 from accel.core.processes import Worker
-from accel.core.values import Artifact, CallSplit, Measurement
+from accel.core.values import Artifact, CallSplit, LengthTime, Measurement, Traffic
 
 SPLIT_CALLS = 7
 """Calls of a point that are timed part by part on a GPU."""
+
+LENGTHS = 4
+"""Parts by length in which the times of the traffic are shown."""
 
 LONG_CALL_MS = 500.0
 """From such a call on, larger batches are not warmed up: what a first call adds, in milliseconds, is lost in theirs."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimedShape:
-    """One batch size and its input shapes, by the key of its feed; ``feed`` is that feed's name in the proof."""
+class TrafficGroup:
+    """Requests of the traffic that share a feed: how many they are, their tokens without padding, and the length."""
 
-    key: str
-    batch: int
-    shapes: Mapping[str, tuple[int, ...]]
-    feed: str = ""
+    feed: str
+    requests: int
+    tokens: int | None
+    length: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TimedShape:
+    """One batch size and its input shapes, by the key of its feed.
+
+    Attributes:
+        groups: of the traffic, longest first, all of which a round answers; empty for a point of one feed.
+    """
+
+    key: str
+    batch: int
+    shapes: Mapping[str, tuple[int, ...]] = field(hash=False)
+    groups: tuple[TrafficGroup, ...] = ()
+
+    @property
+    def items(self) -> float:
+        """Batch items of a call, on average."""
+        return sum(g.requests for g in self.groups) / len(self.groups) if self.groups else self.batch
+
+    @property
+    def feeds(self) -> tuple[str, ...]:
+        """Keys of its feeds."""
+        return tuple(g.feed for g in self.groups) or (self.key,)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementPlan:
     """How long to look.
 
     Attributes:
@@ -41,7 +68,7 @@ class Plan:
         limit_ms: what a call may take; a point whose calls take longer is not called ``least`` times.
     """
 
-    scenario: Literal["latency", "throughput"]
+    scenario: Literal["latency", "throughput", "traffic"]
     rounds: int
     round_s: float
     warm_s: float
@@ -56,6 +83,7 @@ class ProcessRunner:
     Attributes:
         python: interpreter of its environment.
         timed_shapes: what it is timed at; a static build has its one shape.
+        first_pass_ms: of the traffic's points, the first pass after loading.
         precision: what it really computes in, as its proof found: asking the timed process would change its memory.
         feeds: ``.npz`` with keys ``<point>/<input>``.
         check: what its answers are held against after every round; None where they need not be right.
@@ -71,7 +99,7 @@ class ProcessRunner:
     log: Path
     timed_shapes: tuple[TimedShape, ...]
     precision: str
-    plan: Plan
+    plan: MeasurementPlan
     feeds: Path
     threads: int
     timeout_s: float
@@ -82,7 +110,8 @@ class ProcessRunner:
     item_ms: dict[str, list[float]] = field(default_factory=dict)
     peak_rss_mib: float = 0.0
     splits: dict[str, CallSplit | None] = field(default_factory=dict)
-    opened: timed.Opened | None = None
+    first_pass_ms: dict[str, float] = field(default_factory=dict)
+    opened: timed.OpenedSession | None = None
     _worker: Worker | None = None
     _last: list[str] = field(default_factory=list)
 
@@ -94,23 +123,26 @@ class ProcessRunner:
             self.log, threads=self.threads, timeout_s=self.timeout_s, python=self.python
         )
         self._worker = worker
-        points = tuple(p.key for p in self.timed_shapes)
+        points = tuple(feed for p in self.timed_shapes for feed in p.feeds)
         with self.watch.loading(self.name) if self.watch else nullcontext():
             opened = worker.call(
                 timed.open_timed,
                 self.artifact,
                 self.folder,
                 self.threads,
-                self.plan.scenario,
+                "latency" if self.plan.scenario == "latency" else "throughput",
                 self.feeds,
                 points,
                 self.check,
             )
             self.opened = self.opened or opened
             for point in self.timed_shapes:
-                if worker.call(timed.warm, point.key, self.plan.warm_s) > LONG_CALL_MS:
+                if point.groups:
+                    first = worker.call(timed.time_round, "traffic", point.key, 0.0, 1)  # meets every shape
+                    self.first_pass_ms.setdefault(point.key, first.elapsed_ns / 1e6)
+                elif worker.call(timed.warm, point.key, self.plan.warm_s) > LONG_CALL_MS:
                     break
-        if self.artifact.variant.target.device == "cuda" and not self.splits:
+        if self.artifact.variant.target.device == "cuda" and not self.splits and self.plan.scenario != "traffic":
             for point in self.timed_shapes:
                 self.splits[point.key] = worker.call(timed.split, point.key, SPLIT_CALLS)
 
@@ -128,7 +160,7 @@ class ProcessRunner:
             times = np.array(answer.times_ns, dtype=np.int64)
             call_ns = float(np.median(times)) if plan.scenario == "latency" else answer.elapsed_ns / len(times)
             self.calls_ns.setdefault(point.key, []).append(times)
-            self.item_ms.setdefault(point.key, []).append(call_ns / 1e6 / point.batch)
+            self.item_ms.setdefault(point.key, []).append(call_ns / 1e6 / point.items)
             self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
         if reasons := worker.call(timed.wrong):
             raise CheckFailed(f"timed for {plan.scenario}, it answers otherwise than when it was proved: {reasons[0]}")
@@ -166,7 +198,7 @@ class ProcessRunner:
         rounds_ms = [times / 1e6 for times in self.calls_ns[point.key]]
         figures = stability.latency_figures(np.concatenate(rounds_ms), rounds_ms)
         slow, fast = stability.interval([np.array([v]) for v in item_ms], lambda v: float(np.mean(v)))
-        items = figures["samples"] * point.batch
+        items = round(figures["samples"] * point.items)
         assert self.opened is not None
         return Measurement(
             **figures,
@@ -174,7 +206,7 @@ class ProcessRunner:
             via="inprocess",
             backend=self.artifact.variant.target.name,
             batch=point.batch,
-            concurrency=self.opened.slots if self.plan.scenario == "throughput" else 1,
+            concurrency=1 if self.plan.scenario == "latency" else self.opened.slots,
             threads=self.threads,
             shapes=point.shapes,
             throughput_per_s=1e3 / float(np.mean(item_ms)),
@@ -189,4 +221,28 @@ class ProcessRunner:
             session=session,
             split=self.splits.get(point.key),
             gpu=self.watch.use(self.name, point.key, items) if self.watch else None,
+            traffic=self._traffic(point) if point.groups else None,
+        )
+
+    def _traffic(self, point: TimedShape) -> Traffic:
+        groups = point.groups
+        passes_ms = np.concatenate([t.reshape(-1, len(groups)) for t in self.calls_ns[point.key]]) / 1e6
+        lengths = list(dict.fromkeys(group.length for group in groups))[::-1]
+        by_length = []
+        for chosen in np.array_split(np.arange(len(lengths)), min(LENGTHS, len(lengths))):
+            part = [i for i, group in enumerate(groups) if group.length in {lengths[k] for k in chosen}]
+            waited = np.repeat(passes_ms[:, part], [groups[i].requests for i in part], axis=1).ravel()
+            found = [stability.percentile(waited, q) for q in (50, 90)]
+            count = sum(groups[i].requests for i in part)
+            p50 = found[0] if found[0] is not None else float(np.median(waited))
+            by_length.append(LengthTime(groups[part[0]].length, count, p50, found[1]))
+        tokens = [group.tokens for group in groups if group.tokens is not None]
+        places = [group.length * group.requests for group in groups if group.length is not None]
+        return Traffic(
+            requests=sum(group.requests for group in groups),
+            tokens=sum(tokens) if tokens else None,
+            places=sum(places) if places else None,
+            shapes=len({(group.length, group.requests) for group in groups}),
+            first_pass_ms=self.first_pass_ms[point.key],
+            by_length=tuple(by_length),
         )

@@ -157,7 +157,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def describe(self, model: str) -> calls.Served:
+    def describe(self, model: str) -> calls.ServedModel:
         """Return what the server says of a model; an empty name stands for its only one.
 
         Raises:
@@ -308,6 +308,5 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
 
     def _write(self, name: str, arrays: Mapping[str, np.ndarray]) -> Path:
         path = Path(self._scratch.name) / name
-        with path.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(path, **arrays)  # type: ignore[arg-type]
         return path

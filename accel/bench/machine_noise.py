@@ -61,10 +61,11 @@ class Look:
         """Read the counters. Sources: Linux ``/proc/stat``, ``/proc/<pid>/stat``, ``/proc/pressure/cpu``."""
         every = psutil.cpu_times()
         busy = sum(getattr(every, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+        own = sum(t.user + t.system + t.children_user + t.children_system for _, t in _cpu_times(_own()))
         pressed = math.nan
         if _PRESSURE.exists() and (found := re.search(r"some .*total=(\d+)", _PRESSURE.read_text())):
             pressed = int(found[1]) / 1e6
-        return cls(time.monotonic(), busy, getattr(every, "steal", 0.0), _own_cpu_s(), pressed)
+        return cls(time.monotonic(), busy, getattr(every, "steal", 0.0), own, pressed)
 
     def since(self, before: "Look") -> Turn:
         """Return what happened from another look to this one."""
@@ -127,10 +128,6 @@ def busiest() -> str | None:
 def _own() -> list[psutil.Process]:
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
-
-
-def _own_cpu_s() -> float:
-    return sum(t.user + t.system + t.children_user + t.children_system for _, t in _cpu_times(_own()))
 
 
 def _cpu_times(processes: Iterable[psutil.Process]) -> Iterator[tuple[psutil.Process, Any]]:

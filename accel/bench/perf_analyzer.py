@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 
 from accel.bench import feeds as forms, stability
-from accel.bench.calls import Served
+from accel.bench.calls import ServedModel
 from accel.bench.endpoint import Endpoint
 from accel.bench.load import Generator, Load, fit_feeds
-from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Labels, Method, items
+from accel.bench.served import AGREEING, MOST_WINDOWS, STANDARD, UNKNOWN, Method, VariantLabels, items
 from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
@@ -50,14 +50,14 @@ WINDOW_SHARE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PerfAnalyzer:
     """The binary, and the variables of its process."""
 
     path: Path
     environment: Mapping[str, str]
 
 
-def find() -> Program:
+def find() -> PerfAnalyzer:
     """Find perf_analyzer.
 
     Raises:
@@ -77,7 +77,7 @@ def find() -> Program:
         environment = {"LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{given}" if given else str(libraries)}
     if missing := environments.missing_libraries(Path(found), environment):
         raise UnavailableError(f"{found} needs {missing[0]}, which is not here", fix="install the package that has it")
-    return Program(Path(found), environment)
+    return PerfAnalyzer(Path(found), environment)
 
 
 def sweep(
@@ -89,7 +89,7 @@ def sweep(
     log: Path,
     inputs: Sequence[TensorSpec] | None = None,
     method: Method = STANDARD,
-    labels: Labels = UNKNOWN,
+    labels: VariantLabels = UNKNOWN,
     raw: Path | None = None,
     raw_name: str = "",
     on_point: Callable[[Load, Measurement], None] = lambda load, point: None,
@@ -153,7 +153,7 @@ class Facts:
     first_ms: float
     session: str
     raw: str
-    labels: Labels
+    labels: VariantLabels
 
 
 def read(row: str, said: str, load: Load, facts: Facts) -> Measurement:
@@ -232,7 +232,7 @@ def _split(said: str, parts: Sequence[float | None]) -> ServerSplit:
     )
 
 
-def _run(command: Sequence[str], program: Program, method: Method, log: Path) -> str:
+def _run(command: Sequence[str], program: PerfAnalyzer, method: Method, log: Path) -> str:
     """Run it and return its stdout; stderr goes to the log, too.
 
     Raises:
@@ -269,7 +269,7 @@ def _load(load: Load) -> list[str]:
     return [*rate, "--async"]
 
 
-def _batch(feeds: Sequence[Feed], served: Served) -> int:
+def _batch(feeds: Sequence[Feed], served: ServedModel) -> int:
     found = {items(feed, served) for feed in feeds}
     if len(found) > 1:
         raise InputError(f"perf_analyzer sends one batch size, the feeds have {sorted(found)}", fix="give --batch")

@@ -5,17 +5,18 @@ not answered in time counts as late, or a server that falls behind would look pu
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from accel.bench import stability
-from accel.bench.goodput import SHARE_LATE, Probe
+from accel.bench.goodput import SHARE_LATE, Probe, over
 from accel.bench.load import FEED, Generator, Load
 
 LEAST_REQUESTS = 300
 """Requests of a probe that may hold: three of them may be late."""
-SECONDS, SETTLE_S, LOOKS = 1.5, 0.3, 6
+SECONDS, SETTLE_S, LOOKS, LONGEST_LOOK_S = 1.5, 0.3, 6, 2.0
+NO_LIMITS: Mapping[str, float] = {}
 LIMITS = 8
 """A probe lasts at least so many times the budget: a server that falls behind must have the time to show it."""
 
@@ -25,6 +26,7 @@ def probe(
     load: Load,
     *,
     limit_ms: float,
+    limits_ms: Mapping[str, float] = NO_LIMITS,
     sizes: Sequence[int],
     seconds: float = SECONDS,
     least: int = LEAST_REQUESTS,
@@ -32,7 +34,7 @@ def probe(
     """Put one load on the server that ``generator`` has opened, until it has held the budget or must have broken it.
 
     Args:
-        limit_ms: the budget of 99 % of the requests.
+        limit_ms: the budget of 99 % of the requests; ``limits_ms``: those of other percentiles (``p50``).
         sizes: batch items of each feed.
         seconds: how long it lasts at least; ``LIMITS`` budgets and ``least`` requests may take longer.
 
@@ -46,7 +48,7 @@ def probe(
     try:
         generator.window(SETTLE_S, least=1)
         while True:
-            window = generator.window(wanted_s / LOOKS, least=0)
+            window = generator.window(min(LONGEST_LOOK_S, wanted_s / LOOKS), least=0)
             begin_ns = begin_ns or window.begin_ns
             rows.append(window)
             elapsed_s = (window.end_ns - begin_ns) / 1e9
@@ -73,6 +75,7 @@ def probe(
         stability.percentile(latency, 99),
         failures,
         error,
+        over=over(latency, requests, limits_ms),
     )
 
 

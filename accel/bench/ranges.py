@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from accel.bench.load import Arrivals, Load
-from accel.core.errors import InputError, UsageError
+from accel.core.errors import InputError, UsageError, raised_as
 
 
 def concurrencies(text: str) -> tuple[Load, ...]:
@@ -54,10 +54,8 @@ def arrivals(text: str) -> tuple[Arrivals, tuple[float, ...]]:
         return cast(Arrivals, text), ()
     if not Path(text).is_file():
         raise UsageError(f"--arrivals {text} is unknown", fix="give constant, poisson or a file of arrival times")
-    try:
+    with raised_as(InputError, ValueError, f"{text} holds no arrival times", fix="write seconds, one time a line"):
         times = [float(line) for line in Path(text).read_text(encoding="utf-8").split()]
-    except ValueError as error:
-        raise InputError(f"{text} holds no arrival times: {error}", fix="write seconds, one time a line") from error
     gaps = [b - a for a, b in itertools.pairwise(times)]
     if not gaps or not min(gaps) >= 0 or not 0 < sum(gaps) < float("inf"):
         raise InputError(

@@ -7,6 +7,7 @@ largest answer. Source: server docs/protocol/extension_shared_memory.md.
 import contextlib
 import functools
 import os
+import secrets
 from collections.abc import Sequence
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -33,7 +34,7 @@ def request(model: str, tensors: Sequence[WireTensor], bodies: Sequence[bytes]) 
     return made
 
 
-class Pool:
+class RequestPool:
     """Serialised requests, one for each feed, with everything inline."""
 
     def __init__(self, requests: Sequence[Any]) -> None:
@@ -58,7 +59,56 @@ class Pool:
         """Give nothing back: there is nothing."""
 
 
-class SharedPool(Pool):
+class SequenceIds:
+    """The correlation ids of a stateful model's requests: each slot plays the feeds in order, as one sequence.
+
+    Slots never share an id, in this process or another, and a slot has one request under way: no two sequences are
+    mixed up, and each answer is that of its step.
+
+    Args:
+        steps: how many feeds make a sequence.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._first_id = steps, secrets.randbits(60) + 1
+        self._next: dict[int, int] = {}
+
+    def step(self, slot: int) -> int:
+        """Return which feed a slot sends next."""
+        feed = self._next.get(slot, 0)
+        self._next[slot] = (feed + 1) % self._steps
+        return feed
+
+    def begin(self, slot: int | None = None) -> None:
+        """Let a slot, or every one, begin a new sequence: after a step that failed there is no next one."""
+        if slot is None:
+            self._next.clear()
+        else:
+            self._next.pop(slot, None)
+
+    def begun(self) -> list[int]:
+        """Return the slots whose sequence has not ended."""
+        return [slot for slot, feed in self._next.items() if feed]
+
+    def parameters(self, feed: int, slot: int, *, alone: bool = False) -> bytes:
+        """Return the parameters of a step as bytes that are put behind a serialised request.
+
+        Args:
+            alone: a sequence of this one step.
+
+        Source: server docs/protocol/extension_sequence.md; protobuf reads messages put behind one another as merged
+        (Encoding, "Last One Wins").
+        """
+        from tritonclient.grpc import service_pb2
+
+        made = service_pb2.ModelInferRequest()
+        made.parameters["sequence_id"].int64_param = self._first_id + slot
+        made.parameters["sequence_start"].bool_param = alone or feed == 0
+        made.parameters["sequence_end"].bool_param = alone or feed == self._steps - 1
+        return bytes(made.SerializeToString())
+
+
+class SharedPool(RequestPool):
     """Requests whose inputs and outputs lie in system shared memory.
 
     Args:

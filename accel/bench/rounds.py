@@ -10,7 +10,7 @@ import dataclasses
 import random
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -88,7 +88,7 @@ R = TypeVar("R", bound=Runner)
 
 
 @dataclasses.dataclass(slots=True)
-class Noise:
+class TurnNoise:
     """What else the machine did in a runner's turns, and how many turns were thrown away for it."""
 
     turns: list[machine_noise.Turn] = dataclasses.field(default_factory=list)
@@ -103,7 +103,7 @@ def interleave(
     turn: str,
     progress: Callable[[str, str], None],
     free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
-) -> tuple[dict[str, AccelError], dict[str, Noise]]:
+) -> tuple[dict[str, AccelError], dict[str, TurnNoise]]:
     """Give every runner that still races its turn in every round; all leave or are closed, also by an exception.
 
     Args:
@@ -115,17 +115,28 @@ def interleave(
         The error of each runner that failed, and what else the machine did in each runner's turns, by its name.
     """
     failed: dict[str, AccelError] = {}
-    noises = {runner.name: Noise() for runner in runners}
+    noises = {runner.name: TurnNoise() for runner in runners}
     busy = 0
 
     @contextmanager
-    def watch(runner: R, doing: str) -> Iterator[None]:
-        progress(runner.name, doing)
+    def caught(runner: R) -> Iterator[None]:
         try:
             yield
         except AccelError as error:
             failed[runner.name] = error
             runner.close()
+
+    @contextmanager
+    def watch(runner: R, doing: str) -> Iterator[None]:
+        progress(runner.name, doing)
+        with caught(runner):
+            yield
+
+    def leave(those: Iterable[R]) -> None:
+        for runner in those:
+            if runner.name not in failed:
+                with caught(runner):
+                    runner.leave()
 
     def open_all() -> bool:
         """Open all; where memory does not hold them together, close them again and return False."""
@@ -173,12 +184,10 @@ def interleave(
                     runner.close()
             times = {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
             wanted = race.after_round(number, times, time.monotonic() - begin)
-            for runner in order:
-                if resident and not race.racing(runner.name):
-                    runner.leave()
+            if resident:
+                leave(r for r in order if not race.racing(r.name))
         if resident:
-            for runner in runners:
-                runner.leave()
+            leave(runners)
     finally:
         for runner in runners:
             runner.close()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accel.bench.checker import Checker
-from accel.bench.request_pool import Pool
+from accel.bench.request_pool import RequestPool, SequenceIds
 from accel.bench.timed_session import now_ns
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -37,9 +37,20 @@ DRAIN_S = 2.0
 class Sender:
     """Keeps requests of one model under way and a row of each that ended."""
 
-    def __init__(self, url: str, pool: Pool, checker: Checker | None, *, seed: int, slots: int, timeout_s: float):
+    def __init__(
+        self,
+        url: str,
+        pool: RequestPool,
+        checker: Checker | None,
+        *,
+        seed: int,
+        slots: int,
+        timeout_s: float,
+        sequences: SequenceIds | None = None,
+    ):
         self._url, self._pool, self._checker = url, pool, checker
         self._seed, self._slots, self._timeout_s = seed, slots, timeout_s
+        self._sequences = sequences
         self._order = np.random.default_rng(seed).integers(0, len(pool), ORDER).tolist()
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -78,6 +89,8 @@ class Sender:
         self.dead: str | None = None
         self._missed, self._drawn, self._stopped = 0, 0, False
         self._free = list(range(self._slots))
+        if self._sequences is not None:
+            self._sequences.begin()
 
     def _wait(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -129,11 +142,14 @@ class Sender:
     async def _send(self, due_ns: int, slot: int) -> None:
         import grpc
 
-        feed = self._order[self._drawn % ORDER]
+        feed, more = self._order[self._drawn % ORDER], b""
+        if self._sequences is not None:
+            feed = self._sequences.step(slot)
+            more = self._sequences.parameters(feed, slot)
         self._drawn += 1
         sent_ns = now_ns()
         try:
-            body = await self._infer(self._pool.body(feed, slot), timeout=self._timeout_s)
+            body = await self._infer(self._pool.body(feed, slot) + more, timeout=self._timeout_s)
             end_ns = now_ns()
             self._rows.extend((feed, due_ns, sent_ns, end_ns, 1))
             self._missed = 0
@@ -142,6 +158,8 @@ class Sender:
         except grpc.aio.AioRpcError as error:
             self._rows.extend((feed, due_ns, sent_ns, now_ns(), 0))
             self._failures += 1
+            if self._sequences is not None:
+                self._sequences.begin(slot)
             self.error = self.error or f"{error.code().name}: {error.details()}"
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 await self._look_for_server(error)
@@ -172,6 +190,17 @@ class Sender:
             task.cancel()
         if left:
             await asyncio.wait(left)
+        if self._sequences is not None:
+            await self._end(self._sequences)
+
+    async def _end(self, sequences: SequenceIds) -> None:
+        """End the sequences that are under way: a server that is stopped waits for them.
+
+        A slot's id is begun anew and ended with one step.
+        """
+        bodies = (self._pool.body(0, slot) + sequences.parameters(0, slot, alone=True) for slot in sequences.begun())
+        calls = [asyncio.ensure_future(self._infer(body, timeout=DRAIN_S)) for body in bodies]
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 def due_times(

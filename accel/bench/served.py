@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from accel.bench import stability
-from accel.bench.calls import Served
+from accel.bench.calls import ServedModel
 from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
 from accel.bench.load import FEED, Generator, Load, Window, fit_feeds
@@ -31,6 +31,8 @@ AGREEING, MOST_WINDOWS = 3, 10
 AGREEMENT = 0.10
 WARM_SPANS = 6
 """A warm-up ends after so many half windows, settled or not."""
+LENGTHS = 4
+"""Parts by length in which the latencies of requests are shown."""
 SLICES = 5
 """Each window is cut into so many slices, which the intervals resample: three windows alone are too few."""
 BUSY = 0.85
@@ -57,7 +59,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class VariantLabels:
     """What a measurement says of the variant behind the model, which a server does not know.
 
     Attributes:
@@ -71,11 +73,11 @@ class Labels:
     repository: str | None = None
 
 
-STANDARD, UNKNOWN = Method(), Labels()
+STANDARD, UNKNOWN = Method(), VariantLabels()
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Snapshot:
     """What was read at one moment, between two windows.
 
     Attributes:
@@ -92,7 +94,7 @@ class Mark:
     gauges: dict[str, float]
 
 
-Span = tuple[Mark, Mark]
+Span = tuple[Snapshot, Snapshot]
 """What was read before a window and after it. Windows in a row share a mark; others have time between them."""
 
 
@@ -113,11 +115,12 @@ def sweep(
     log: Path,
     inputs: Sequence[TensorSpec] | None = None,
     method: Method = STANDARD,
-    labels: Labels = UNKNOWN,
+    labels: VariantLabels = UNKNOWN,
     check: Expected | None = None,
     raw: Path | None = None,
     raw_name: str = "",
     on_point: Callable[[Load, Measurement], None] = lambda load, point: None,
+    on_windows: Callable[[Sequence[Window]], None] = lambda windows: None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> tuple[Measurement, ...]:
     """Measure a served model at several loads, one after another.
@@ -131,6 +134,7 @@ def sweep(
             and end of the windows that count, ns).
         raw_name: that file's path as the measurements shall name it.
         on_point: called with each point as soon as it is measured, so that a failure later on loses nothing.
+        on_windows: called before that with the windows that count.
         notice: takes a sentence the user should read.
 
     Raises:
@@ -165,6 +169,7 @@ def sweep(
                 kept[f"{number}/rows"] = np.concatenate([w.rows for w in windows])
                 kept[f"{number}/windows"] = np.array([[w.begin_ns, w.end_ns] for w in windows])
                 points.append(point)
+                on_windows(windows)
                 on_point(load, point)
                 if check is not None and not (verdict := check.judge(fitted, generator.worst()[1])).passed:
                     raise CheckFailed(f"{load}: a response is not what it should be: {'; '.join(verdict.reasons)}")
@@ -227,10 +232,10 @@ def summarise(
     windows: Sequence[Window],
     spans: Sequence[Span],
     feeds: Sequence[Feed],
-    served: Served,
+    served: ServedModel,
     sent: Sent,
     *,
-    labels: Labels,
+    labels: VariantLabels,
     raw: str,
     session: str,
 ) -> Measurement:
@@ -278,6 +283,23 @@ def summarise(
     )
 
 
+def by_length(windows: Sequence[Window], lengths: Sequence[int]) -> list[dict[str, float | None]]:
+    """Return the latencies (ms) of short and of long requests apart, shortest first; empty where all are of one length.
+
+    Args:
+        lengths: how long each feed is.
+    """
+    rows = np.concatenate([window.answered for window in windows])
+    latency_ms, of_row = np.concatenate([window.latency_ms for window in windows]), np.array(lengths)[rows[:, FEED]]
+    known = np.unique(of_row)
+    found = []
+    for part in np.array_split(known, min(LENGTHS, len(known))) if len(known) > 1 else []:
+        chosen = latency_ms[np.isin(of_row, part)]
+        times = {f"p{q}_ms": stability.percentile(chosen, q) for q in (50, 90, 99)}
+        found.append({"length": int(part[-1]), "requests": len(chosen), **times})
+    return found
+
+
 def split(spans: Sequence[Span]) -> ServerSplit:
     """Return where the server's time went during the spans, and what it used meanwhile."""
     spent = {key: sum(b.counters[key] - a.counters[key] for a, b in spans) for key in spans[0][0].counters}
@@ -308,10 +330,10 @@ def split(spans: Sequence[Span]) -> ServerSplit:
     )
 
 
-def mark(generator: Generator, endpoint: Endpoint, model: str) -> Mark:
+def mark(generator: Generator, endpoint: Endpoint, model: str) -> Snapshot:
     """Read the server's counters, the use of its processes and its ``/metrics``."""
     cpu_s, rss_mib = use(endpoint)
-    return Mark(now_ns(), generator.statistics(model), cpu_s, rss_mib, gauges(endpoint))
+    return Snapshot(now_ns(), generator.statistics(model), cpu_s, rss_mib, gauges(endpoint))
 
 
 def most_at_once(rows: np.ndarray) -> int:
@@ -322,7 +344,7 @@ def most_at_once(rows: np.ndarray) -> int:
     return int(np.cumsum(steps[order]).max())
 
 
-def items(feed: Feed, served: Served) -> int:
+def items(feed: Feed, served: ServedModel) -> int:
     """Return the batch items of a request: its leading size, where the model has a batch axis."""
     leading = {value.shape[0] if value.ndim else 0 for value in feed.values()}
     dynamic = all(spec.dims and isinstance(spec.dims[0], str) for spec in served.inputs)

@@ -14,12 +14,12 @@ from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, CallSplit
 
 _timed: list[TimedSession] = []
-_loaded: "list[tuple[tuple[Artifact, Path, int], Opened]]" = []
+_loaded: "list[tuple[tuple[Artifact, Path, int], OpenedSession]]" = []
 _checked: list[tuple[Check, Checker]] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSession:
     """How long loading and the first call took, and how many requests the session takes at once."""
 
     load_ms: float
@@ -44,12 +44,13 @@ def open_timed(
     feeds: Path,
     points: tuple[str, ...],
     check: Check | None = None,
-) -> Opened:
+) -> OpenedSession:
     """Load a variant for timing at ``points``; what an earlier session of this process loaded serves again or goes.
 
     Args:
         folder: where the artifact's files lie.
         feeds: ``.npz`` with keys ``<point>/<input>``.
+        points: feeds of that file to load; the traffic's points have several each, ``<point>.<number>``.
         check: what its answers are held against meanwhile: every one of single calls, as many as cost little of others.
     """
     builder = targets.discover()[artifact.variant.target.name]
@@ -69,7 +70,7 @@ def open_timed(
     _timed[:] = [TimedSession(session, {point: stored[point] for point in points}, *look)]
     first = _timed[0].call_ns(points[0])
     if kept is None:
-        _loaded[:] = [(wanted, Opened((loaded - start) / 1e6, first / 1e6, session.slots))]
+        _loaded[:] = [(wanted, OpenedSession((loaded - start) / 1e6, first / 1e6, session.slots))]
     return _loaded[0][1]
 
 
@@ -90,9 +91,15 @@ def split(point: str, calls: int) -> CallSplit | None:
 
 
 def time_round(
-    scenario: Literal["latency", "throughput"], point: str, seconds: float, least: int, limit_ms: float | None = None
+    scenario: Literal["latency", "throughput", "traffic"],
+    point: str,
+    seconds: float,
+    least: int,
+    limit_ms: float | None = None,
 ) -> Round:
     """Run one round of calls: one after another for the latency, as many at once as fit for the throughput.
+
+    For the traffic it is whole passes over all groups of requests.
 
     Args:
         seconds: least time of the round.
@@ -103,6 +110,8 @@ def time_round(
     if scenario == "latency":
         times = session.latency(point, seconds, least, limit_ms)
         elapsed = sum(times)
+    elif scenario == "traffic":
+        times, elapsed = session.traffic(point, seconds)
     else:
         times, elapsed = session.throughput(point, seconds, least, limit_ms)
     return Round(tuple(times), elapsed, peak_rss_mib())

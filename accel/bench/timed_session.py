@@ -44,11 +44,12 @@ class TimedSession:
     Args:
         session: the loaded model.
         feeds: point (``b1``, ``b8``…) → inputs of that point, under the client's names.
-        look: takes a point and the answer that came there, after its time was taken and before the slot is used again.
+        look: takes a point, the answer that came there and (where several slots are in use) its slot, after its time
+            was taken and before the slot is used again.
     """
 
     def __init__(
-        self, session: Session, feeds: Mapping[str, Feed], look: Callable[[str, Feed], None] = lambda *_: None
+        self, session: Session, feeds: Mapping[str, Feed], look: Callable[..., None] = lambda *_: None
     ) -> None:
         self.session = session
         self._look = look
@@ -130,17 +131,51 @@ class TimedSession:
         rounds = 0
         while True:
             rounds += 1
-            last = now_ns() >= deadline and (rounds >= least or _hopeless(times, limit_ms))
             for slot in range(slots):
                 session.wait(slot=slot)
+                if slot == 0:  # not before: of calls that take longer than the round, one for each slot is enough
+                    last = now_ns() >= deadline and (rounds >= least or _hopeless(times, limit_ms))
                 outputs = session.read(slot=slot)
                 times.append(now_ns() - started[slot])
-                self._look(point, outputs)
+                self._look(point, outputs, slot)
                 if not last:
                     started[slot] = now_ns()
                     session.bind(feed, slot=slot)
                     session.submit(slot=slot)
             if last:
+                return times, now_ns() - begin
+
+    def traffic(self, point: str, seconds: float) -> tuple[list[int], int]:
+        """Answer all feeds of a point, in order, in passes for ``seconds`` and at least one; slots are kept busy.
+
+        Returns:
+            Each call's ns from submit to read, pass after pass in the order of the feeds, and the ns of all passes.
+        """
+        names = [name for name in self._feeds if name.startswith(f"{point}.")]
+        session, slots = self.session, self.session.slots
+        times: list[int] = []
+        waiting: list[tuple[int, int, str]] = []
+        begin = now_ns()
+        deadline = begin + int(seconds * 1e9)
+
+        def collect() -> None:
+            slot, started, name = waiting.pop(0)
+            session.wait(slot=slot)
+            outputs = session.read(slot=slot)
+            times.append(now_ns() - started)
+            self._look(name, outputs, slot)
+
+        while True:
+            for number, name in enumerate(names):
+                if len(waiting) == slots:
+                    collect()
+                started = now_ns()
+                session.bind(self._feeds[name], slot=number % slots)
+                session.submit(slot=number % slots)
+                waiting.append((number % slots, started, name))
+            while waiting:
+                collect()
+            if now_ns() >= deadline:
                 return times, now_ns() - begin
 
 

@@ -1,10 +1,13 @@
 """What a server uses: CPU and memory of its processes, and the GPU metrics it publishes."""
 
 import contextlib
+import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
 
 from accel.bench.endpoint import Endpoint
 
@@ -22,8 +25,6 @@ def use(endpoint: Endpoint) -> tuple[float | None, float]:
     A server in a container is no child of the docker command that started it: it is found by the id that the command
     gave it (``--id``), where docker's engine runs on this machine.
     """
-    import psutil
-
     if endpoint.pid is None:
         return None, 0.0
     cpu_s, rss = 0.0, 0
@@ -32,8 +33,8 @@ def use(endpoint: Endpoint) -> tuple[float | None, float]:
         servers = [started]
         if endpoint.via == "docker":
             ids = {word for word in started.cmdline() if word.startswith("--id=")}
-            servers = [p for p in psutil.process_iter() if p != started and ids & set(_words(p))]
-        for process in {p for server in servers for p in (server, *_children(server))}:
+            servers = [p for p in psutil.process_iter() if p != started and ids & set(_known(p.cmdline))]
+        for process in {p for server in servers for p in (server, *_known(partial(server.children, recursive=True)))}:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
@@ -41,30 +42,20 @@ def use(endpoint: Endpoint) -> tuple[float | None, float]:
     return (cpu_s, rss / 2**20) if rss else (None, 0.0)
 
 
-def _words(process: Any) -> list[str]:
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        return list(process.cmdline())
-    return []
-
-
-def _children(process: Any) -> list[Any]:
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return list(process.children(recursive=True))
-    return []
+def _known(ask: Callable[[], list[Any]]) -> list[Any]:
+    """Return what a process answers; nothing where it has ended or is another user's."""
+    try:
+        return ask()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return []
 
 
 def gauges(endpoint: Endpoint) -> dict[str, float]:
     """Read the GPU metrics of a server; empty where it has no GPU or no ``/metrics``."""
-    import urllib.request
-
-    from prometheus_client.parser import text_string_to_metric_families
-
     if endpoint.metrics is None:
         return {}
+    from prometheus_client.parser import text_string_to_metric_families  # a server, which every run would import
+
     try:
         with urllib.request.urlopen(f"http://{endpoint.metrics}/metrics", timeout=5) as answer:
             text = answer.read().decode()

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -45,6 +46,7 @@ class Backend:
         converts: whether the tensors of a config may have other dtypes than the model's.
         kind: the only kind of instance that it loads; None for the kind of the target's device.
         openmp: whether it takes its CPU threads from ``OMP_NUM_THREADS``, and from nothing in a config.
+        keeps_states: whether it takes the states of a stateful model from the server (implicit state).
         parameters: (CPU threads, instances) → parameters of a config under which the instances share the threads.
     """
 
@@ -53,6 +55,7 @@ class Backend:
     converts: bool = False
     kind: Literal["KIND_CPU", "KIND_GPU"] | None = None
     openmp: bool = False
+    keeps_states: bool = False
     parameters: Callable[[int, int], Mapping[str, str]] = lambda threads, instances: {}
 
 
@@ -133,6 +136,9 @@ class Builder(ABC):
     narrows: Int32Runtime | None = None
     """The runtime of ``accel narrow --runtime``, where integers can be narrowed for it."""
 
+    whole: Mapping[str, Any] = MappingProxyType({})
+    """Options with which INT8 covers all that can be quantised, whatever that costs in accuracy."""
+
     inspects: Sequence[str] = ()
     """Suffixes of the files that ``inspect`` describes."""
 
@@ -202,15 +208,13 @@ class Session(ABC):
     return views into the runtime's buffers: they are valid until the slot is submitted again.
     """
 
-    slots: int = 1
     any_mode: bool = False
     """Whether the mode it was opened for makes no difference."""
     fresh: bool = False
     """Whether ``read`` gives arrays of the request's own, which stay valid."""
 
-    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], slots: int = 1) -> None:
+        self.inputs, self.outputs, self.slots = tuple(inputs), tuple(outputs), slots
 
     @abstractmethod
     def bind(self, inputs: Feed, *, slot: int = 0) -> None:
@@ -228,11 +232,16 @@ class Session(ABC):
         """Return the outputs of the completed request."""
 
     def run(self, inputs: Feed) -> dict[str, np.ndarray]:
-        """Bind, submit, wait and read in slot 0; the arrays are copies and stay valid."""
-        self.bind(fit_inputs(inputs, self.inputs))
-        self.submit()
-        self.wait()
-        return {name: np.array(value) for name, value in self.read().items()}
+        """Check the inputs, and call slot 0 with them."""
+        return self.call(fit_inputs(inputs, self.inputs))
+
+    def call(self, inputs: Feed, *, slot: int = 0) -> dict[str, np.ndarray]:
+        """Bind ``inputs`` (native dtypes), submit, wait and read; the arrays stay valid."""
+        self.bind(inputs, slot=slot)
+        self.submit(slot=slot)
+        self.wait(slot=slot)
+        found = self.read(slot=slot)
+        return found if self.fresh else {name: np.array(value) for name, value in found.items()}
 
     @abstractmethod
     def precision(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accel.core.errors import StageError
-from accel.core.values import BuildRequest, ModelSource, TensorSpec
+from accel.core.values import BuildRequest, ModelSource, TensorSpec, axis_sizes
 
 
 def reconcile(found: Sequence[TensorSpec], promised: Sequence[TensorSpec], *, what: str) -> tuple[TensorSpec, ...]:
@@ -59,12 +59,7 @@ def fixed_axes(request: BuildRequest) -> dict[str, int]:
     """Return axis name → size for a static build, and nothing for any other."""
     if request.variant.static is None:
         return {}
-    return {
-        dim: size
-        for spec in request.source.inputs
-        for dim, size in zip(spec.dims, request.variant.profile[spec.name].opt, strict=True)
-        if isinstance(dim, str)
-    }
+    return axis_sizes(request.source.inputs, {name: s.opt for name, s in request.variant.profile.items()})
 
 
 def copy_onnx(request: BuildRequest, out: Path) -> None:

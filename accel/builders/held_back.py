@@ -4,15 +4,16 @@ The same comparison as the gate's, but never on the gate's samples: a choice tha
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel.accuracy import parity
-from accel.accuracy.sqnr import EXACT_DB
 from accel.core import progress
+from accel.core.accuracy import parity
+from accel.core.accuracy.sqnr import EXACT_DB
 from accel.core.feeds import Feed
-from accel.core.values import BuildRequest, Precision
+from accel.core.values import BuildRequest, Parity, Precision
 from accel.exporters import verdict
 
 HELD_BACK = 8
@@ -35,6 +36,8 @@ class HeldBack:
         open_model: runs it, and the choices.
         feeds: by name; those with the name of a checked shape count for ``shape_db`` alone.
         gate: metric → least value. The first is the score; where another one is missed, the score is the lowest.
+        seconds: after which the float model gets no further feed: the others do not judge.
+        labels: of the feeds, for a task metric.
     """
 
     def __init__(
@@ -44,18 +47,26 @@ class HeldBack:
         feeds: Mapping[str, Feed],
         gate: Mapping[str, float],
         open_model: Open,
+        *,
+        seconds: float = math.inf,
+        labels: verdict.Labels | None = None,
     ) -> None:
-        self._source, self._gate, self._open = request.source, dict(gate), open_model
-        self.feeds = feeds
+        self._labels = labels
+        self._source, self.gate, self._open = request.source, dict(gate), open_model
         self._metric, self.floor = next(iter(gate.items()))
-        self._truth = self._answers(reference)
+        self._truth: dict[str, Feed] = {}
         self._count = 0
+        run, start = open_model(reference), time.monotonic()
+        for name, feed in feeds.items():
+            if not self._truth or time.monotonic() - start < seconds:
+                self._truth[name] = run(feed)
+        self.feeds = {name: feeds[name] for name in self._truth}
 
     def score(self, model: Any) -> float:
         """Return the figure of a choice: dB, or the task metric; 200 where every value is equal."""
-        found = verdict.compare(self._source, self.feeds, self._truth, self._answers(model), self._gate)
+        found = self.compare(model, self.gate)
         value = found.found[self._metric]
-        others = [(found.found[name], least) for name, least in self._gate.items() if name != self._metric]
+        others = [(found.found[name], least) for name, least in self.gate.items() if name != self._metric]
         if any(row.nonfinite for row in found.outputs) or any(v is not None and v < least for v, least in others):
             value = -math.inf
         elif value is None:  # equal everywhere, or a constant signal met an error
@@ -64,9 +75,15 @@ class HeldBack:
         progress.report_progress(f"choice {self._count}: {self._metric} {value:.4g}")
         return value
 
-    def _answers(self, model: Any) -> parity.Answers:
+    def compare(self, model: Any, gate: Mapping[str, float]) -> Parity:
+        """Hold a choice against a gate."""
         run = self._open(model)
-        return {name: run(feed) for name, feed in self.feeds.items()}
+        answers = {name: run(feed) for name, feed in self.feeds.items()}
+        return verdict.compare(self._source, self.feeds, self._truth, answers, gate, labels=self._labels)
+
+    def loss(self, score: float) -> float:
+        """Return what adds up over layers that were rounded: the noise's power, or how far the task metric fell."""
+        return 10.0 ** min(-score / 10.0, 30.0) if self._metric in ("sqnr_db", "shape_db") else -score
 
 
 def onnx_runner(request: BuildRequest) -> Open:
@@ -82,26 +99,55 @@ def onnx_runner(request: BuildRequest) -> Open:
     return open_model
 
 
-def for_gate(
-    request: BuildRequest, reference: Any, precision: Precision, feeds: Sequence[Feed], open_model: Open
-) -> tuple[list[Feed], HeldBack]:
-    """Hold some calibration feeds back, to judge by the variant's own gate; returns the others, too."""
+def gate_of(request: BuildRequest, precision: Precision) -> dict[str, float]:
+    """Return the variant's own gate, as far as calibration feeds can show it: none has a checked shape."""
     source = request.source
-    count = min(HELD_BACK_TASK if source.gate else HELD_BACK, max(1, len(feeds) // 4))
     gate = parity.gate_for(
         precision,
         outputs=source.outputs,
-        task=source.gate,
+        task=source.gate if _scored(request) else None,
         overrides=request.gates,
         detections=source.detections,
     )
-    first = next(iter(gate))
-    wanted = {first, "sqnr_db", *request.gates} - {"shape_db"}  # no feed here has a checked shape
-    floors = {name: least for name, least in gate.items() if name in wanted}
+    return {name: least for name, least in gate.items() if name != "shape_db"}
+
+
+def _scored(request: BuildRequest) -> bool:
+    """Say whether calibration feeds show the task metric: those of a static build are cut apart from their labels."""
+    return request.source.gate is not None and not (request.samples.labels and request.variant.static)
+
+
+def _labels(request: BuildRequest) -> verdict.Labels | None:
+    return verdict.labels_of(request.samples, Path(request.samples_folder), "calibration") if _scored(request) else None
+
+
+def for_gate(
+    request: BuildRequest,
+    reference: Any,
+    precision: Precision,
+    feeds: Sequence[Feed],
+    open_model: Open,
+    *,
+    room_db: float = ROOM_DB,
+    more_db: float = 0.0,
+    seconds: float = math.inf,
+    share: int = 4,
+) -> tuple[list[Feed], HeldBack]:
+    """Hold some calibration feeds back, to judge by the variant's own gate; returns the others, too.
+
+    Args:
+        room_db: the room that is left above its SQNR, ``BuildRequest.room`` times.
+        more_db: room beside that, for errors that come on top.
+        seconds: as of ``HeldBack``.
+        share: one feed of so many judges, at most.
+    """
+    count = min(HELD_BACK_TASK if _scored(request) else HELD_BACK, max(1, len(feeds) // share))
+    floors = gate_of(request, precision)
     if "sqnr_db" in floors:
-        floors["sqnr_db"] += ROOM_DB
-    judges = {str(number): feed for number, feed in enumerate(feeds[-count:])}
-    return list(feeds[: len(feeds) - count]) or list(feeds), HeldBack(request, reference, judges, floors, open_model)
+        floors["sqnr_db"] += request.room * room_db + more_db
+    judges = {str(number): feeds[number] for number in range(len(feeds) - count, len(feeds))}
+    held = HeldBack(request, reference, judges, floors, open_model, seconds=seconds, labels=_labels(request))
+    return list(feeds[: len(feeds) - count]) or list(feeds), held
 
 
 def for_sqnr(
@@ -112,17 +158,20 @@ def for_sqnr(
     A task metric that the user set is held, too, on all feeds that were held back.
 
     Args:
-        target_db: least SQNR; None for what the gate of INT8 asks for, and some room.
+        target_db: least SQNR; None for what the gate of INT8 asks for, and some room; 0 or less for none at all.
         each: whether requests of few items, the smallest one among them, must reach it each, and not all feeds
             together.
     """
     source = request.source
-    held = [f for i, f in enumerate(feeds) if i % 4 == 3] or list(feeds[-1:])
+    chosen = list(range(3, len(feeds), 4)) or [len(feeds) - 1]
+    held = [feeds[i] for i in chosen]
     rest = [f for i, f in enumerate(feeds) if i % 4 != 3] or list(feeds)
     if target_db is None:
         gate = parity.gate_for("int8", outputs=source.outputs, task=None, overrides=request.gates)
         target_db = gate["sqnr_db"] + ROOM_DB
-    floors = {"shape_db" if each else "sqnr_db": target_db}
+    whole = target_db <= 0
+    each &= not whole
+    floors = {"shape_db" if each else "sqnr_db": -math.inf if whole else target_db}
     judges: dict[str, Feed] = {}
     if each:
         smallest = {name: shapes.min for name, shapes in request.variant.profile.items()}
@@ -130,12 +179,14 @@ def for_sqnr(
         judges = {"odd": _cut(held[0], few), "max": _cut(held[-1], few), "min": _cut(held[0], smallest)}
         if not source.batched:
             judges = {"odd": held[0], "max": held[-1]}
-    task = source.gate[0] if source.gate and source.gate[0] in request.gates else None
+    task = source.gate if _scored(request) and not whole else None
+    if task is not None and source.metric is None and task[0] not in request.gates:
+        task = None
     if task is not None:
-        floors[task] = request.gates[task]
+        floors[task[0]] = request.gates.get(*task)
     if task is not None or not each:
-        judges |= {str(number): feed for number, feed in enumerate(held)}
-    return rest, HeldBack(request, onnx, judges, floors, onnx_runner(request))
+        judges |= {str(number): feeds[number] for number in chosen}
+    return rest, HeldBack(request, onnx, judges, floors, onnx_runner(request), labels=_labels(request))
 
 
 def _cut(feed: Feed, sizes: Mapping[str, tuple[int, ...]]) -> Feed:

@@ -6,7 +6,7 @@ Imports only what the environments of ONNX Runtime hold: NumPy and one build of 
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,19 @@ def failure(what: str, error: Exception) -> StageError:
     return StageError(f"{what}: {error}")
 
 
+def _ran(feed: Feed, run: Callable[..., Any], *given: Any) -> Any:
+    """Return what the runtime gives; its error names the shapes of the inputs."""
+    try:
+        return run(*given)
+    except Exception as error:
+        raise _refused(feed, error) from error
+
+
+def _refused(feed: Feed, error: Exception) -> StageError:
+    shapes = {name: value.shape for name, value in feed.items()}
+    return failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error)
+
+
 def declared_specs(session: Any) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """Return the inputs and outputs as the runtime read them from the file; a dynamic axis is a string."""
 
@@ -112,9 +125,8 @@ class OrtSession(Session):
 
     def __init__(self, artifact: Artifact, folder: Path, provider: Provider, *, threads: int, mode: Mode) -> None:
         built = artifact.built
-        super().__init__(built.inputs, built.outputs)
         many = GPU_SLOTS if provider.device == "cuda" else threads
-        self.slots = many if mode == "throughput" else 1
+        super().__init__(built.inputs, built.outputs, many if mode == "throughput" else 1)
         self._provider = provider
         self._products: Mapping[str, int] = built.facts.get("products", {})
         self._file = folder / built.entry
@@ -125,6 +137,16 @@ class OrtSession(Session):
         self._feeds: list[Feed] = [{} for _ in range(self.slots)]
         self._results: list[Sequence[np.ndarray]] = [() for _ in range(self.slots)]
         self._pending: list[Future[Sequence[np.ndarray]] | None] = [None] * self.slots
+
+    def call(self, inputs: Feed, *, slot: int = 0) -> dict[str, np.ndarray]:
+        """As for every session; where this thread runs the request, in one step."""
+        if self._pool is not None or self._session is None:
+            return super().call(inputs, slot=slot)
+        self._feeds[slot] = inputs
+        try:
+            return dict(zip(self._names, self._session.run(self._names, inputs)))  # noqa: B905  # as many as were named
+        except Exception as error:
+            raise _refused(inputs, error) from error
 
     def bind(self, inputs: Feed, *, slot: int = 0) -> None:
         """Keep the arrays: ONNX Runtime reads CPU inputs from their own memory."""
@@ -185,11 +207,8 @@ class OrtSession(Session):
     def _run(self, slot: int) -> Sequence[np.ndarray]:
         if self._session is None:
             raise StageError("the session is closed")
-        try:
-            results: Sequence[np.ndarray] = self._session.run(self._names, self._feeds[slot])
-        except Exception as error:
-            shapes = {name: value.shape for name, value in self._feeds[slot].items()}
-            raise failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error) from error
+        feed = self._feeds[slot]
+        results: Sequence[np.ndarray] = _ran(feed, self._session.run, self._names, feed)
         return results
 
     def _profiled(self) -> list[dict[str, Any]]:
@@ -206,6 +225,8 @@ class OrtDeviceSession(OrtSession):
 
     Source: https://onnxruntime.ai/docs/performance/device-tensor.html.
     """
+
+    call = Session.call
 
     def __init__(self, artifact: Artifact, folder: Path, provider: Provider, *, threads: int, mode: Mode) -> None:
         super().__init__(artifact, folder, provider, threads=threads, mode=mode)
@@ -265,11 +286,7 @@ class OrtDeviceSession(OrtSession):
 
     def _run(self, slot: int) -> Sequence[np.ndarray]:
         binding = self._binding(slot)
-        try:
-            self._session.run_with_iobinding(binding)
-        except Exception as error:
-            shapes = {name: value.shape for name, value in self._feeds[slot].items()}
-            raise failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error) from error
+        _ran(self._feeds[slot], self._session.run_with_iobinding, binding)
         return ()
 
 
@@ -277,11 +294,7 @@ def profiled(file: Path, provider: Provider, feed: Feed) -> list[dict[str, Any]]
     """Run one request in a profiled session of its own; return its nodes' events: ``args``, with the event's name."""
     with tempfile.TemporaryDirectory(prefix="accel-ort-") as scratch:
         session = open_session(file, provider, threads=1, mode="latency", profile=Path(scratch))
-        try:
-            session.run(None, dict(feed))
-        except Exception as error:
-            shapes = {name: value.shape for name, value in feed.items()}
-            raise failure(f"ONNX Runtime failed on inputs of shapes {shapes}", error) from error
+        _ran(feed, session.run, None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
     return [{**e["args"], "name": e.get("name", "")} for e in events if e.get("cat") == "Node"]
 

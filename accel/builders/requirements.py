@@ -1,5 +1,6 @@
 """What a builder needs on this machine, asked without importing anything heavy."""
 
+import contextlib
 import importlib.util
 import re
 import shutil
@@ -86,8 +87,6 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     """Return package → installed version, leaving out those that are not installed."""
     found = {}
     for package in packages:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

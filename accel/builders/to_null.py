@@ -76,8 +76,7 @@ class NullSession(Session):
     def __init__(
         self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], *, latency_ms: float, slots: int
     ) -> None:
-        super().__init__(inputs, outputs)
-        self.slots = slots
+        super().__init__(inputs, outputs, slots)
         self._latency_ns = int(latency_ms * 1e6)
         self._due_ns = [0] * slots
         self._zeros: list[dict[str, np.ndarray]] = [{} for _ in range(slots)]

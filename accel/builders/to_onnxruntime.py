@@ -10,12 +10,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
-from accel.accuracy import parity
-from accel.accuracy.sqnr import EXACT_DB
 from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
 from accel.builders.calibration import calibration_feeds, range_feeds
 from accel.builders.declared import copy_onnx, reconcile
@@ -36,7 +35,9 @@ from accel.builders.ort_session import OrtDeviceSession, OrtSession, declared_sp
 from accel.builders.requirements import demand, missing, missing_environment, missing_gpu, old_driver, versions
 from accel.builders.tensorrt.options import TensorRtOptions
 from accel.core import environments, hardware
-from accel.core.errors import InputError, StageError
+from accel.core.accuracy import parity
+from accel.core.accuracy.sqnr import EXACT_DB
+from accel.core.errors import InputError, StageError, UnavailableError, raised_as
 from accel.core.feeds import fit_inputs, read_feeds
 from accel.core.values import (
     VERSION_FOLDER,
@@ -68,7 +69,7 @@ class OrtOptions:
     Attributes:
         fuse: whether ``ort`` and ``ort-cuda`` try to fuse.
         target_db: SQNR that ``ort-int8`` keeps on held-back calibration samples; products that cost more stay float.
-            None for 3 dB above the gate of INT8.
+            None for 3 dB above the gate of INT8; 0 or less quantises all of them.
         trials: how many measurements of single products there may be.
         method: how ``ort-trt-int8`` finds its scales: ``minmax``, ``percentile`` or ``entropy``.
         keep: matrix products and convolutions that ``ort-trt-int8`` leaves in float, by node name.
@@ -131,7 +132,8 @@ class OrtBuilder(Builder):
     narrows = narrow.ONNX_RUNTIME
     packages = ("onnxruntime", "onnx", "onnxscript", "onnx-ir")
     build_only = ("onnx", "onnxscript")
-    backends = (Backend("onnxruntime", parameters=_parameters),)
+    whole = MappingProxyType({"target_db": 0.0})
+    backends = (Backend("onnxruntime", keeps_states=True, parameters=_parameters),)
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for the packages of the target or its environment; on a GPU for its driver, and TensorRT's libraries."""
@@ -315,26 +317,19 @@ def _fused(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Pat
 
 def _fused_half(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
     """Type the graph in FP16, then fuse; keep the typed graph where fusion fails."""
+    from accel.graph import fp16
     from accel.graph.fuse import lend_shapes
 
     with tempfile.TemporaryDirectory(prefix="accel-half-", dir=out_dir.parent) as scratch:
         typed = Path(scratch) / ENTRY
-        facts = _to_half(request, options, plain, typed)
+        feeds = range_feeds(request)  # what leaves the range of FP16 on real samples stays in FP32
+        report = fp16.convert(plain, typed, to="fp16", feeds=feeds, margin=options.margin, threads=request.threads)
         lend_shapes(plain, typed)
-        facts |= _fuse(request, options, typed, out_dir)
+        facts = {"half": to_json(report), **_fuse(request, options, typed, out_dir)}
         if facts["graph"] == "plain":
             for file in Path(scratch).iterdir():
                 shutil.copyfile(file, out_dir / file.name)
         return facts
-
-
-def _to_half(request: BuildRequest, options: OrtOptions, plain: Path, out: Path) -> dict[str, Any]:
-    """Write the graph typed in FP16, except what leaves its range on real samples."""
-    from accel.graph import fp16
-
-    feeds = range_feeds(request)
-    report = fp16.convert(plain, out, to="fp16", feeds=feeds, margin=options.margin, threads=request.threads)
-    return {"half": to_json(report)}
 
 
 def _typed(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
@@ -390,10 +385,8 @@ def _agreement(one: Path, other: Path, request: BuildRequest) -> Parity:
     answers = []
     for path in (one, other):
         session = open_session(path, provider, threads=request.threads, mode="latency")
-        try:
+        with raised_as(StageError, Exception, f"{path.name} does not run at the odd and opt shapes"):
             answers.append({p: dict(zip(names, session.run(names, f), strict=True)) for p, f in feeds.items()})
-        except Exception as error:
-            raise StageError(f"{path.name} does not run at the odd and opt shapes: {error}") from error
     gate = parity.gate_for(
         OrtBuilder.targets[request.variant.target.name].precision,
         outputs=source.outputs,
@@ -405,21 +398,26 @@ def _agreement(one: Path, other: Path, request: BuildRequest) -> Parity:
 
 
 def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
-    """Quantise matrix products one by one as far as accuracy allows; a network of convolutions as a whole."""
+    """Quantise matrix products one by one as far as accuracy allows; a network of convolutions as a whole.
+
+    Raises:
+        UnavailableError: accuracy allows it nowhere: the file would be FP32 under another name.
+    """
     from accel.graph import convolutions, quantize
 
     feeds = calibration_feeds(request)
     whole = convolutions.dominate(plain)
+    vnni = hardware.detect().cpu.has_vnni
     rest, held = held_back.for_sqnr(request, plain, feeds, target_db=options.target_db, each=not whole)
     facts: dict[str, Any] = {
         "calibration_items": request.samples.calibration_items,
         "calibration_feeds": len(feeds),
         "dataset_sha256": request.samples.sha256,
-        "weight_levels": 127 if _has_vnni() else 63,
+        "weight_levels": 127 if vnni else 63,
     }
     out = out_dir / ENTRY
     if whole:
-        found = convolutions.quantize(plain, out, rest, held.score, held.floor, reduce_range=not _has_vnni())
+        found = convolutions.quantize(plain, out, rest, held.score, held.floor, reduce_range=not vnni)
         facts |= {"float_nodes": sorted(found.chosen.kept)}
     else:
         found = quantize.for_cpu(
@@ -428,10 +426,15 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
             rest,
             held.score,
             held.floor,
-            to="cpu-int8" if _has_vnni() else "cpu-int7",
+            to="cpu-int8" if vnni else "cpu-int7",
             mask=request.source.mask,
             threads=request.threads,
             trials=options.trials,
+        )
+    if not found.chosen.quantised:
+        raise UnavailableError(
+            "nothing in the model bears INT8: to hold the gate on calibration samples every product stays in float",
+            fix="--gate int8=DB asks less of it; --int8 all quantises everything, whatever it misses",
         )
     count = "product_nodes" if whole else "matmul_nodes"
     return facts | {
@@ -443,36 +446,30 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
     }
 
 
-def _has_vnni() -> bool:
-    """Say whether products of 8 bits are summed in 32; without it pairs meet in 16 bits and saturate."""
-    return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimd"} & set(hardware.detect().cpu.flags))
-
-
 def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_dir: Path) -> dict[str, Any]:
     """Quantise weights per channel; activations get their scale from each request."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     from accel.graph import passes, qdq
+    from accel.graph.opset import RaiseOpset
 
     with tempfile.TemporaryDirectory(prefix="accel-dynamic-", dir=out_dir.parent) as scratch:
         ready = Path(scratch) / ENTRY
-        passes.rewrite(plain, ready, qdq.RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes())
+        passes.rewrite(plain, ready, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes())
         model = onnx.load(str(ready))
     model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
-    try:
+    with raised_as(StageError, (RuntimeError, ValueError, KeyError), f"onnxruntime could not quantise {plain.name}"):
         quantize_dynamic(
             model,
             str(out_dir / ENTRY),
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
-            reduce_range=not _has_vnni(),
+            reduce_range=not hardware.detect().cpu.has_vnni,
             weight_type=QuantType.QInt8,
             use_external_data_format=True,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise StageError(f"onnxruntime could not quantise {plain.name}: {error}") from error
     written = onnx.load(str(out_dir / ENTRY), load_external_data=False)
     count = sum(n.op_type == "MatMulInteger" for n in written.graph.node)
     if count == 0:

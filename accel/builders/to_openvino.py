@@ -4,6 +4,7 @@ The IR keeps the client's names on its ports and float32 weights; the precision 
 when it is loaded and read back from it. On CPUs with bfloat16 the plugin's default is bf16.
 """
 
+import functools
 import math
 import sys
 import tempfile
@@ -11,14 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, Session, TargetInfo, held_back
+from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
+from accel.builders.openvino_mixing import SHORT, Mixed, Mixing, save
 from accel.builders.requirements import demand, missing, missing_gpu, versions
+from accel.core import hardware
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import (
@@ -26,7 +30,6 @@ from accel.core.values import (
     BuildRequest,
     Built,
     Int32Runtime,
-    Precision,
     Runtime,
     Skipped,
     Target,
@@ -38,7 +41,6 @@ from accel.core.values import (
 ENTRY = "model.xml"
 HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 """INFERENCE_PRECISION_HINT by target; the others leave the choice to the plugin."""
-_SHORT = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
 
@@ -53,11 +55,14 @@ class OpenVinoOptions:
         smooth_quant_alpha: how much of the activations' range SmoothQuant moves into the weights; -1 turns it off,
             None leaves NNCF's choice for the kind of model.
         fast_bias_correction: correct biases from statistics of the float model alone, else layer by layer.
+        search_s: how long the search may take for layers that stay in a finer precision, where the whole model in
+            bfloat16 or INT8 misses the gate on calibration samples; 0 builds the whole model whatever it misses.
     """
 
     frontend: Literal["onnx", "tensorflow"] | None = None
     smooth_quant_alpha: float | None = None
     fast_bias_correction: bool = True
+    search_s: float = 60.0
 
 
 def import_openvino() -> Any:
@@ -106,14 +111,14 @@ on the model. Source: openvino_backend#115; src/openvino.cc, ValidateInputs, Val
 """
 
 
-def _info(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
-    return TargetInfo(
-        *(("cpu",), precision, about, RUNTIME),
-        calibration=calibration,
-        static=True,
-        int64_as_int32=True,
-        prefers_int32=True,
-    )
+_info = functools.partial(
+    TargetInfo,
+    ("cpu",),
+    runtime=RUNTIME,
+    static=True,
+    int64_as_int32=True,
+    prefers_int32=True,
+)
 
 
 class OpenVinoBuilder(Builder):
@@ -129,6 +134,7 @@ class OpenVinoBuilder(Builder):
     packages = ("openvino", "nncf", "onnx", "tensorflow", "tensorflow-cpu", "keras")
     build_only = ("nncf",)
     backends = (BACKEND,)
+    whole = MappingProxyType({"search_s": 0.0})
     narrows = Int32Runtime("openvino", "openvino", _int32_kernels)
     inspects = (".xml",)
 
@@ -158,9 +164,15 @@ class OpenVinoBuilder(Builder):
             try:
                 if request.variant.static is not None:
                     model.reshape({s.name: list(s.dims) for s in inputs})
+                mixing = Mixing(core, request, Path(scratch), options.search_s)
+                mixed = None
                 if target.name == "openvino-int8":
-                    model, facts = _quantize(model, request, options)
-                ov.save_model(model, out_dir / ENTRY, compress_to_fp16=False)
+                    model, facts, mixed = _quantize(model, options, mixing)
+                elif HINTS.get(target.name, "bf16") == "bf16" and mixing.possible and mixing.computes_bf16():
+                    mixed = mixing.bf16(model, HINTS.get(target.name))
+                if mixed is not None:
+                    facts |= mixed.facts
+                save(model, out_dir / ENTRY, mixed.marked if mixed is not None else ())
                 saved = core.read_model(out_dir / ENTRY)
             except RuntimeError as error:
                 raise StageError(f"OpenVINO could not convert {request.source.name}: {error}") from error
@@ -171,6 +183,7 @@ class OpenVinoBuilder(Builder):
             self.targets[target.name].precision,
             {"frontend": frontend, **facts},
             versions(["openvino", "nncf"] if target.name == "openvino-int8" else ["openvino"]),
+            mixed.expected if mixed is not None else None,
         )
 
     def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> "OpenVinoSession":
@@ -192,7 +205,7 @@ class OpenVinoBuilder(Builder):
             raise StageError(f"OpenVINO could not load {artifact.built.entry}: {error}") from error
         slots = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")) if mode == "throughput" else 1
         session = OpenVinoSession(artifact.built.inputs, artifact.built.outputs, compiled, slots=slots)
-        if hint is not None and session.float_precision() != _SHORT[hint]:
+        if hint is not None and session.float_precision() != SHORT[hint]:
             raise StageError(f"asked OpenVINO for {hint} and it computes in {session.float_precision()} on this CPU")
         return session
 
@@ -219,7 +232,8 @@ class OpenVinoBuilder(Builder):
         ov = import_openvino()
         try:
             model = ov.Core().read_model(path)
-        except (RuntimeError, UnicodeDecodeError) as error:  # the second where its own message is no UTF-8
+            inputs, outputs = port_specs(model.inputs), port_specs(model.outputs)
+        except (RuntimeError, UnicodeDecodeError) as error:  # the second where a name or its message is no UTF-8
             raise InputError(f"{path} is no OpenVINO IR: {error}", fix="its .bin file must lie beside it") from error
         ops = Counter(op.get_type_name() for op in model.get_ops())
         dtypes: Counter[str] = Counter()
@@ -228,8 +242,8 @@ class OpenVinoBuilder(Builder):
                 dtypes[op.get_output_element_type(0).to_string()] += math.prod(op.get_output_shape(0))
         return {
             "kind": "openvino",
-            "inputs": to_json(tuple(port_specs(model.inputs))),
-            "outputs": to_json(tuple(port_specs(model.outputs))),
+            "inputs": to_json(tuple(inputs)),
+            "outputs": to_json(tuple(outputs)),
             "ops": dict(sorted(ops.items())),
             "precision": {"weights": dict(dtypes), "fake_quantize": ops["FakeQuantize"]},
         }
@@ -241,8 +255,7 @@ class OpenVinoSession(Session):
     def __init__(
         self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], compiled: Any, *, slots: int
     ) -> None:
-        super().__init__(inputs, outputs)
-        self.slots = slots
+        super().__init__(inputs, outputs, slots)
         self._compiled = compiled
         self._requests = [compiled.create_infer_request() for _ in range(slots)]
         self._feeds: list[Feed] = [{} for _ in range(slots)]
@@ -284,16 +297,20 @@ class OpenVinoSession(Session):
 
     def float_precision(self) -> str:
         """Return what the plugin says its float operations run in."""
-        return _SHORT[self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()]
+        return SHORT[self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()]
 
     def precision(self) -> str:
-        """Return the precision in which most of the compiled model's matrix products and convolutions run."""
+        """Return the precision in which most of the compiled model's matrix products and convolutions run.
+
+        With float32 most often, but bfloat16 beside it, it is bfloat16.
+        """
         found: Counter[str] = Counter()
         for layer in self._compiled.get_runtime_model().get_ops():
             facts = layer.get_rt_info()
             if facts["layerType"].astype(str) in _HEAVY:
-                found[_SHORT.get(facts["runtimePrecision"].astype(str), "none")] += 1
-        return found.most_common(1)[0][0] if found else self.float_precision()
+                found[SHORT.get(facts["runtimePrecision"].astype(str), "none")] += 1
+        most = found.most_common(1)[0][0] if found else self.float_precision()
+        return "bf16" if most == "fp32" and found["bf16"] else most
 
     def close(self) -> None:
         """Drop the requests and the compiled model."""
@@ -359,56 +376,47 @@ def port_specs(ports: Sequence[Any]) -> list[TensorSpec]:
     ]
 
 
-def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tuple[Any, dict[str, Any]]:
+def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any, dict[str, Any], Mixed | None]:
     """Quantise with NNCF on every calibration feed; a static build pads each feed to its shape.
 
     Products of two activations (attention) stay float. With INT8 scores the CPU plugin's fused attention answers
     wrongly in bf16, its default, wherever the sequence is as long as a head is wide (seen with OpenVINO 2026.4.1; right
     with float32, with the fusion off, and at every other length). In the IR this holds for whoever serves it.
 
-    Where the user set a gate, layers return to float until it holds on feeds that were held back, by NNCF's own search:
-    it ranks what it quantised by the harm done.
-
-    Raises:
-        InputError: there are no calibration samples.
+    Where the whole model misses the gate on feeds that judge, layers return to float until it holds.
     """
     import nncf
+    from openvino._offline_transformations import compress_quantize_weights_transformation
 
-    feeds = calibration_feeds(request)
+    request, feeds = mixing.request, calibration_feeds(mixing.request)
     more: dict[str, Any] = {}
-    advanced = None
     attention = _activation_products(model)
     if attention:
         more["ignored_scope"] = nncf.IgnoredScope(names=attention)
+    advanced = nncf.AdvancedQuantizationParameters(backend_params={"compress_weights": False})
+    if hardware.detect().cpu.has_vnni:  # else NNCF halves the range of some weights, so that sums fit into 16 bits
+        advanced.overflow_fix = nncf.OverflowFix.DISABLE
     if options.smooth_quant_alpha is not None:
-        alphas = nncf.AdvancedSmoothQuantParameters(
+        advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(
             convolution=options.smooth_quant_alpha, matmul=options.smooth_quant_alpha
         )
-        advanced = nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas)
     if request.source.family == "transformer":
         more["model_type"] = nncf.ModelType.TRANSFORMER
-    settings = {
-        "subset_size": len(feeds),
-        "preset": nncf.QuantizationPreset.MIXED,
-        "fast_bias_correction": options.fast_bias_correction,
+    quantized = nncf.quantize(
+        model,
+        nncf.Dataset(feeds),
+        subset_size=len(feeds),
+        preset=nncf.QuantizationPreset.MIXED,
+        fast_bias_correction=options.fast_bias_correction,
+        advanced_parameters=advanced,
         **more,
-    }
-    if request.gates:
-        rest, held = held_back.for_gate(request, model, "int8", feeds, _runner(request))
-        quantized = nncf.quantize_with_accuracy_control(
-            model,
-            nncf.Dataset(rest),
-            nncf.Dataset(list(held.feeds.values())),
-            # More than the floor is worth nothing: the float model has no drop to keep within.
-            lambda compiled, _: min(held.score(compiled), held.floor),
-            max_drop=0.0,
-            advanced_quantization_parameters=advanced,
-            **settings,
-        )
-    else:
-        quantized = nncf.quantize(model, nncf.Dataset(feeds), advanced_parameters=advanced, **settings)
+    )
+    mixed = None
+    if mixing.possible:
+        quantized, mixed = mixing.int8(model, quantized)
+    compress_quantize_weights_transformation(quantized)
     types = Counter(op.get_type_name() for op in quantized.get_ops())
-    return quantized, {
+    facts = {
         "calibration_items": request.samples.calibration_items,
         "calibration_feeds": len(feeds),
         "dataset_sha256": request.samples.sha256,
@@ -416,20 +424,7 @@ def _quantize(model: Any, request: BuildRequest, options: OpenVinoOptions) -> tu
         "fake_quantize_nodes": types["FakeQuantize"],
         "float_activation_products": len(attention),
     }
-
-
-def _runner(request: BuildRequest) -> held_back.Open:
-    """Return what runs models: a float one in float32, compiled ones as they are, in the plugin's default precision."""
-    ov = import_openvino()
-    names = [spec.name for spec in request.source.outputs]
-
-    def open_model(model: Any) -> Callable[[Feed], Feed]:
-        if isinstance(model, ov.Model):
-            settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": request.threads}
-            model = ov.Core().compile_model(model, "CPU", settings)
-        return lambda feed: {name: np.array(found[name]) for found in [model(dict(feed))] for name in names}
-
-    return open_model
+    return quantized, facts, mixed
 
 
 def _activation_products(model: Any) -> list[str]:

@@ -4,6 +4,7 @@ Only TensorFlow sources have these targets. ``tf-amp`` and ``tf-trt-fp16`` exist
 alone, on a GPU: accel writes their repositories and cannot run them itself. That backend ended with release 25.02.
 """
 
+import functools
 import importlib.util
 import shutil
 from collections import Counter
@@ -18,13 +19,12 @@ import numpy as np
 from accel.builders import Backend, Builder, Mode, Session, TargetInfo, share
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing_gpu, versions
-from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.errors import InputError, StageError, UnavailableError, raised_as
 from accel.core.feeds import Feed
 from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
-    Precision,
     Runtime,
     Skipped,
     Target,
@@ -56,8 +56,7 @@ def _parameters(threads: int, instances: int) -> Mapping[str, str]:
     return dict.fromkeys(("TF_NUM_INTRA_THREADS", "TF_NUM_INTER_THREADS"), share(threads, instances))
 
 
-def _info(devices: tuple[str, ...], precision: Precision, about: str, **more: Any) -> TargetInfo:
-    return TargetInfo(devices, precision, about, RUNTIME, needs="tensorflow", **more)
+_info = functools.partial(TargetInfo, runtime=RUNTIME, needs="tensorflow")
 
 
 class TensorFlowBuilder(Builder):
@@ -233,10 +232,10 @@ def _precision(nodes: Iterable[Any], tf: Any) -> str:
 
 
 def _load(tf: Any, folder: Path) -> Any:
-    try:
+    with raised_as(
+        InputError, Exception, f"{folder.name} is no SavedModel", fix="build the variant again", say=explain
+    ):
         return tf.saved_model.load(str(folder))
-    except Exception as error:
-        raise InputError(f"{folder.name} is no SavedModel: {explain(error)}", fix="build the variant again") from error
 
 
 def _specs(found: Mapping[str, Any], promised: Sequence[TensorSpec]) -> list[TensorSpec]:

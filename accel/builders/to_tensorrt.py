@@ -5,11 +5,13 @@ as a strongly typed network (``tensorrt.build``), deserialised again and asked w
 through ``tensorrt.session``. On a machine that cannot build plans, accel types and proves the file and leaves a kit.
 """
 
+import functools
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from accel.builders import Backend, ConvertingBuilder, Mode, TargetInfo
@@ -29,7 +31,6 @@ from accel.core.values import (
     Built,
     Int32Runtime,
     ModelSource,
-    Precision,
     Runtime,
     ShapeRange,
     Skipped,
@@ -49,13 +50,13 @@ WEIGHTS = "weights"
 RUNTIME = Runtime("TensorRT", ("#008f68", "#3fc79c"))
 
 
-def _info(precision: Precision, about: str, *, calibration: bool = False) -> TargetInfo:
-    return TargetInfo(
-        *(("cuda",), precision, about, RUNTIME),
-        calibration=calibration,
-        prefers_int32=True,
-        helpers=(autocast.ENVIRONMENT,),
-    )
+_info = functools.partial(
+    TargetInfo,
+    ("cuda",),
+    runtime=RUNTIME,
+    prefers_int32=True,
+    helpers=(autocast.ENVIRONMENT,),
+)
 
 
 class TensorRtBuilder(ConvertingBuilder):
@@ -70,8 +71,9 @@ class TensorRtBuilder(ConvertingBuilder):
         "trt-fp8": _info("fp8", "TensorRT plan, FP8 from Q/DQ nodes", calibration=True),
     }
     options: type[Any] = TensorRtOptions
+    whole = MappingProxyType({"search": False})
     packages = (*PACKAGES, "polygraphy", "torch", "onnx", "onnx-ir", "onnxruntime")
-    backends = (Backend("tensorrt"),)
+    backends = (Backend("tensorrt", keeps_states=True),)
     narrows = Int32Runtime("tensorrt", wide_types=False)  # asked without a GPU it says nothing; the build is the check
     inspects = (".plan", ".engine")
 

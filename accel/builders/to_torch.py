@@ -6,6 +6,7 @@ at its inputs and outputs: clients give and get float32. A package is native cod
 on; TF32 is off.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from accel.core.values import (
     Artifact,
     BuildRequest,
     Built,
-    Precision,
     Runtime,
     Skipped,
     Target,
@@ -44,21 +44,17 @@ Source: pytorch_backend README at r26.05, warning below "AOT Inductor Support"; 
 """
 
 
-def _info(devices: tuple[str, ...], precision: Precision, about: str, runtime: Runtime, **more: Any) -> TargetInfo:
-    return TargetInfo(devices, precision, about, runtime, needs="torch", **more)
-
-
-def _compiled(devices: tuple[str, ...], precision: Precision, about: str, **more: Any) -> TargetInfo:
-    return _info(devices, precision, about, AOTI, programs=("g++",), **more)
+_eager = functools.partial(TargetInfo, runtime=TORCH, needs="torch")
+_compiled = functools.partial(TargetInfo, runtime=AOTI, needs="torch", programs=("g++",))
 
 
 class TorchBuilder(Builder):
     """Offers ``torch`` and ``aoti`` in three precisions."""
 
     targets: Mapping[str, TargetInfo] = {
-        "torch": _info(("cpu", "cuda"), "fp32", "the source itself, eager: the baseline", TORCH, baseline="torch"),
-        "torch-bf16": _info(("cpu", "cuda"), "bf16", "the source, eager, in bfloat16", TORCH),
-        "torch-fp16": _info(("cuda",), "fp16", "the source, eager, in float16", TORCH),
+        "torch": _eager(("cpu", "cuda"), "fp32", "the source itself, eager: the baseline", baseline="torch"),
+        "torch-bf16": _eager(("cpu", "cuda"), "bf16", "the source, eager, in bfloat16"),
+        "torch-fp16": _eager(("cuda",), "fp16", "the source, eager, in float16"),
         "aoti": _compiled(("cpu", "cuda"), "fp32", "AOTInductor package", comes_last=("cpu",)),
         "aoti-bf16": _compiled(("cpu", "cuda"), "bf16", "AOTInductor package in bfloat16", ungrouped=("cpu",)),
         "aoti-fp16": _compiled(("cuda",), "fp16", "AOTInductor package in float16"),

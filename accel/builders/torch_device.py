@@ -14,7 +14,7 @@ import torch
 
 from accel.builders import Session, timed_parts
 from accel.core import gpu
-from accel.core.errors import StageError, UnavailableError
+from accel.core.errors import StageError, UnavailableError, first_line, raised_as
 from accel.core.feeds import Feed
 from accel.core.values import CallSplit, TensorSpec
 
@@ -47,13 +47,14 @@ def use_cuda() -> torch.device:
     Raises:
         UnavailableError: torch is built without CUDA, or finds no usable device.
     """
-    try:
+    with raised_as(
+        UnavailableError,
+        (AssertionError, RuntimeError),
+        f"torch {torch.__version__} cannot use the GPU",
+        fix="`accel doctor` shows the driver and what torch is built with",
+        say=first_line,
+    ):
         torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:
-        raise UnavailableError(
-            f"torch {torch.__version__} cannot use the GPU: {first_line(error)}",
-            fix="`accel doctor` shows the driver and what torch is built with",
-        ) from error
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False  # torch's default allows it in convolutions
     return torch.device("cuda", torch.cuda.current_device())
@@ -69,12 +70,6 @@ def failure(error: Exception, shapes: object) -> StageError:
     return StageError(
         f"torch refused inputs of shapes {shapes}: {first_line(error)}", fix="stay within the profile's shapes"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line that says something."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 class TorchDeviceSession(Session):
@@ -95,8 +90,7 @@ class TorchDeviceSession(Session):
         device: torch.device,
         slots: int = 1,
     ) -> None:
-        super().__init__(inputs, outputs)
-        self.slots = slots
+        super().__init__(inputs, outputs, slots)
         self._call: Call | None = call
         self._precision = precision
         self._device = device

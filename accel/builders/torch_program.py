@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from accel.builders import Mode, Session
-from accel.builders.torch_device import SLOTS, TorchDeviceSession, failure, first_line, use_cuda
+from accel.builders.torch_device import SLOTS, TorchDeviceSession, failure, use_cuda
 from accel.core import gpu
-from accel.core.errors import AccelError, InputError, StageError
+from accel.core.errors import AccelError, InputError, StageError, first_line
 from accel.core.feeds import Feed
 from accel.core.values import Artifact, BuildRequest, Precision, TensorSpec
 
@@ -39,9 +39,11 @@ def write(request: BuildRequest, precision: Precision, path: Path, *, max_autotu
     try:
         if target.name.startswith("aoti"):
             # The thread count is read when the package runs: it must suit the server, not this machine.
-            configs = {"cpp.dynamic_threads": True, "max_autotune": max_autotune}
+            # Frozen weights are laid out for oneDNN's products, which takes longer to build and less to run.
+            frozen = device.type == "cpu"
+            configs = {"cpp.dynamic_threads": True, "max_autotune": max_autotune, "freezing": frozen}
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
-            facts |= {"compiled_for": _compiled_for(device), "max_autotune": max_autotune}
+            facts |= {"compiled_for": _compiled_for(device), "max_autotune": max_autotune, "frozen": frozen}
         else:
             torch.export.save(program, str(path))
     except AccelError:
@@ -174,7 +176,7 @@ def _export(request: BuildRequest, precision: Precision, device: torch.device) -
 def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:
     """Make a module that computes in another float type and takes and gives float32."""
 
-    class Narrowed(torch.nn.Module):
+    class InnerPrecision(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.module = module.to(inner)
@@ -183,7 +185,7 @@ def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:
             cast = (a.to(inner) if a.is_floating_point() else a for a in args)
             return tuple(r.float() if r.is_floating_point() else r for r in self.module(*cast))
 
-    return Narrowed().eval()
+    return InnerPrecision().eval()
 
 
 def _recurrent(program: torch.export.ExportedProgram) -> bool:

@@ -51,7 +51,7 @@ def _convert(
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each field of ``Job`` that has a description, before its own."""
-    from accel.run.job import Job, Mark
+    from accel.run.job import Job, OptionTrait
 
     params = []
     for name, field in Job.model_fields.items():
@@ -63,7 +63,13 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
         arms = (field.annotation, *get_args(field.annotation))
         plain = [getattr(arm, "__origin__", arm) for arm in arms]  # ``float`` of ``Annotated[float, Field(gt=0)]``
         kind: Any = next((kind for kind in (bool, int, float, Path) if kind in plain), str)
-        kind = list[str] if Mark.REPEATED in field.metadata else bool if Mark.SWITCH in field.metadata else kind
+        kind = (
+            list[str]
+            if OptionTrait.REPEATED in field.metadata
+            else bool
+            if OptionTrait.SWITCH in field.metadata
+            else kind
+        )
         choices = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
         offers = COMPLETE.get(key) or (complete.words(*choices) if choices else None)
         option = (
@@ -84,7 +90,13 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def build(
-    kit: Annotated[Path, typer.Argument(help="variants/<id>/kit of a run with a deferred variant")],
+    kits_of_a_model: Annotated[
+        list[Path],
+        typer.Argument(
+            help="variants/<id>/kit of a run with a deferred variant; several of one model are measured side by side",
+            metavar="KIT...",
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run directory  [default: runs/<model>-<target>]")
     ] = None,
@@ -109,18 +121,18 @@ def build(
     from accel.core import signing
     from accel.run import kits
 
-    folder = kit.resolve()
-    if require_signature is not None:
+    folders = [path.resolve() for path in kits_of_a_model]
+    for folder in folders if require_signature is not None else ():
         signing.verify(folder, require_signature)
-    found = kits.read(folder)
+    found = {folder: kits.read(folder) for folder in folders}
     command = shlex.join(["accel", *sys.argv[1:]])
-    job = kits.job(found, folder, out=out, threads=threads, timeout_s=timeout, command=command, sandbox=sandbox)
+    job = kits.job(found, out=out, threads=threads, timeout_s=timeout, command=command, sandbox=sandbox)
     if toolchain is None:
         with watching(quiet=quiet, verbose=verbose) as progress:
-            run = pipeline.finish(found, folder, job, progress)
+            run = pipeline.finish(found, job, progress)
     else:
         words = ["--threads", str(job.threads), "--timeout", str(job.timeout_s)]
         words += ["--quiet"] if quiet or as_json else []
-        run = kits.in_docker(kits.image_of(toolchain), folder, job.run_dir, words)
+        run = kits.in_docker(kits.image_of(toolchain), folders, job.run_dir, words)
     print_run(run, job.run_dir, as_json)
     judge(run, ())

@@ -1,7 +1,7 @@
 """What all commands print with, and the flags that all of them take. Results go to stdout, all else to stderr."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +24,11 @@ def watching(*, quiet: bool, verbose: bool) -> Iterator[Any]:
         return
     from rich.console import Console
 
-    from accel.api.live import LiveProgress, PlainProgress
+    from accel.api.live import LiveProgress, plain
 
     console = Console(stderr=True)
     live = console.is_terminal and not verbose
-    with LiveProgress(console) if live else nullcontext(PlainProgress(console, every=verbose)) as shown:
+    with LiveProgress(console) if live else nullcontext(plain(console, every=verbose)) as shown:
         yield shown
 
 
@@ -67,9 +67,10 @@ def judge(written: dict[str, Any], required: tuple[str, ...]) -> None:
         raise CheckFailed("no variant passed", fix="the report says why for each: report.html in the run directory")
 
 
-def show(
-    rows: list[dict[str, Any]], as_json: bool, name: str, columns: tuple[str, ...], *, width: int | None = None
-) -> None:
+def show(rows: Sequence[Any], as_json: bool, name: str, columns: tuple[str, ...], *, width: int | None = None) -> None:
+    """Print values or rows as a table of some of their fields, or as JSON with all of them."""
+    from accel.core.values import to_json
+
     if as_json:
         print_json({name: rows})
         return
@@ -80,18 +81,23 @@ def show(
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
+    for row in to_json(rows):
         table.add_row(*(Text(_cell(row.get(column))) for column in columns))
     if rows:
         Console(width=width).print(table)
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return {True: "yes", False: "no", None: ""}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
 
 
-def print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=1, allow_nan=False))
+def print_json(value: Any) -> None:
+    """Print a value, or what is made of values, as one JSON document."""
+    from accel.core.values import to_json
+
+    typer.echo(json.dumps(to_json(value), indent=1, allow_nan=False))
 
 
 def note(text: str) -> None:

@@ -1,5 +1,6 @@
 """``accel release``: many models, for many targets and machines, as one release."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,19 @@ release_app = typer.Typer(help="Many models, targets and machines into one relea
 
 ReleaseFile = Annotated[Path, typer.Argument(help="release.yaml", show_default=False)]
 Release = Annotated[Path, typer.Argument(help="Folder of a release: STORE/<version>", show_default=False)]
+SignedWith = Annotated[Path | None, typer.Option(help="Public key (PEM) that it must be signed with")]
+Authorities = Annotated[
+    list[Path] | None, typer.Option(help="Certificates (PEM) above the signer's, the root among them")
+]
 Store = Annotated[
-    Path, typer.Option(help="Folder of runs and releases; machines that share it build one release together")
+    str,
+    typer.Option(
+        help="Folder, or s3://BUCKET/PREFIX, of runs and releases; machines that share it build one release together"
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Local folder of a store in s3:// (default: below ~/.cache/accel)", show_default=False),
 ]
 
 
@@ -26,22 +38,25 @@ def schema() -> None:
 
 
 @release_app.command("plan")
-def show_plan(file: ReleaseFile, store: Store = Path("releases"), as_json: Json = False) -> None:
+def show_plan(file: ReleaseFile, store: Store = "releases", cache: Cache = None, as_json: Json = False) -> None:
     """Say what would be built here, reused, left as kits or left to another machine, and how long it takes."""
-    import accel.run  # noqa: F401  hands the zoo in
     from accel.core import hardware
-    from accel.core.values import to_json
+    from accel.core.files import lock
     from accel.release import planning, release_file
     from accel.report.formats import seconds
 
-    steps = list(planning.steps(release_file.read(file), store, hardware.detect()))
+    plan, (folder, shared) = release_file.read(file), _store(store, cache)
+    if shared is not None:
+        with lock(folder / planning.RUNS, "accel release plan"):
+            shared.pull(plan)
+    steps = list(planning.steps(plan, folder, hardware.detect()))
     todo = {s.model: s.seconds for s in steps if s.doing in ("build", "kits")}
     known = [s for s in todo.values() if s is not None]
     if as_json:
-        print_json({"steps": to_json(steps), "models_to_convert": len(todo), "known_s": sum(known)})
+        print_json({"steps": steps, "models_to_convert": len(todo), "known_s": sum(known)})
         return
     show(
-        [to_json(s) | {"targets": ", ".join(s.targets)} for s in steps],
+        steps,
         False,
         "steps",
         ("model", "pool", "doing", "targets", "reason"),
@@ -55,25 +70,31 @@ def show_plan(file: ReleaseFile, store: Store = Path("releases"), as_json: Json 
 @release_app.command("build")
 def build_release(
     file: ReleaseFile,
-    store: Store = Path("releases"),
+    store: Store = "releases",
+    cache: Cache = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Convert on a Ray cluster: auto, or ray://HOST:PORT  (docs/releases.md)")
+    ] = None,
+    finished: Annotated[
+        list[Path] | None, typer.Option(help="Run directory that accel build made of this release's kits elsewhere")
+    ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Convert again what failed, though nothing changed")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Convert what changed and put together the release STORE/<version>."""
-    import accel.run  # noqa: F401  hands the zoo in
-    from accel.core.values import to_json
     from accel.release import building, release_file
 
     plan = release_file.read(file)
     with watching(quiet=quiet, verbose=verbose) as progress:
-        release = building.build(plan, store, progress, retry=retry)
+        folder, shared = _store(store, cache, progress)
+        release = building.build(plan, folder, progress, ray=ray, finished=finished or (), retry=retry, shared=shared)
     if as_json:
-        print_json(to_json(release))
+        print_json(release)
     else:
         _print_release(release)
-        typer.echo(f"release: {store / release.version}", err=True)
+        typer.echo(f"release: {folder / release.version}", err=True)
     failed = [f"{e.model} on {e.pool}: {e.reason}" for e in release.entries if e.held == "failed"]
     if problems := [*release.missing, *failed]:
         raise CheckFailed("the release is not complete:\n  " + "\n  ".join(problems), fix="see the fix of each")
@@ -101,26 +122,39 @@ def sign(
 
 @release_app.command("verify")
 def verify_release(
-    folder: Release,
-    key: Annotated[Path | None, typer.Option(help="Public key (PEM) that it must be signed with")] = None,
-    authority: Annotated[
-        list[Path] | None, typer.Option(help="Certificates (PEM) above the signer's, the root among them")
-    ] = None,
+    release: Annotated[Path, typer.Argument(help="Folder of a release, or a bundle", show_default=False)],
+    key: SignedWith = None,
+    authority: Authorities = None,
     serve: Annotated[bool, typer.Option("--serve", help="Also serve every repository, and check the answers")] = False,
     via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
     as_json: Json = False,
 ) -> None:
     """Check who made a release, every hash, its provenance, and every repository in it."""
-    import accel.run  # noqa: F401
-    from accel.core.values import to_json
-    from accel.release import checking
+    from accel.release import bundle, checking
 
-    found = [to_json(f) for f in checking.verify(folder, key=key, authorities=authority or (), serve=serve, via=via)]
+    with bundle.unpacked(release) if release.is_file() else nullcontext(release) as folder:
+        found = checking.verify(folder, key=key, authorities=authority or (), serve=serve, via=via)
     show(found, as_json, "findings", ("severity", "file", "field", "why", "fix"))
-    if errors := [f for f in found if f["severity"] == "error"]:
-        raise CheckFailed(f"{folder} has {len(errors)} errors", fix="do not use it; take it again, or build it again")
+    if errors := [f for f in found if f.severity == "error"]:
+        raise CheckFailed(f"{release} has {len(errors)} errors", fix="do not use it; take it again, or build it again")
     if not as_json:
-        typer.echo(f"{folder} is as it was built", err=True)
+        typer.echo(f"{release} is as it was built", err=True)
+
+
+@release_app.command("import")
+def import_bundle(
+    file: Annotated[Path, typer.Argument(help="What publish --to bundle:FILE wrote", show_default=False)],
+    key: SignedWith = None,
+    authority: Authorities = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
+    as_json: Json = False,
+) -> None:
+    """Take the release out of a bundle, checked: signature and every hash."""
+    from accel.release import bundle
+
+    if key is None and not authority:
+        raise UsageError("a bundle is taken by its signature", fix="--key KEY.pub, or --authority ROOT.pem")
+    _print_one("release", bundle.take(file, out, key=key, authorities=authority or ()), as_json)
 
 
 @release_app.command("diff")
@@ -138,8 +172,6 @@ def diff_releases(
     verbose: Verbose = False,
 ) -> None:
     """Hold a release against an earlier one, measured side by side, and say whether it may ship."""
-    import accel.run  # noqa: F401
-    from accel.core.values import to_json
     from accel.release import diffing
 
     accepted = {}
@@ -148,21 +180,67 @@ def diff_releases(
         if ":" not in name or not given or not reason.strip():
             raise UsageError(f"--accept {text!r}: expected MODEL:ROW=REASON", fix="say why: the release records it")
         accepted[name] = reason.strip()
-    asked = diffing.Asked(rounds, round_s, budget_s)
+    asked = diffing.DiffLimits(rounds, round_s, budget_s)
     with watching(quiet=quiet, verbose=verbose) as progress:
         found = diffing.diff(before, after, accept=accepted, asked=asked, progress=progress)
     if as_json:
-        print_json(to_json(found))
+        print_json(found)
     else:
         show(
-            to_json(found.rows),
+            found.rows,
             False,
             "rows",
             ("model", "pool", "what", "before", "after", "verdict", "reason", "accepted"),
         )
     if stops := diffing.blocking(found):
         names = "\n  ".join(f"{r.model}:{r.what} on {r.pool}: {r.verdict}: {r.reason or r.after}" for r in stops)
-        raise CheckFailed(f"{after} may not ship:\n  {names}", fix="mend it, or --accept MODEL:ROW=REASON")
+        raise CheckFailed(f"{after} may not ship:\n  {names}", fix="repair it, or --accept MODEL:ROW=REASON")
+
+
+@release_app.command("versions")
+def write_versions(
+    releases: Annotated[list[Path], typer.Argument(help="Folders of releases, the oldest first", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <pool>/<model>", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Put several releases side by side: a Triton repository for each model, with a version for each release."""
+    from accel.release import versions
+
+    found = list(versions.side_by_side(releases, out))
+    rows = [{"pool": pool, "model": model, "refused": why} for pool, model, why in found]
+    show(rows, as_json, "models", ("pool", "model", "refused"))
+    if refused := [f"{model} on {pool}: {why}" for pool, model, why in found if why is not None]:
+        said = "\n  ".join(refused)
+        raise CheckFailed(f"not side by side:\n  {said}", fix="serve each release of those by itself")
+
+
+@release_app.command()
+def prune(
+    file: ReleaseFile,
+    store: Store = "releases",
+    to: Annotated[str | None, typer.Option("--to", help="Also there: s3://BUCKET/PREFIX, or a folder")] = None,
+    key: Annotated[Path | None, typer.Option(help="Public key (PEM) of its pointers")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove releases that release.yaml's retention does not cover, and no pointer or rollback needs."""
+    from accel.core.values import to_json
+    from accel.release import object_store, release_file, retention
+    from accel.report.formats import size
+
+    if to is not None and key is None:
+        raise UsageError("--to without --key", fix="give the public key that the pointers there are signed with")
+    place = object_store.ObjectStore(to) if to is not None else None
+    if _is_remote(store):
+        raise UsageError(f"prune removes from folders, not from {store}", fix="see docs/releases.md, An object store")
+    found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=key, dry_run=dry_run)
+    rows = [to_json(f) | {"removed": f.kept is None} for f in found]
+    done = "would be removed" if dry_run else "removed"
+    shown = rows if as_json else [r | {"size": size(r["bytes"]), "kept": r["kept"] or done} for r in rows]
+    show(shown, as_json, "found", ("where", "what", "size", "kept"))
+    if not as_json:
+        freed = [f.bytes for f in found if f.kept is None]
+        typer.echo(f"{len(freed)} of {len(found)} {done}: {size(sum(freed))}", err=True)
 
 
 To = Annotated[str, typer.Option("--to", help="s3://BUCKET/PREFIX, or a folder", show_default=False)]
@@ -172,13 +250,27 @@ Private = Annotated[Path, typer.Option("--sign", help="Private key (PEM) that si
 Days = Annotated[float, typer.Option(help="Days until the pointer counts no more", min=0.001)]
 
 
-@release_app.command()
-def publish(folder: Release, to: To, key: Public, as_json: Json = False) -> None:
-    """Upload a signed release; what was begun goes on, and what is there never changes."""
-    import accel.run  # noqa: F401
-    from accel.release import publishing
+Places = Annotated[
+    list[str],
+    typer.Option(
+        "--to",
+        help="s3://BUCKET/PREFIX, a folder, sagemaker:URL, oci://HOST/REPOSITORY, oci-layout:FOLDER, bundle:FILE or "
+        "kserve:FOLDER; "
+        "again, or after a comma, for more",
+    ),
+]
 
-    _print_one("digest", publishing.publish(folder, publishing.Place(to), key=key), as_json)
+
+@release_app.command()
+def publish(folder: Release, to: Places, key: Public, as_json: Json = False) -> None:
+    """Upload a signed release, in one form or several; what was begun goes on, and what is there never changes."""
+    from accel.release import forms
+
+    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=key)
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo("\n".join([done["digest"], *(p for p in done["published"] if p not in to)]))
 
 
 @release_app.command()
@@ -186,9 +278,11 @@ def promote(
     version: str, to: To, key: Public, sign: Private, name: As = "production", days: Days = 90.0, as_json: Json = False
 ) -> None:
     """Let a name stand for a published version from now on."""
-    from accel.release import publishing
+    from accel.release import object_store, publishing
 
-    _print_pointer(publishing.promote(publishing.Place(to), name, version, key=sign, public=key, days=days), as_json)
+    _print_pointer(
+        publishing.promote(object_store.ObjectStore(to), name, version, key=sign, public=key, days=days), as_json
+    )
 
 
 @release_app.command()
@@ -196,9 +290,9 @@ def rollback(
     to: To, key: Public, sign: Private, name: As = "production", days: Days = 90.0, as_json: Json = False
 ) -> None:
     """Let a name stand for the version before its present one."""
-    from accel.release import publishing
+    from accel.release import object_store, publishing
 
-    _print_pointer(publishing.rollback(publishing.Place(to), name, key=sign, public=key, days=days), as_json)
+    _print_pointer(publishing.rollback(object_store.ObjectStore(to), name, key=sign, public=key, days=days), as_json)
 
 
 @release_app.command()
@@ -210,18 +304,35 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Take the release that a name stands for, checked: pointer, signature and every hash."""
-    from accel.release import publishing
+    from accel.release import object_store, publishing
 
-    _print_one("release", publishing.pull(publishing.Place(to), name, out, key=key), as_json)
+    _print_one("release", publishing.pull(object_store.ObjectStore(to), name, out, key=key), as_json)
 
 
 @release_app.command("list")
 def list_published(to: To, key: Public, as_json: Json = False) -> None:
     """List what is published, and what each name stands for."""
-    from accel.release import publishing
+    from accel.release import object_store, publishing
 
-    rows = publishing.listed(publishing.Place(to), key)
+    rows = publishing.listed(object_store.ObjectStore(to), key)
     show(rows, as_json, "versions", ("version", "names"))
+
+
+def _is_remote(store: str) -> bool:
+    return store.partition("://")[0] not in (store, "file")
+
+
+def _store(text: str, cache: Path | None, progress: Any = None) -> tuple[Path, Any]:
+    """Return the local folder of a store, and the ``SharedStore`` behind it where that is an object store."""
+    if not _is_remote(text):
+        if cache is not None:
+            raise UsageError(f"--cache with --store {text}", fix="leave it out: a folder needs no other")
+        return Path(text.removeprefix("file://")), None
+    from accel.release import object_store, shared
+
+    place = object_store.ObjectStore(text)
+    folder = cache or shared.cache_of(place.url)
+    return folder, shared.SharedStore(place, folder, progress)
 
 
 def _print_one(name: str, value: Any, as_json: bool) -> None:
@@ -232,10 +343,8 @@ def _print_one(name: str, value: Any, as_json: bool) -> None:
 
 
 def _print_pointer(pointer: Any, as_json: bool) -> None:
-    from accel.core.values import to_json
-
     if as_json:
-        print_json(to_json(pointer))
+        print_json(pointer)
     else:
         typer.echo(f"{pointer.name} is {pointer.version} (number {pointer.sequence}, until {pointer.expires})")
 

@@ -1,7 +1,9 @@
 """Triton repositories: ``accel verify``, ``lint``, ``serve`` and ``bench``."""
 
+import contextlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +37,6 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check every hash and the manifest of a Triton repository that accel wrote; with --serve its answers, too."""
-    from accel.core.values import to_json
     from accel.triton import verify as checks
 
     if not repository.is_dir():
@@ -53,14 +54,14 @@ def verify(
 
         found = answers.verify_served(repository, via=via, backend_directory=backend_directory)
         findings += found.findings
-        document = {"served": {k: v for k, v in to_json(found).items() if k != "findings"}}
+        document = {"served": {n: getattr(found, n) for n in ("endpoint", "native", "twins", "answers")}}
         if not as_json:
             _print_served(found)
     errors = [f for f in findings if f.severity == "error"]
     if as_json:
-        print_json({"findings": [to_json(f) for f in findings], **document})
+        print_json({"findings": findings, **document})
     else:
-        show([to_json(f) for f in findings], False, "findings", ("severity", "file", "field", "why", "fix"))
+        show(findings, False, "findings", ("severity", "file", "field", "why", "fix"))
     if errors:
         raise CheckFailed(f"{repository} has {len(errors)} errors", fix="emit it again: accel convert")
     if not as_json:
@@ -92,7 +93,7 @@ def run_server(
         raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")
     if via is not None and ":" in via:
         raise UsageError(f"--via {via} is a server that runs already", fix="accel verify --serve --via takes it")
-    with server.start(
+    started = server.start(
         repository,
         via=via,
         log=log or server.fresh_log(),
@@ -104,7 +105,8 @@ def run_server(
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
-    ) as running:
+    )
+    with started as running, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it, from the first line on
         native = manifest.read(repository).backend if running.python_models else ""
         _print_server(running, native, as_json)
         server.wait(running)
@@ -116,14 +118,13 @@ def lint(
     as_json: Json = False,
 ) -> None:
     """Find what a Triton release rejects, ignores or overwrites in a model repository, offline."""
-    from accel.core.values import to_json
     from accel.triton.lint import lint as check
     from accel.triton.releases import NEWEST
 
     release = triton_release or NEWEST
     findings = check(repository, release)
     errors = [f for f in findings if f.severity == "error"]
-    show([to_json(f) for f in findings], as_json, "findings", ("severity", "file", "field", "why", "fix"))
+    show(findings, as_json, "findings", ("severity", "file", "field", "why", "fix"))
     if errors:
         raise CheckFailed(f"{repository} has {len(errors)} errors for Triton {release}", fix="see the fix of each")
     if not as_json:
@@ -165,7 +166,7 @@ def bench(
     from accel.bench.served import Method
     from accel.run import load_test
 
-    asked = load_test.Asked(
+    asked = load_test.LoadTestRequest(
         target,
         load_test.loads(concurrency, request_rate, arrivals),
         model=model,
@@ -191,12 +192,11 @@ def bench(
 
 def _print_server(running: Any, native: str, as_json: bool) -> None:
     """Print where a server answers, as one line of JSON or for people."""
-    from accel.core.values import to_json
     from accel.triton.reading import read_configs
 
     endpoint, python, models = running.endpoint, sorted(running.python_models), sorted(read_configs(running.root))
     if as_json:
-        typer.echo(json.dumps({**to_json(endpoint), "models": models, "twins": python, "log": str(running.log)}))
+        typer.echo(json.dumps({**asdict(endpoint), "models": models, "twins": python, "log": str(running.log)}))
         return
     typer.echo(f"gRPC     {endpoint.grpc}\nHTTP     {endpoint.http}\nmetrics  http://{endpoint.metrics}/metrics")
     typer.echo(f"models   {', '.join(models)}")

@@ -20,7 +20,13 @@ def tune(
     mode: Annotated[str, typer.Option(help="predict, brute, quick or optuna")] = "predict",
     prices: Annotated[Path | None, typer.Option(help="Price list: HARDWARE_ID: {usd_per_hour: 0.17}")] = None,
     headroom: Annotated[float, typer.Option(help="Share of --rate that is kept free", min=0)] = 0.2,
+    max_p50_ms: Annotated[float | None, typer.Option(help="Budget of the median", min=0.001)] = None,
+    max_p90_ms: Annotated[float | None, typer.Option(help="Budget that 90 % must keep", min=0.001)] = None,
+    max_p95_ms: Annotated[float | None, typer.Option(help="Budget that 95 % must keep", min=0.001)] = None,
+    min_throughput: Annotated[float | None, typer.Option(help="Items per second to carry", min=0.001)] = None,
     max_memory_mib: Annotated[float | None, typer.Option(help="What the server's processes may take", min=1)] = None,
+    max_gpu_memory_mib: Annotated[float | None, typer.Option(help="What may be in use on its GPUs", min=1)] = None,
+    max_cost: Annotated[float | None, typer.Option(help="USD per million inferences, with --prices", min=1e-9)] = None,
     trials: Annotated[
         int | None, typer.Option(help="Most that quick and optuna measure  [default: 1/8]", min=1)
     ] = None,
@@ -28,7 +34,9 @@ def tune(
     via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
     seconds: Annotated[float, typer.Option(help="Least length of a probe", min=0.05)] = 1.5,
     requests: Annotated[int, typer.Option(help="Least requests of a probe", min=10)] = 300,
-    budget_s: Annotated[float | None, typer.Option(help="Longest time of the proof", min=1)] = None,
+    budget_s: Annotated[
+        float | None, typer.Option(help="How long to measure  [default: 900; brute: no limit]", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides what quick and optuna try")] = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder  [default: RUN/tuned]")] = None,
     as_json: Json = False,
@@ -37,22 +45,24 @@ def tune(
 ) -> None:
     """Find the serving configuration that carries the most within a latency budget, and write it as a repository."""
     from accel.bench.ranges import arrivals as read_arrivals
-    from accel.tune import session
-    from accel.tune.cost import read_prices
-    from accel.tune.lab import Goal
-    from accel.tune.search import MODES, Mode
+    from accel.triton.tune import measured, session
+    from accel.triton.tune.constraints import TuneLimits
+    from accel.triton.tune.cost import read_prices
+    from accel.triton.tune.lab import Goal
+    from accel.triton.tune.search import MODES, Mode
 
     if mode not in MODES:
         raise UsageError(f"--mode {mode} is unknown", fix=f"give {', '.join(MODES)}")
     kind, gaps_s = (None, ()) if arrivals == "closed" else read_arrivals(arrivals)
-    asked = session.Asked(
+    budgets = {"p50": max_p50_ms, "p90": max_p90_ms, "p95": max_p95_ms}
+    asked = measured.TuneRequest(
         tuple(targets),
-        Goal(max_p99_ms, kind, gaps_s, rate),
+        Goal(max_p99_ms, kind, gaps_s, rate, {name: ms for name, ms in budgets.items() if ms is not None}),
         cast(Mode, mode),
         out=out,
         prices=read_prices(prices) if prices else {},
         headroom=headroom,
-        max_memory_mib=max_memory_mib,
+        limits=TuneLimits(min_throughput, max_memory_mib, max_gpu_memory_mib, max_cost),
         trials=trials,
         data=data,
         via=via,
@@ -62,7 +72,7 @@ def tune(
         seed=seed,
     )
     with watching(quiet=quiet, verbose=verbose) as progress:
-        found, folder = session.tune(asked, notice=note, progress=progress.variant)
+        found, folder = session.tune(asked, notice=progress.notice, progress=progress.variant, stage=progress.stage)
     if as_json:
         print_json(found)
         return
@@ -72,9 +82,11 @@ def tune(
     for one in found["costs"]:
         typer.echo(_cost(one))
     typer.echo(found["decision"]["reason"])
+    for one in found["limits"]:
+        typer.echo(f"{one['name']}: {one['found']:.4g} (limit {one['limit']:g})")
     for warning in found["decision"]["warnings"]:
         note(warning)
-    typer.echo(f"repository: {folder / found['repository']}\nreport: {folder / session.REPORT}")
+    typer.echo(f"repository: {folder / found['repository']}\nreport: {folder / measured.REPORT}")
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:
@@ -92,7 +104,7 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _cost(one: dict[str, Any]) -> str:
-    words = [f"{one['hardware']}: {one['per_minute']:.4g} invocations a minute at most"]
+    words = [f"{one['hardware']}: {one['per_minute']:.4g} invocations a minute at most ({one['configuration']})"]
     if one["machines"] is not None:
         words.append(f"{one['machines']} needed for the rate")
     if one["usd_per_million"] is not None:

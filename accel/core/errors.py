@@ -15,7 +15,8 @@ catches one of these knows from its class what the user can do.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class AccelError(Exception):
@@ -81,6 +82,37 @@ class StageError(AccelError):
 
 class WorkerDied(StageError):
     """The process of a stage crashed, was killed, or ran past its time limit."""
+
+
+@contextmanager
+def raised_as(
+    kind: type[AccelError],
+    caught: type[Exception] | tuple[type[Exception], ...],
+    what: str,
+    *,
+    fix: str | None = None,
+    say: Callable[[Exception], str] = str,
+) -> Iterator[None]:
+    """Turn what a library raises in the block into an error of accel's: ``what``, and the library's own words.
+
+    Args:
+        kind: class of the error.
+        caught: what the library raises; anything else passes, and so do accel's own errors.
+        what: what failed, and on what.
+        fix: how to repair it.
+        say: returns the library's words; where it returns none, the class of its error stands for them.
+    """
+    try:
+        yield
+    except AccelError:
+        raise
+    except caught as error:
+        raise kind(f"{what}: {say(error) or type(error).__name__}", fix=fix) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error that says something; its class where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

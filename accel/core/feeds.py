@@ -4,12 +4,12 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from accel.core.errors import SampleError
+from accel.core.errors import SampleError, raised_as
 from accel.core.files import replacing
 from accel.core.values import TensorSpec
 
@@ -23,7 +23,7 @@ Feed = Mapping[str, np.ndarray]
 """Input or output arrays by the client's names."""
 
 
-def fit_inputs(feed: Feed, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+def fit_inputs(feed: Feed, specs: Collection[TensorSpec]) -> dict[str, np.ndarray]:
     """Check a feed against the specs, in their order, casting integers only where every value fits.
 
     Raises:
@@ -126,6 +126,12 @@ def read_feeds(path: Path, *, only: Collection[str] | None = None) -> dict[str, 
     return by_feed(read_npz(path, lambda key: only is None or key.partition("/")[0] in only), path.name)
 
 
+def feed_names(path: Path) -> list[str]:
+    """Return the names of the feeds of an ``.npz`` that ``write_feeds`` wrote, in its order, reading no array."""
+    with np.load(path, allow_pickle=False) as stored:
+        return list(dict.fromkeys(key.partition("/")[0] for key in stored.files))
+
+
 def by_feed(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, dict[str, np.ndarray]]:
     """Return arrays with keys ``<index>/<name>`` by index and name; a name may hold slashes.
 
@@ -157,12 +163,13 @@ def read_npz(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> di
         raise SampleError(f"{path} cannot be read as .npz: it is empty", fix=fix)
     if not zipfile.is_zipfile(path):
         raise SampleError(f"{path} cannot be read as .npz: it is no zip archive, or truncated", fix=fix)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            keys = archive.files
-            found = {key: archive[key] for key in keys if wanted(key)}
-    except UNREADABLE as error:
-        raise SampleError(f"{path} cannot be read as .npz: {error or type(error).__name__}", fix=fix) from error
+    with (
+        raised_as(SampleError, UNREADABLE, f"{path} cannot be read as .npz", fix=fix),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
+        keys = archive.files
+        found = {key: archive[key] for key in keys if wanted(key)}
     if odd := next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None):
         raise SampleError(f"{path}: {odd!r} is no array", fix=fix)
     if not keys:

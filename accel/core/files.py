@@ -10,9 +10,9 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from accel.core.errors import InputError, OutputError
+from accel.core.errors import InputError, OutputError, raised_as
 from accel.core.values import SCHEMA, from_json
 
 T = TypeVar("T")
@@ -181,8 +181,8 @@ def replace_folder(path: Path, files: Mapping[str, Path | str], *, copy: bool = 
         new.mkdir(parents=True)
         for name, source in files.items():
             target = new / name
-            target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, str):
+                target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(source)
             else:
                 # onnx's checker and loader refuse external data that has several names
@@ -199,24 +199,44 @@ def read_value(path: Path, cls: type[T], *, missing: str, fix: str) -> T:
         InputError: it is missing, is not JSON, lacks a field, or its schema is newer than this accel.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=no_constant)
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path.parent} has no {path.name}", fix=missing) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}", fix=fix) from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int):
         raise InputError(f"{path} has schema {schema!r}, expected a number", fix=fix)
     if schema > SCHEMA:
         raise InputError(f"{path} has schema {schema}, this accel reads up to {SCHEMA}", fix="use a newer accel")
-    try:
+    with raised_as(InputError, ValueError, str(path), fix=fix):
         return from_json(cls, data)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}", fix=fix) from error
 
 
-def no_constant(text: str) -> float:
-    """Refuse NaN and infinities, which Python's reader takes though they are no JSON (``parse_constant``)."""
+def parse_json(text: str) -> Any:
+    """Parse JSON without what Python's reader takes beside: NaN, infinities, and halves of a character.
+
+    Raises:
+        ValueError: as ``load_json``, or it holds a lone surrogate, which no file name and no UTF-8 file can have.
+    """
+    data = load_json(text, parse_constant=_no_constant)
+    json.dumps(data, ensure_ascii=False).encode()
+    return data
+
+
+def load_json(text: str | bytes, **how: Any) -> Any:
+    """Parse JSON that somebody else may have written, as ``json.loads``.
+
+    Raises:
+        ValueError: it is no JSON, or is nested more deeply than Python can follow.
+    """
+    try:
+        return json.loads(text, **how)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
@@ -256,10 +276,11 @@ def _holds(path: Path, files: Mapping[str, Path | str], *, copy: bool) -> bool:
 
 
 def link_or_copy(source: Path, target: Path, *, copy: bool = False) -> None:
-    """Give ``source`` a second name, or a second body where the file system or the caller wants one.
+    """Give ``source`` a second name, or a second body where the file system or the caller wants one, in any folder.
 
     A copy is the user's own and may be written to; a second name keeps the mode of the first.
     """
+    target.parent.mkdir(parents=True, exist_ok=True)
     if not copy:
         try:
             target.hardlink_to(source)

@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Card:
         if reasons is None:  # its name before driver 535
             reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         return GpuSample(
-            used_mib=self._used_mib(),
+            used_mib=self._memory_mib("used"),
             power_w=None if power is None else power / 1e3,
             temperature_c=self._number(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             sm_mhz=self._number(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
@@ -104,8 +104,7 @@ class Card:
 
     def free_mib(self) -> float | None:
         """Return the memory that nobody took."""
-        memory = self._memory()
-        return None if memory is None else memory.free / 2**20
+        return self._memory_mib("free")
 
     def processes(self) -> int | None:
         """Count the processes that hold a context on the card, this machine's and other containers' alike."""
@@ -135,14 +134,11 @@ class Card:
             if begin is not None and end is not None:
                 watched.energy_j = end - begin
 
-    def _memory(self) -> Any:
+    def _memory_mib(self, part: Literal["used", "free"]) -> float | None:
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlMemory_v2)  # version 1 counts the driver's own share
-        return self._ask(nvml.nvmlDeviceGetMemoryInfo) if memory is None else memory
-
-    def _used_mib(self) -> float | None:
-        memory = self._memory()
-        return None if memory is None else memory.used / 2**20
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo) if memory is None else memory
+        return None if memory is None else getattr(memory, part) / 2**20
 
     def _number(self, function: Callable[..., Any], *what: Any) -> float | None:
         value = self._ask(function, *what)

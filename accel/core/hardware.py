@@ -20,6 +20,10 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"
 """Features of a CPU that decide which kernels run, as Linux names them."""
 
 
+SIMULATE, SIMULATED = "ACCEL_SIMULATE", "simulated"
+"""A variable that lets one machine pass for several, to try a fleet out, and what their hardware ids then say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """The processor as a process of this cgroup sees it; ``flags`` are those that decide which kernels run."""
@@ -27,6 +31,11 @@ class Cpu:
     model: str
     threads: int
     flags: tuple[str, ...]
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether products of 8 bits are summed in 32; without it pairs meet in 16 bits and saturate."""
+        return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimd"} & set(self.flags))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ def detect() -> Hardware:
     """Read the facts of this machine."""
     return Hardware(
         cpu=Cpu(
-            model=_cpuinfo("model name|Model") or platform.processor() or platform.machine(),
+            model=(_cpuinfo("model name|Model") or platform.processor() or platform.machine()) + _simulated(),
             threads=cpu_threads(),
             flags=tuple(flag for flag in FLAGS if flag in _cpuinfo("flags|Features").split()),
         ),
@@ -79,6 +88,12 @@ def detect() -> Hardware:
         memory_bytes=memory_limit_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
     )
+
+
+def _simulated() -> str:
+    """Return what the name of a CPU ends in where this process is to pass for another machine; nothing else."""
+    label = os.environ.get(SIMULATE)
+    return f" ({SIMULATED} {label})" if label else ""
 
 
 def cpu_threads() -> int:

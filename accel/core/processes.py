@@ -23,6 +23,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -126,12 +127,17 @@ class ProcessGroup:
             return int(self.process.wait() or 0)
 
 
+HINTS: dict[int, str] = {
+    signal.SIGKILL: " (as the kernel does when memory runs out)",
+    signal.SIGPROF: " (a library did not come back from reading a file, which is damaged)",
+}
+
+
 def how_it_ended(code: int) -> str:
     """Put into words what ``ProcessGroup.end`` returned."""
     if code >= 0:
         return f"ended with exit code {code}"
-    hint = " (as the kernel does when memory runs out)" if code == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-code).name}{hint}"
+    return f"was ended by {signal.Signals(-code).name}{HINTS.get(-code, '')}"
 
 
 _BOOT = """
@@ -174,12 +180,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         report_progress: Callable[[str], None] | None = None,
     ) -> None:
         self.log = log
-        self._threads, self._timeout_s, self._python, self._report_progress = (
-            threads,
-            timeout_s,
-            python,
-            report_progress,
-        )
+        self._threads, self._timeout_s = threads, timeout_s
+        self._python, self._report_progress = python, report_progress
         self._group: ProcessGroup | None = None
         self._writable: tuple[Path, ...] = ()
 
@@ -204,13 +206,17 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if _sandbox is not None:
             command = _sandbox.wrap(command, (*self._writable, self._scratch))
         with self.log.open("ab") as sink:
-            self._group = ProcessGroup(
+            # Linux ends a child with the thread that started it (PR_SET_PDEATHSIG, prctl(2)): this one stays, whichever
+            # thread asked for the child.
+            self._starter = ThreadPoolExecutor(max_workers=1)
+            self._group = self._starter.submit(
+                ProcessGroup,
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
                 env=_environment(self._threads, self._scratch),
-            )
+            ).result()
         self._pipes = self._group.process.stdin, self._group.process.stdout
         _running.add(self)
         if _stopped.is_set():  # between the check above and here
@@ -283,6 +289,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             return 0
         _running.discard(self)
         code = self._group.end()
+        self._starter.shutdown(wait=False)
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()

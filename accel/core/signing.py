@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import InputError, UnavailableError
+from accel.core.errors import InputError, UnavailableError, raised_as
 
 SIGNATURE = "model.sig"
 INSTALL = "pip install 'accel[signing]'"
+NO_KEY = (OSError, ValueError, TypeError, AttributeError)  # what reading something else as a key raises
 
 
 def sign(folder: Path, private_key: Path, *, signature: Path | None = None, certificates: Sequence[Path] = ()) -> Path:
@@ -33,10 +34,10 @@ def sign(folder: Path, private_key: Path, *, signature: Path | None = None, cert
     """
     signer = _signer(private_key, certificates)
     written = signature or folder / SIGNATURE
-    try:
+    with raised_as(
+        InputError, (OSError, ValueError), f"{folder} cannot be signed", fix="it must hold plain files only"
+    ):
         signer.set_hashing_config(_hashing()).sign(folder, written)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} cannot be signed: {error}", fix="it must hold plain files only") from error
     return written
 
 
@@ -62,29 +63,41 @@ def verify(
         InputError: there is no signature, it is another key's, or a file was changed, added or removed since.
     """
     _demand()
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from model_signing import verifying
     from OpenSSL.crypto import X509StoreContextError
 
     owner = public_key or ", ".join(map(str, authorities))
-    try:
+    what = f"{owner} is {'no public key' if public_key else 'no certificate'}"
+    with raised_as(InputError, (*NO_KEY, UnsupportedAlgorithm), what, fix="openssl ec -in KEY.pem -pubout"):
         if public_key is None:
             verifier = verifying.Config().use_certificate_verifier(certificate_chain=authorities)
         else:
             verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        what = "no public key" if public_key else "no certificate"
-        raise InputError(f"{owner} is {what}: {error}", fix="openssl ec -in KEY.pem -pubout") from error
     found = signature or folder / SIGNATURE
     if not found.is_file():
         raise InputError(f"{folder} is not signed: it has no {found.name}", fix="ask its maker for a signed one")
-    try:
+    with raised_as(
+        InputError,
+        # model-signing looks for certificates in a signature by a key alone
+        (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            InvalidSignature,
+            UnsupportedAlgorithm,
+            X509StoreContextError,
+        ),
+        f"{folder} is not what the owner of {owner} signed",
+        fix="do not use it; ask its maker",
+        say=lambda error: (
+            ("the signature holds no certificate" if isinstance(error, AttributeError) else str(error))
+            or "the signature is another key’s"
+        ),
+    ):
         verifier.set_hashing_config(_hashing()).verify(folder, found)
-    except (OSError, ValueError, KeyError, TypeError, InvalidSignature, X509StoreContextError) as error:
-        raise InputError(
-            f"{folder} is not what the owner of {owner} signed: {error or 'the signature is another key’s'}",
-            fix="do not use it; ask its maker",
-        ) from error
 
 
 def sign_text(text: str, private_key: Path) -> bytes:
@@ -108,7 +121,7 @@ def check_text(text: str, signature: bytes, public_key: Path) -> None:
         InputError: the key cannot be read, or it is not what its owner signed.
     """
     _demand()
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
     try:
@@ -116,7 +129,7 @@ def check_text(text: str, signature: bytes, public_key: Path) -> None:
         key.verify(signature, text.encode(), _ecdsa(key))
     except InvalidSignature as error:
         raise InputError(f"a text is not what the owner of {public_key} signed", fix="do not use it") from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (*NO_KEY, UnsupportedAlgorithm) as error:
         raise InputError(f"{public_key} is no public key: {error}", fix="openssl ec -in KEY.pem -pubout") from error
 
 
@@ -129,19 +142,20 @@ def _ecdsa(key: Any) -> Any:
 
 def _signer(private_key: Path, certificates: Sequence[Path] = ()) -> Any:
     _demand()
+    from cryptography.exceptions import UnsupportedAlgorithm
     from model_signing import signing
 
-    try:
+    with raised_as(
+        InputError,
+        (*NO_KEY, UnsupportedAlgorithm),
+        f"{private_key} is no private key to sign with",
+        fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
+    ):
         if certificates:
             return signing.Config().use_certificate_signer(
                 private_key=private_key, signing_certificate=certificates[0], certificate_chain=certificates[1:]
             )
         return signing.Config().use_elliptic_key_signer(private_key=private_key)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{private_key} is no private key to sign with: {error}",
-            fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
-        ) from error
 
 
 def _hashing() -> Any:
@@ -152,7 +166,5 @@ def _hashing() -> Any:
 
 
 def _demand() -> None:
-    try:
+    with raised_as(UnavailableError, ImportError, "signatures need the Python package model-signing", fix=INSTALL):
         import model_signing  # noqa: F401
-    except ImportError as error:
-        raise UnavailableError(f"signatures need the Python package model-signing: {error}", fix=INSTALL) from error

@@ -32,6 +32,12 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "int8", "fp8", "none"]
 Status = Literal["ok", "gate_failed", "failed", "skipped", "deferred"]
 
 
+UNLESS_NONE = {"unless": None}
+"""Metadata of a field that JSON has only where it says something."""
+LAYERS = "layers"
+"""The fact of a build of several precisions: name, precision and share of the multiplications of each product."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output of a model.
@@ -41,12 +47,20 @@ class TensorSpec:
         dtype: NumPy's name of the element type (``float32``, ``int64``, ``bool``).
         dims: sizes; a string names a dynamic axis, and equal names mean equal sizes (``("batch", "seq")``).
         range: lowest and highest value an integer input may take, both inclusive; None where nobody declared one.
+        ends: id that ends every text of the input and stands nowhere else in it; None where nobody declared one.
     """
 
     name: str
     dtype: str
     dims: tuple[Dim, ...]
     range: tuple[int, int] | None = None
+    ends: int | None = dataclasses.field(default=None, metadata=UNLESS_NONE)
+
+
+def axis_sizes(specs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the size of each named axis of tensors that have these shapes, by the tensors' names."""
+    pairs = ((dim, size) for s in specs for dim, size in zip(s.dims, shapes[s.name], strict=True))
+    return {dim: size for dim, size in pairs if isinstance(dim, str)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +151,8 @@ class ModelSource:
         task: Hugging Face task or class override, when one was given.
         mask: name of the input that is 0 at padded positions, when there is one.
         family: what kind of network it is; picks NNCF's model type and the samples' form.
-        gate: name of the task metric, and the least value that passes, when the zoo declares one.
+        gate: name of the task metric, and the least share of the source's own score that passes, when there is one.
+        metric: the user's task metric: ``accuracy``, or ``/p/file.py:function``; None where the zoo has one, or nobody.
         static: targets for which the zoo also asks for a build fixed at the opt shape.
         part: part of a transformers model that this is; None for the whole.
         samples: what the samples are: ``zoo``, ``random`` or the path that the user gave (``--samples``).
@@ -148,7 +163,11 @@ class ModelSource:
         detections: the outputs that are compared as sets of rows, when there are any.
         graph: what was chosen of a TensorFlow source.
         call: how Python code calls it; None where its inputs and outputs are all that is known.
+        pool: how the vectors of a text's tokens become one where ``--pool`` was given; None where it was not.
         computes: the coarsest precision that the source itself computes in: no variant of it is held to a finer one.
+        states: of a stateful model, each input that holds what the step before left, and the output that left it.
+            Clients see neither.
+        initial: the ``.npy`` file (absolute) with the value that such an input has at the first step; zeros without.
     """
 
     name: str
@@ -166,6 +185,7 @@ class ModelSource:
     mask: str | None = None
     family: Literal["transformer", "vision", "other"] = "other"
     gate: tuple[str, float] | None = None
+    metric: str | None = None
     static: tuple[str, ...] = ()
     samples: str = "random"
     notice: str | None = None
@@ -174,7 +194,20 @@ class ModelSource:
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
     call: CallForm | None = None
+    pool: str | None = None
     computes: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    states: Mapping[str, str] = field(default_factory=dict)
+    initial: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def client_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs that clients give: all but the states."""
+        return tuple(s for s in self.inputs if s.name not in self.states)
+
+    @property
+    def client_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs that clients get."""
+        return tuple(s for s in self.outputs if s.name not in self.states.values())
 
     @property
     def batched(self) -> bool:
@@ -197,9 +230,13 @@ class SampleSet:
         gate: feeds on which variants are compared with the reference.
         shapes: feeds keyed ``min``, ``odd``, ``opt``, ``max`` in place of an index.
         calibration_items / gate_items: batch items over all feeds of the file.
-        sha256: hash over the files: the dataset's hash.
+        sha256: hash over the files, and what the user scores them by: the dataset's hash.
         origin: one phrase for the report ("zoo sentences, tokenised", "random values in the declared ranges").
         coverage: feeds for what samples do not hold (``exporters.coverage``), and those that are timed.
+        streams: of a stateful model, what clients send: keys ``s<stream>.<step>/<input>``, and ``initial/<input>`` for
+            the states of a first step.
+        labels: ``calibration``, ``gate`` and ``streams`` → feed → the right answer to each of its items, as JSON; empty
+            without any.
     """
 
     calibration: FileRef | None
@@ -210,11 +247,14 @@ class SampleSet:
     sha256: str
     origin: str
     coverage: FileRef | None = None
+    streams: FileRef | None = field(default=None, metadata=UNLESS_NONE)
+    labels: Mapping[str, FileRef] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[FileRef, ...]:
         """All files there are."""
-        return tuple(f for f in (self.calibration, self.gate, self.shapes, self.coverage) if f is not None)
+        every = (self.calibration, self.gate, self.shapes, self.coverage, self.streams, *self.labels.values())
+        return tuple(f for f in every if f is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +328,8 @@ class BuildRequest:
 
     Attributes:
         gates: the user's ``--gate NAME=VALUE`` that bear on the variant: what a search for layers must hold.
+        room: how many times its usual room above the gate a search for layers leaves; 2 where 1 was not enough.
+        shared: folder for what several builds of a run need alike; None where each stands alone.
     """
 
     variant: Variant
@@ -298,6 +340,8 @@ class BuildRequest:
     samples_folder: str
     threads: int
     gates: Mapping[str, float] = field(default_factory=dict)
+    room: float = 1.0
+    shared: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +355,7 @@ class Built:
         precision: the precision asked for; what really runs is observed when the artifact is opened.
         facts: what a reader should know (fusion counts, quantised node counts, calibration size and hash).
         versions: package → version that took part.
+        expected: whether it held its gate on calibration samples; None where the builder did not look.
     """
 
     entry: str
@@ -319,6 +364,7 @@ class Built:
     precision: Precision
     facts: Mapping[str, Any]
     versions: Mapping[str, str]
+    expected: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,11 +472,13 @@ class Parity:
     """The verdict on one variant.
 
     Attributes:
-        gate: name → least value that passes (``{"sqnr_db": 20.0}`` or the zoo's task metric).
+        gate: name → least value that passes (``{"sqnr_db": 20.0}``); of a task metric the share of the source's score.
         found: the same names → the value found (worst over outputs and shapes).
         passed: whether every found value reaches its gate.
         reasons: one sentence for each gate that failed, worst first.
         notes: what a reader must know of a verdict: each gate that was lowered, by whom and why, and what was covered.
+        scores: task metric → its value, and that of the source.
+        partly: on how many of its feeds it was found, where all are asked only of what is chosen; None for all.
     """
 
     passed: bool
@@ -439,6 +487,8 @@ class Parity:
     outputs: tuple[OutputParity, ...]
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    scores: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    partly: str | None = field(default=None, metadata=UNLESS_NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -595,6 +645,46 @@ class MachineNoise:
     repeated: int
 
 
+class LengthTime(NamedTuple):
+    """How long requests of about one length waited for their answer, from the call of the group that they were in.
+
+    Attributes:
+        length: what the longest of them were padded to; None for a model without an axis of that meaning.
+        requests: how many there are in a pass.
+    """
+
+    length: int | None
+    requests: int
+    p50_ms: float
+    p90_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What requests of their own lengths were timed: all that wait are grouped by length, group after group.
+
+    Attributes:
+        requests: of a pass.
+        tokens: what they are made of along the length axis (tokens of text, samples of sound); None without one.
+        places: the same with the padding.
+        shapes: how many different shapes the groups have.
+        first_pass_ms: the first pass after loading, in which a runtime meets each shape for the first time.
+        by_length: times of short and long requests apart, shortest first.
+    """
+
+    requests: int
+    tokens: int | None
+    places: int | None
+    shapes: int
+    first_pass_ms: float
+    by_length: tuple[LengthTime, ...]
+
+    @property
+    def padding(self) -> float | None:
+        """Share of the places that no request asked for; None where there is no length."""
+        return 1 - self.tokens / self.places if self.tokens is not None and self.places else None
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One timed point. Times in ms, memory in MiB, throughput in batch items per second.
@@ -613,9 +703,11 @@ class Measurement:
         split: the parts of a call on a device; None on a CPU, which copies nothing, and on a server.
         gpu: the card while the point was timed; None without a GPU or without NVML.
         noise: what else the machine did; None in files of older versions.
+        traffic: what was timed in the scenario ``traffic``, whose ``batch`` is the number of requests in a group and
+            whose ``shapes`` are those of the longest one.
     """
 
-    scenario: Literal["latency", "throughput", "sweep"]
+    scenario: Literal["latency", "throughput", "traffic", "sweep"]
     via: Literal["inprocess", "triton"]
     backend: str
     batch: int
@@ -649,6 +741,13 @@ class Measurement:
     split: CallSplit | None = None
     gpu: GpuUse | None = None
     noise: MachineNoise | None = None
+    traffic: Traffic | None = None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """What requests are made of, without padding, per second; None outside the traffic."""
+        made = self.traffic
+        return self.throughput_per_s * made.tokens / made.requests if made and made.tokens is not None else None
 
     @property
     def load(self) -> str:
@@ -709,7 +808,7 @@ class Decision:
     """
 
     device: str
-    objective: Literal["latency", "throughput"]
+    objective: Literal["latency", "throughput", "traffic"]
     constraints: Mapping[str, float]
     chosen: str | None
     via: str
@@ -736,7 +835,8 @@ def to_json(value: Any) -> Any:
         ValueError: on NaN or an infinity: run files are valid JSON.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: (getattr(value, f.name), f.metadata) for f in dataclasses.fields(value)}
+        return {name: to_json(v) for name, (v, metadata) in fields.items() if v is not None or metadata != UNLESS_NONE}
     if isinstance(value, Mapping):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

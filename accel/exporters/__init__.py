@@ -6,12 +6,25 @@ inside functions.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from accel.core.accuracy.metrics import METRICS
+from accel.core.accuracy.parity import TASK_SHARE
 from accel.core.errors import UnavailableError
 from accel.core.values import ModelSource, OnnxModel
-from accel.exporters import check, factory, from_huggingface, from_onnx, from_tensorflow, from_torch, from_zoo
+from accel.exporters import (
+    check,
+    factory,
+    from_huggingface,
+    from_onnx,
+    from_tensorflow,
+    from_torch,
+    from_zoo,
+    pooling,
+    streams,
+)
 from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
 from accel.exporters.source_model import SourceModel, of_graph, of_onnx, of_torch
 
@@ -46,8 +59,17 @@ def describe(request: SourceRequest) -> ModelSource:
         if request.kind == "factory":
             made = factory.make(request.reference)
             exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
-            return exporter.describe(request, made)
-        return DESCRIBE[request.kind](request)
+            source = exporter.describe(request, made)
+        else:
+            source = DESCRIBE[request.kind](request)
+    source = streams.declared(pooling.pooled(source, request.pool), request)
+    if request.metric is not None:
+        name = METRICS[request.metric].__name__ if request.metric in METRICS else request.metric.rpartition(":")[2]
+        source = dataclasses.replace(source, gate=(name, TASK_SHARE), metric=request.metric)
+    if not request.fixed:
+        return source
+    told = f"fixed, since the export does not let these sizes vary: {', '.join(request.fixed)}"
+    return dataclasses.replace(source, notice="; ".join(filter(None, (told, source.notice))))
 
 
 @contextlib.contextmanager
@@ -63,19 +85,26 @@ def _needed_by(reference: str) -> Iterator[None]:
         ) from error
 
 
+def _onnx_file(source: ModelSource) -> Path | None:
+    """Return the file of a source that is ONNX."""
+    if source.kind == "zoo" and source.framework == "onnx":
+        return from_zoo.load_file(source)
+    return Path(source.reference) if source.kind == "onnx" else None
+
+
 def load(source: ModelSource) -> SourceModel:
     """Load the source for running and building.
 
     Raises:
         AccelError: the source is gone, or is no longer what ``describe`` saw.
     """
-    if source.kind == "onnx":
-        return of_onnx(source)
+    if (file := _onnx_file(source)) is not None:
+        return of_onnx(source, file)
     if source.framework == "tensorflow":
         return of_graph(source, (from_zoo.load_graph if source.kind == "zoo" else from_tensorflow.load)(source))
     loaders = {"zoo": from_zoo.load, "huggingface": from_huggingface.load}
     with _needed_by(source.reference):
-        return of_torch(source, loaders.get(source.kind, from_torch.load)(source))
+        return of_torch(source, pooling.fuse(source, loaders.get(source.kind, from_torch.load)(source)))
 
 
 def export_onnx(
@@ -108,11 +137,19 @@ def export_onnx(
 
 def write_onnx(model: SourceModel, out_dir: Path, *, opset: int = 18) -> Path:
     """Write ``model.onnx`` and ``model.onnx.data`` into ``out_dir``, unchecked; raises as ``export_onnx``."""
+    from accel.graph import passes
+    from accel.graph.fourier import FourierAsProducts
+    from accel.graph.pools import PlainPools
+    from accel.graph.stacks import SpreadRows
+
     source, path = model.source, Path(out_dir) / ONNX_FILE
-    if source.kind == "onnx":
-        from_onnx.copy(source, path)
+    if (file := _onnx_file(source)) is not None:
+        from_onnx.copy(source, file, path)
     elif model.graph is not None:
         from_tensorflow.write_onnx(model.graph, source, path, opset=opset)
     else:
         from_torch.write_onnx(model, path, opset=opset)
+    results = passes.run(passes.load(path), PlainPools(source.profile), FourierAsProducts(), SpreadRows())
+    if any(result.modified for result in results):
+        passes.save(results[-1].model, path)
     return path

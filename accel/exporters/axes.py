@@ -1,12 +1,16 @@
 """Dynamic axes: which sizes each named axis may take, and the shapes that follow from them. Standard library only."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from accel.core.errors import UsageError, nearest
-from accel.core.values import ModelSource, ShapeRange, TensorSpec
+from accel.core.values import ModelSource, ShapeRange, TensorSpec, axis_sizes
 from accel.exporters.request import SourceRequest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BATCH = ShapeRange((1,), (1,), (16,))
 """Sizes of a leading axis about which nobody said anything."""
@@ -40,9 +44,9 @@ def shapes_at(inputs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> dict[st
 
 def profile_of(inputs: Sequence[TensorSpec], axes: Mapping[str, Extent]) -> dict[str, ShapeRange]:
     """Return the shape ranges of the inputs for these axis extents."""
-    low = shapes_at(inputs, {n: e.min for n, e in axes.items()})
-    opt = shapes_at(inputs, {n: e.opt for n, e in axes.items()})
-    high = shapes_at(inputs, {n: e.max for n, e in axes.items()})
+    low, opt, high = (
+        shapes_at(inputs, {n: getattr(e, point) for n, e in axes.items()}) for point in ("min", "opt", "max")
+    )
     multiples = {n: e.multiple for n, e in axes.items()}
     every = {s.name: tuple(multiples.get(str(d), 1) for d in s.dims) for s in inputs}
     return {
@@ -91,6 +95,28 @@ def batches(source: ModelSource) -> list[int]:
     return [n for n in (1 << i for i in range(high.bit_length())) if low <= n <= high] or [low]
 
 
+def hidden_axes(source: ModelSource) -> Set[int | str]:
+    """Return the axes that may be padded: the mask hides what is added, and every output can be cut back by its axes.
+
+    An output may have an axis of its own, as the keys of a decoder's past and the new position have: where padding
+    ends in it nothing says.
+    """
+    given = {d for spec in source.inputs for d in spec.dims}
+    if any(isinstance(d, str) and d not in given for spec in source.outputs for d in spec.dims):
+        return set()
+    return {d for spec in source.inputs if spec.name == source.mask for d in spec.dims[1:]}
+
+
+def sizes_of(specs: Iterable[TensorSpec], feed: "Mapping[str, np.ndarray]") -> dict[str, int]:
+    """Return the size of every named axis in a feed."""
+    return axis_sizes(specs, {name: value.shape for name, value in feed.items()})
+
+
+def cut(spec: TensorSpec, value: "np.ndarray", sizes: Mapping[str, int]) -> "np.ndarray":
+    """Cut the named axes of a tensor back to ``sizes``; those without one stay."""
+    return value[tuple(slice(sizes.get(d)) if isinstance(d, str) else slice(None) for d in spec.dims)]
+
+
 def trace_sizes(axes: Mapping[str, Extent], *, taken: Iterable[int] = ()) -> dict[str, int]:
     """Choose small sizes to trace at: two or more (1 is specialised), no two axes alike and none like a fixed size.
 
@@ -123,11 +149,11 @@ def resolve(
     """
     axes = extents(inputs, profile)
     given = {
-        "min": _axis_sizes(inputs, request.min_shapes, "--min-shape"),
-        "opt": _axis_sizes(inputs, request.opt_shapes, "--shape"),
-        "max": _axis_sizes(inputs, request.max_shapes, "--max-shape"),
+        "min": _given_sizes(inputs, request.min_shapes, "--min-shape"),
+        "opt": _given_sizes(inputs, request.opt_shapes, "--shape"),
+        "max": _given_sizes(inputs, request.max_shapes, "--max-shape"),
     }
-    multiples = _axis_sizes(inputs, request.multiples, "--multiple", fixed=False)
+    multiples = _given_sizes(inputs, request.multiples, "--multiple", fixed=False)
     for name, e in axes.items():
         step = multiples.get(name, e.multiple)
         for point, sizes in given.items():
@@ -145,6 +171,26 @@ def resolve(
     ranges = checked_ranges(inputs, request)
     resolved = tuple(dataclasses.replace(s, dims=fix_dims(s, fixed), range=ranges.get(s.name, s.range)) for s in inputs)
     return resolved, profile_of(resolved, axes), fixed
+
+
+def with_fixed(request: SourceRequest, source: ModelSource, names: Iterable[str]) -> SourceRequest | None:
+    """Return the request with these axes fixed at their typical sizes; None where the user or samples chose them."""
+    chosen = {*request.min_shapes, *request.max_shapes}
+    lost = set(names)
+    if source.samples not in ("random", "zoo") or any(s.name in chosen and lost & set(s.dims) for s in source.inputs):
+        return None
+    axes = {
+        n: dataclasses.replace(e, min=e.opt, max=e.opt) if n in lost else e
+        for n, e in extents(source.inputs, source.profile).items()
+    }
+    profile = profile_of(source.inputs, axes)
+    return dataclasses.replace(
+        request,
+        min_shapes={n: p.min for n, p in profile.items()},
+        opt_shapes={n: p.opt for n, p in profile.items()},
+        max_shapes={n: p.max for n, p in profile.items()},
+        fixed=tuple(f"{n} ({axes[n].opt})" for n in axes if n in lost),
+    )
 
 
 def fix_dims(spec: TensorSpec, fixed: Mapping[str, int]) -> tuple[int | str, ...]:
@@ -175,7 +221,7 @@ def known_input(name: str, known: Iterable[str], option: str) -> None:
         )
 
 
-def _axis_sizes(
+def _given_sizes(
     inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], option: str, *, fixed: bool = True
 ) -> dict[str, int]:
     """Return axis → the number given for it; for an axis of one size it must be that size where ``fixed``."""
@@ -195,13 +241,14 @@ def _axis_sizes(
 
 
 def name_axes(
-    shapes: Mapping[str, ShapeRange], dtypes: Mapping[str, str]
+    shapes: Mapping[str, ShapeRange], dtypes: Mapping[str, str], states: Collection[str] = ()
 ) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
     """Name the axes that vary, for a model that has no names for them.
 
     The leading axis is ``batch``. Axes that vary alike at one position of several inputs are taken to be one axis; the
-    second one of an integer input is called ``seq``.
+    second one of an integer input is called ``seq``. In a state (``states``) the batch may stand behind the layers.
     """
+    batch = {(s.min[0], s.opt[0], s.max[0]) for n, s in shapes.items() if n not in states and s.opt}
     names: dict[tuple[int, int, int, int], str] = {}
     specs = []
     for name, shape in shapes.items():
@@ -211,7 +258,9 @@ def name_axes(
                 dims.append(lo)
                 continue
             label = "batch" if axis == 0 else "seq" if axis == 1 and "int" in dtypes[name] else f"{name}_{axis}"
-            if axis > 0 and label in names.values():
+            if axis > 0 and name in states and {(lo, opt, hi)} == batch:
+                label = "batch"
+            elif axis > 0 and label in names.values():
                 label = names.get((axis, lo, opt, hi), f"{name}_{axis}")
             dims.append(names.setdefault((axis, lo, opt, hi), label))
         specs.append(TensorSpec(name, dtypes[name], tuple(dims)))

@@ -29,6 +29,8 @@ RTOL, ATOL = 1e-3, 1e-4
 
 Kernels of another batch size add in another order.
 """
+TIED = 4
+"""How many times as fast as another one an axis that is tied to it may grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,40 @@ def study(
     return Studied(tuple(trial.inputs), found, profile_of(trial.inputs, trial.axes), tuple(trial.notices))
 
 
+def settle(
+    run: Run, inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange], *, given: Collection[str]
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
+    """Bound and tie the axes of a model that does not take every size of its profile; a batch axis stays as it is.
+
+    A model that runs at its smallest sizes, at the next ones and at its largest stays as it is. Of another one, an axis
+    begins and ends where the model does, and takes the multiples that the model takes.
+
+    Args:
+        given: axes whose sizes the user chose.
+
+    Returns:
+        The inputs, their profile, and one sentence for each thing that the user would not expect.
+
+    Raises:
+        StageError: the model does not run at its typical sizes, or at others that the user asked for.
+        UsageError: an axis takes multiples only, and sizes that the user gave are none.
+    """
+    trial = _Trial(run, inputs, profile)
+    axes = {n: e for n, e in trial.axes.items() if n != "batch" and e.min < e.max}
+    near = [{n: size} for n, e in axes.items() for k in (1, 2, 3) if (size := e.min + k * e.multiple) <= e.max]
+    if axes and not all(map(trial.runs, [{}, *near, {n: e.max for n, e in axes.items()}])):
+        free = [name for name in axes if name not in given]
+        trial.start_lower(free)
+        trial.begin(free)
+        for name in axes:
+            if name in trial.axes:
+                trial.try_axis(name, fixable=name in free)
+        for name in free:
+            if name in trial.axes:
+                trial.end(name)
+    return tuple(trial.inputs), profile_of(trial.inputs, trial.axes), trial.notices
+
+
 class _Trial:
     """One model under trial: what is known of its axes so far."""
 
@@ -97,7 +133,7 @@ class _Trial:
     def start(self) -> None:
         """Run the model at its smallest sizes."""
         try:
-            self._record(self.sizes({}))
+            self.record(self.sizes({}))
         except StageError as error:
             typical = {n: e.opt for n, e in self.axes.items()}
             if typical == self.sizes({}) or not self.runs(typical):
@@ -108,15 +144,62 @@ class _Trial:
                 fix="raise --min-shape",
             ) from error
 
+    def start_lower(self, free: Collection[str]) -> None:
+        """Let a ``free`` axis be typically shorter, where the model does not take what is typical."""
+        typical = {n: e.opt for n, e in self.axes.items()}
+        if self.runs(typical):
+            return
+        for name in free:
+            e = self.axes[name]
+            size = e.opt
+            while size > e.min:
+                size = max(e.min, size // 2 // e.multiple * e.multiple)
+                if self.runs(typical | {name: size}):
+                    self.axes[name] = dataclasses.replace(e, opt=size)
+                    return
+        self.record(typical)
+
+    def begin(self, free: Collection[str]) -> None:
+        """Let each ``free`` axis begin at the least size that the model takes, the others being typical."""
+        typical = {n: e.opt for n, e in self.axes.items()}
+        for name in free:
+            e = self.axes[name]
+            if not self.runs(typical | {name: e.min}):
+                least = self._border(typical, name, e.opt, e.min)
+                self.axes[name] = dataclasses.replace(e, min=least)
+                self.notices.append(f"{self._place(name)} begins at {least}: the model takes nothing shorter")
+        self.start()
+
+    def end(self, name: str) -> None:
+        """Let an axis end at the largest size that the model takes."""
+        e = self.axes[name]
+        if e.min < e.max and not self.runs({name: e.max}):
+            most = self._border(self.sizes({}), name, e.min, e.max)
+            self.axes[name] = dataclasses.replace(e, opt=min(e.opt, most), max=most)
+            self.notices.append(f"{self._place(name)} ends at {most}: the model takes nothing longer")
+
+    def _border(self, others: Mapping[str, int], name: str, runs: int, fails: int) -> int:
+        """Return the last size on the way from one at which the model runs to one at which it fails."""
+        step = self.axes[name].multiple
+        runs, fails = runs // step, fails // step
+        while abs(fails - runs) > 1:
+            middle = (runs + fails) // 2
+            if self.runs({**others, name: middle * step}):
+                runs = middle
+            else:
+                fails = middle
+        return runs * step
+
     def runs(self, other: Mapping[str, int]) -> bool:
         """Say whether the model takes these sizes, and remember what it gave."""
         try:
-            self._record(self.sizes(other))
+            self.record(self.sizes(other))
         except StageError:
             return False
         return True
 
-    def _record(self, sizes: dict[str, int]) -> None:
+    def record(self, sizes: dict[str, int]) -> None:
+        """Run the model at these sizes and remember what it gave."""
         found = self.run(example_arrays(self.inputs, shapes_at(self.inputs, sizes)))
         shapes = {name: value.shape for name, value in found.items()}
         if self.seen and any(len(self.seen[0][1][n]) != len(s) for n, s in shapes.items()):
@@ -141,7 +224,7 @@ class _Trial:
             for partner in (None, *alike):
                 tied = {name, partner} - {None}
                 if all(self.runs({str(axis): size for axis in tied}) for size in tried):
-                    self._settle(name, step, tried, refused, partner)
+                    self._settle(name, step, tried, refused, partner, fixable=fixable)
                     return
             refused.append(tried[0])
         if fixable:
@@ -151,17 +234,38 @@ class _Trial:
             ]
             del self.axes[name]
             return
+        if followed := self._follower(name):
+            raise StageError(
+                f"{followed}, found by trial: each axis was to vary alone",
+                fix="fix both axes by the same --min-shape, --shape and --max-shape, or make one input's size from the "
+                "other's inside forward",
+            )
         raise StageError(
             f"{self._place(name)} takes {e.min}, and not {', '.join(map(str, refused))}",
             fix="a size inside the graph is fixed: fix the axis too, by the same --min-shape, --shape and --max-shape, "
             "or export the model again",
         )
 
-    def _settle(self, name: str, step: int, ran: list[int], refused: list[int], partner: str | None) -> None:
+    def _follower(self, name: str) -> str | None:
+        """Say which axis must grow with this one, and by how much: one that is twice as long, or longer by one."""
+        e = self.axes[name]
+        for other, its in self.axes.items():
+            for by in range(1, TIED + 1) if other != name else ():
+                if all(self.runs({name: e.min + n, other: its.min + by * n}) for n in (1, 2)):
+                    rest = its.min - by * e.min
+                    size = f"{by}*{name}" if by > 1 else name
+                    return f"{self._place(other)} must be {size}{f'{rest:+d}' if rest else ''}"
+        return None
+
+    def _settle(
+        self, name: str, step: int, ran: list[int], refused: list[int], partner: str | None, *, fixable: bool
+    ) -> None:
         e = self.axes[name]
         if step > e.multiple:
             words = f"{self._place(name)} takes multiples of {step} only: it runs at {e.min} and {ran[0]}, not at "
             words += str(refused[-1])
+            if fixable:
+                e = dataclasses.replace(e, opt=e.opt // step * step, max=e.max // step * step)
             if wrong := [n for n in (e.opt, e.max) if n % step]:
                 low = wrong[0] // step * step
                 raise UsageError(f"{words}, and {wrong[0]} is none", fix=f"take {low} or {low + step}")
@@ -175,10 +279,12 @@ class _Trial:
         else:
             far = odd_sizes({name: self.axes[name]})[name]
             if far not in (e.min, *ran) and not self.runs({name: far}):
-                raise StageError(
-                    f"{self._place(name)} takes {', '.join(map(str, (e.min, *ran)))}, and not {far}",
-                    fix="give --min-shape and --max-shape between which the model takes every size",
-                )
+                if not fixable:
+                    raise StageError(
+                        f"{self._place(name)} takes {', '.join(map(str, (e.min, *ran)))}, and not {far}",
+                        fix="give --min-shape and --max-shape between which the model takes every size",
+                    )
+                self.end(name)
 
     def _place(self, name: str) -> str:
         spec = next(s for s in self.inputs if name in s.dims)

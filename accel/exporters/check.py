@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.accuracy.detections import match
-from accel.accuracy.parity import GATES_MATCHED
+from accel.core.accuracy.detections import match
+from accel.core.accuracy.parity import GATES_MATCHED
 from accel.core.errors import StageError
 from accel.core.values import Detections, ModelSource, OnnxModel, TensorSpec, file_ref
 from accel.exporters.axes import points, shapes_at
@@ -56,7 +56,7 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
     """
     check_file(path)
     model = read_onnx(path)
-    if model.ir_version > IR_MAX or (source.kind != "onnx" and model.opset not in OPSETS):
+    if model.ir_version > IR_MAX or ("onnx" not in (source.kind, source.framework) and model.opset not in OPSETS):
         raise StageError(
             f"{path.name} has opset {model.opset} and IR {model.ir_version}: expected opset 18 to 21 and IR up to 10",
             fix="ask for --opset 18, or save the source with an older onnx",
@@ -73,6 +73,17 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
         for name, value in expected.items():
             _same_values(point, name, value, found[name], rtol=rtol)
     return model
+
+
+def lost_axes(source: ModelSource, path: Path) -> tuple[str, ...]:
+    """Return the source's axes that are sizes in the exported file, because the model's code makes numbers of them."""
+    import onnx
+
+    inputs, _ = graph_specs(onnx.load(str(path), load_external_data=False))
+    pairs = [zip(s.dims, f.dims, strict=False) for s, f in zip(source.inputs, inputs, strict=False)]
+    return tuple(
+        dict.fromkeys(d for dims in pairs for d, found in dims if isinstance(d, str) and isinstance(found, int))
+    )
 
 
 def read_onnx(path: Path) -> OnnxModel:

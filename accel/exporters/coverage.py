@@ -10,14 +10,22 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from accel.core.accuracy import parity
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
+from accel.exporters import traffic
 from accel.exporters.axes import batch_axis, batches, extents, points, shapes_at
 
 BEYOND = 2.0
 """How far beyond the samples' values floats are taken."""
 BEYOND_FEED = "beyond"
-"""What is not asked of INT8 and FP8: their ranges are those of the calibration samples."""
+LOW_FEED, HIGH_FEED = "flat low", "flat high"
+LOWEST_FEED, HIGHEST_FEED = "lowest", "highest"
+UNCALIBRATED = frozenset({BEYOND_FEED, LOWEST_FEED, HIGHEST_FEED})
+"""What is not asked of INT8 and FP8, whose ranges are those of the calibration samples: no sample is one id throughout.
+
+Each id is asked of them among others.
+"""
 SMALL = 16
 """Integer inputs with at most so many values are held at each of them."""
 ITEMS = 8
@@ -29,6 +37,8 @@ SIZES = 32
 MOST_VALUES = 1 << 20
 EVERY_BATCH = 16
 """Up to here every number of items is tried, beyond it the neighbours of powers of two."""
+FIRST_FEEDS, FIRST_ITEMS = 8, 64
+"""Of the samples a first proof takes at least so many feeds, and so many items."""
 ROOM_BYTES = 128 << 20
 """Batches that are not timed, and sizes of an axis, are tried as long as their inputs take less than this together."""
 
@@ -48,7 +58,7 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
     base = make(few)
     made |= {f"{name} mask": base | {str(source.mask): mask} for name, mask in _masks(source, base)}
     ints = {s.name: s for s in source.inputs if s.name != source.mask and _range(s) is not None}
-    for name, end in (("lowest", 0), ("highest", 1)):
+    for name, end in ((LOWEST_FEED, 0), (HIGHEST_FEED, 1)):
         if ints:
             made[name] = base | {n: np.full_like(base[n], _ends(s)[end]) for n, s in ints.items()}
     small = {n: s for n, s in ints.items() if _count(s) <= SMALL}
@@ -56,8 +66,8 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
         made[f"value {k}"] = base | {n: np.full_like(base[n], _ends(s)[0] + k % _count(s)) for n, s in small.items()}
     floats = [s.name for s in source.inputs if np.dtype(s.dtype).kind == "f"]
     if floats:
-        made["flat low"] = base | {n: np.full_like(base[n], _finite(base[n]).min(initial=0)) for n in floats}
-        made["flat high"] = base | {n: np.full_like(base[n], _finite(base[n]).max(initial=0)) for n in floats}
+        made[LOW_FEED] = base | {n: np.full_like(base[n], _finite(base[n]).min(initial=0)) for n in floats}
+        made[HIGH_FEED] = base | {n: np.full_like(base[n], _finite(base[n]).max(initial=0)) for n in floats}
     if floats and not source.detections:  # which rows a detector finds in no picture at all, FP32's last bit decides
         made[BEYOND_FEED] = base | {n: (base[n] * BEYOND).astype(base[n].dtype) for n in floats}
     made |= _sizes(source, make, axis)
@@ -75,14 +85,39 @@ def timed(batch: int) -> str:
 
 def needed(name: str) -> bool:
     """Say whether a feed must be answered whatever that costs: a batch that is, or may be, timed or served."""
-    return name[0] in "bn" and name[1:].isdigit()
+    return (name[0] in "bn" and name[1:].isdigit()) or traffic.point(name) is not None
+
+
+def first(feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    """Choose what a first proof asks: some samples, every feed that is timed, and one or two of each other kind.
+
+    Of a kind (sizes of an axis, values of a range, batches that are not timed) that is its first and its largest feed.
+    The largest checked shape is left out: the largest batch and the largest size are there, each at less cost.
+    """
+    samples = [name for name in feeds if parity.is_sample(name)]
+    items = sum(next((v.shape[0] for v in feeds[name].values() if v.ndim), 1) for name in samples)
+    chosen = set(samples[:: max(1, min(len(samples) // FIRST_FEEDS, items // FIRST_ITEMS))])
+    kinds: dict[str, list[str]] = {}
+    for name in feeds:
+        if not parity.is_sample(name) and name != "max":
+            alone = traffic.point(name) is not None or (name[0] == "b" and name[1:].isdigit())
+            kinds.setdefault(name if alone else name.rstrip("0123456789"), []).append(name)
+    for names in kinds.values():
+        chosen |= {names[0], max(names, key=lambda name: sum(value.size for value in feeds[name].values()))}
+    return {name: feed for name, feed in feeds.items() if name in chosen}
+
+
+def answered(name: str, answer: Feed) -> bool:
+    """Say whether a source takes a feed: NaN at floats that no sample holds (a divisor of 0) is no answer."""
+    made_up = name in (LOW_FEED, HIGH_FEED, BEYOND_FEED)
+    return not (made_up and any(v.dtype.kind == "f" and np.isnan(v).any() for v in answer.values()))
 
 
 def covered(source: ModelSource, compared: Mapping[str, Feed], left_out: int) -> str:
     """Say in one sentence on what a variant was compared.
 
     Args:
-        left_out: how many coverage feeds it was not: the source refused them, or they would have taken too long.
+        left_out: how many coverage feeds it was not: the source has no answer, or they would have taken too long.
     """
     every = list(compared.values())
     said = [f"{len(every)} feeds"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.dtypes import datatype
-from accel.core.errors import InputError, UsageError, nearest
+from accel.core.errors import InputError, UsageError, nearest, raised_as
 from accel.core.processing import CustomStep, carried
 from accel.core.values import TensorSpec
 
@@ -17,7 +17,7 @@ BATCH = "batch"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EnsembleRequest:
     """What a job asks for.
 
     Attributes:
@@ -31,7 +31,7 @@ class Asked:
     folder: str | None = None
 
 
-def asked(value: bool | Mapping[str, Any] | Asked | None) -> Asked | None:
+def asked(value: bool | Mapping[str, Any] | EnsembleRequest | None) -> EnsembleRequest | None:
     """Read ``ensemble:`` of a job file, or the flag; None where no ensemble is wanted.
 
     Raises:
@@ -39,8 +39,8 @@ def asked(value: bool | Mapping[str, Any] | Asked | None) -> Asked | None:
         InputError: a file is missing, cannot be read, or does not define the function.
     """
     if isinstance(value, bool | None):
-        return Asked() if value else None
-    if isinstance(value, Asked):
+        return EnsembleRequest() if value else None
+    if isinstance(value, EnsembleRequest):
         return value
     if not isinstance(value, Mapping):
         raise UsageError(f"ensemble is {value!r}: expected true, false or a mapping of pre, post and folder")
@@ -50,7 +50,7 @@ def asked(value: bool | Mapping[str, Any] | Asked | None) -> Asked | None:
     folder = value.get("folder")
     if folder is not None and not (isinstance(folder, str) and Path(folder).expanduser().is_dir()):
         raise InputError(f"ensemble.folder is {folder!r}, which is no folder here")
-    return Asked(
+    return EnsembleRequest(
         _asked_step("pre", value.get("pre", {})),
         _asked_step("post", value.get("post", {})),
         str(Path(folder).expanduser().resolve()) if folder else None,
@@ -110,10 +110,8 @@ def _listed(value: Mapping[str, Any], name: str, key: str) -> Sequence[Any]:
 
 def _check_defined(path: Path, function: str) -> None:
     """Check that a file defines a function at its top, without running it."""
-    try:
+    with raised_as(InputError, (SyntaxError, ValueError), f"{path} is no Python file"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{path} is no Python file: {error}") from error
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
     if function not in defined:
         raise InputError(f"{path.name} defines no function {function!r}{nearest(function, defined)}")

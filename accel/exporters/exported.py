@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.core.errors import AccelError, InputError, UnavailableError
+from accel.core.errors import InputError, UnavailableError, raised_as
 from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import Extent, name_axes, resolve
 from accel.exporters.program_rules import refuse_pickles
@@ -84,12 +84,10 @@ def read_program(path: Path) -> "torch.export.ExportedProgram":
     import torch
 
     refuse_pickles(path)
-    try:
+    with raised_as(
+        UnavailableError,
+        Exception,
+        f"torch {torch.__version__} cannot load {path.name}",
+        fix="export it again with torch.export.save under this version of torch",
+    ):
         return torch.export.load(str(path))
-    except AccelError:
-        raise
-    except Exception as error:
-        raise UnavailableError(
-            f"torch {torch.__version__} cannot load {path.name}: {error or type(error).__name__}",
-            fix="export it again with torch.export.save under this version of torch",
-        ) from error

@@ -1,5 +1,6 @@
 """Factories: ``file.py:function`` that returns an ``nn.Module``, a Keras model or a tf.function, or it and samples."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -7,7 +8,7 @@ import inspect
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SourceRequest
+from accel.exporters.sample_files import sample_shapes
 from accel.exporters.tensorflow_files import input_names
 
 if TYPE_CHECKING:
@@ -33,7 +35,20 @@ def call(reference: str, what: str, before: Callable[[], None] | None = None) ->
     Raises:
         InputError: no such file or function, or its code raised.
     """
-    file, _, function = reference.rpartition(":")
+    found = function(reference, what)
+    with running(reference, what):
+        if before is not None:
+            before()
+        return found()
+
+
+def function(reference: str, what: str) -> Callable[..., Any]:
+    """Import ``/path/file.py`` and return the function after the colon.
+
+    Raises:
+        InputError: no such file or function, or its code raised.
+    """
+    file, _, name = reference.rpartition(":")
     path = Path(file)
     spec = importlib.util.spec_from_file_location(f"accel_user_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -44,19 +59,25 @@ def call(reference: str, what: str, before: Callable[[], None] | None = None) ->
     if str(path.parent) not in sys.path:
         # At the end: a folder called like a package beside the file must not hide that package.
         sys.path.append(str(path.parent))
-    try:
+    with running(reference, what):
         spec.loader.exec_module(module)
-        found = getattr(module, function, None)
-        if not callable(found):
-            names = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == spec.name)
-            raise InputError(f"{path.name} has no function {function!r}", fix=f"it defines {names}")
-        if before is not None:
-            before()
-        return found()
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == spec.name)
+        raise InputError(f"{path.name} has no function {name!r}", fix=f"it defines {names}")
+    return found
+
+
+@contextlib.contextmanager
+def running(reference: str, what: str, fix: str | None = None) -> Iterator[None]:
+    """Turn what a user's code raises into an error of accel's."""
+    try:
+        yield
     except AccelError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"{what} {path.name}:{function} raised {type(error).__name__}: {error}") from error
+        said = f"{what} {Path(reference).name} raised {type(error).__name__}: {error}"
+        raise InputError(said, fix=fix) from error
 
 
 def make(reference: str) -> FactoryResult:
@@ -169,7 +190,7 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
         # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32.
         found = str(seen[0].dtype) if seen else "int64" if name in request.ranges else "float32"
         dtypes[name] = "float32" if found in ("float64", "float16") and not _is_double(made.module) else found
-    specs, profile = name_axes(shapes, dtypes)
+    specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
     specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, made.samples))) for s in specs)
     return specs, profile
@@ -182,19 +203,26 @@ def _is_double(module: "torch.nn.Module") -> bool:
 
 
 def seen_range(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[int, int] | None:
-    """Take an integer input's range from the samples, where they are all that is known."""
+    """Take an integer input's range from the samples, where they are all that is known.
+
+    Where there is a mask, samples of several lengths are padded with zeros to share a batch.
+    """
     if "int" not in spec.dtype or not samples:
         return None
-    return min(int(s[spec.name].min()) for s in samples), max(int(s[spec.name].max()) for s in samples)
+    low, high = min(int(s[spec.name].min()) for s in samples), max(int(s[spec.name].max()) for s in samples)
+    return (min(low, 0) if "attention_mask" in samples[0] else low), high
 
 
 def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:
     known = [request.opt_shapes.get(name), request.max_shapes.get(name), request.min_shapes.get(name)]
+    if not seen and not any(known):
+        seen = sample_shapes(request.samples, name)
     opt = next((s for s in [known[0], *seen[:1], known[1], known[2]] if s is not None), None)
     if opt is None:
         raise UsageError(
             f"{request.text}: nothing says what shape input {name!r} has",
-            fix=f"give --shape {name}:1x3x224x224 (its sizes), or return (module, samples) from the factory",
+            fix=f"give --shape {name}:1x3x224x224 (its sizes), --samples FILE.npz with an array {name!r}, or return "
+            "(module, samples) from the factory",
         )
     every = [s for s in [*known, *seen, opt] if s is not None]
     if any(len(s) != len(opt) for s in every):

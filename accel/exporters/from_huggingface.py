@@ -1,5 +1,6 @@
 """Hugging Face folders and hub ids, through transformers; code from a model repository is never run."""
 
+import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import AccelError, InputError, UnavailableError, UsageError, nearest
+from accel.core.errors import AccelError, InputError, UnavailableError, UsageError, first_line, nearest, raised_as
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import resolve
-from accel.exporters.from_torch import probe_outputs
+from accel.exporters.from_torch import probe_outputs, settled
 from accel.exporters.hub import download, huggingface_folder
 from accel.exporters.huggingface_inputs import model_inputs
 from accel.exporters.processing_files import PLAIN_ENCODER, sentence_modules
@@ -20,6 +21,8 @@ from accel.exporters.sources import content_key
 if TYPE_CHECKING:
     import torch
 
+MOST_LAYERS = 10_000
+"""The deepest models have some hundred."""
 RANDOM = "random(seed=0)"
 PARTLY = "random(seed=0) in part"
 """Weights of a checkpoint that lacks some of the class's weights: what it computes has no proved meaning."""
@@ -52,19 +55,21 @@ def describe(request: SourceRequest) -> ModelSource:
     key = content_key(request)
     if key is None:
         raise InputError(f"{request.text} vanished while it was read")
-    whole, missing = open_model(folder, request.task or _sentence_task(folder), random=request.weights == "random")
+    task = request.task or _sentence_task(folder, request.pool)
+    whole, missing = open_model(folder, task, random=request.weights == "random")
     parts = parts_of(whole)
     inputs, profile, family = model_inputs(whole, folder, request.part)
     encoder = part(whole, request.part)
-    model = _pooled(encoder, folder, request.task)
+    model = _pooled(encoder, folder, request.task, request.pool)
     inputs, profile, _ = resolve(inputs, profile, request)
+    inputs, profile, notices = settled(model, inputs, profile, request)
     stored = "local" if Path(request.reference).is_dir() else "pretrained"
     # A tokenizer or a picture size is all it takes to turn the zoo's sentences and pictures into this model's inputs.
     real = family == "vision" or (family == "transformer" and (folder / "tokenizer.json").is_file())
     samples = request.samples_or("zoo" if real else "random")
-    notices = []
-    if model is not encoder:
+    if model is not encoder or request.pool not in (None, "none"):
         missing = [name for name in missing if not name.startswith("pooler.")]  # nothing of it reaches the embedding
+    if model is not encoder and request.pool is None:
         notices.append(f"pooled into sentence_embedding as modules.json says; {PLAIN_ENCODER}")
     if missing:
         notices.append(f"{len(missing)} weights are not in the checkpoint and were drawn at random ({missing[0]}, …)")
@@ -104,23 +109,24 @@ def load(source: ModelSource) -> "torch.nn.Module":
         raise InputError(f"{source.reference} is gone from this machine", fix="run accel convert again")
     from accel.exporters.huggingface_parts import part
 
-    model, _ = open_model(folder, source.task or _sentence_task(folder), random=source.weights == RANDOM)
-    return _pooled(part(model, source.part), folder, source.task)
+    task = source.task or _sentence_task(folder, source.pool)
+    model, _ = open_model(folder, task, random=source.weights == RANDOM)
+    return _pooled(part(model, source.part), folder, source.task, source.pool)
 
 
-def _sentence_task(folder: Path) -> str | None:
-    """Return the task that loads a sentence-transformers folder as that library does: without its config's head."""
-    return "feature-extraction" if sentence_modules(folder) else None
+def _sentence_task(folder: Path, pool: str | None) -> str | None:
+    """Return the task that loads what gives text vectors as sentence-transformers does: without its config's head."""
+    return "feature-extraction" if pool not in (None, "none") or sentence_modules(folder) else None
 
 
-def _pooled(model: Any, folder: Path, task: str | None) -> "torch.nn.Module":
+def _pooled(model: Any, folder: Path, task: str | None, pool: str | None) -> "torch.nn.Module":
     """Return the model with what ``modules.json`` puts after it, where the user asked for no task of its own."""
-    modules = sentence_modules(folder) if task is None else None
+    modules = sentence_modules(folder) if task is None and pool != "none" else None
     if modules is None:
         return model
     from accel.exporters.sentence_encoder import wrap
 
-    return wrap(model, folder, modules)
+    return wrap(model, folder, modules, pool)
 
 
 def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, list[str]]:
@@ -141,6 +147,7 @@ def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, li
     try:
         with warnings.catch_warnings(action="ignore"):
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            _check_layers(folder, config.to_dict())
             chosen = model_class(config, task)
             missing: list[str] = []
             if random:
@@ -167,8 +174,16 @@ def open_model(folder: Path, task: str | None, *, random: bool) -> tuple[Any, li
     return model.float().eval(), missing
 
 
+def _check_layers(folder: Path, config: Any) -> None:
+    """Refuse a config, or one within it, that asks for so many layers that building them would not end."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            _check_layers(folder, value)
+        elif isinstance(value, int) and value > MOST_LAYERS and re.search("(layers?|depth|blocks)$", name):
+            raise InputError(f"{folder} says {name} is {value}, expected {MOST_LAYERS} at most", fix="copy it again")
+
+
 def _explained(folder: Path, error: Exception) -> AccelError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "trust_remote_code" in str(error):
         return UnavailableError(
             f"{folder.name} needs code from its repository, which accel does not run",
@@ -180,7 +195,7 @@ def _explained(folder: Path, error: Exception) -> AccelError:
             fix="convert it where you trust it (from_pretrained, then save_pretrained), or take --weights random",
         )
     return InputError(
-        f"transformers cannot load {folder}: {first}", fix="check that config and weights belong together"
+        f"transformers cannot load {folder}: {first_line(error)}", fix="check that config and weights belong together"
     )
 
 
@@ -214,10 +229,8 @@ def tokenise(folder: Path, texts: Iterable[str], inputs: Iterable[TensorSpec], l
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"{folder} has no tokenizer.json", fix="save the tokenizer with save_pretrained beside it")
-    try:
+    with raised_as(InputError, Exception, f"{path} is no tokenizer"):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise InputError(f"{path} is no tokenizer: {error}") from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(longest)
     specs = list(inputs)

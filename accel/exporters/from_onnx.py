@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError, first_line, raised_as
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, known_input, profile_of, resolve
@@ -16,8 +16,9 @@ from accel.exporters.axis_trial import study
 from accel.exporters.onnx_file import external_files, nodes, parse, refuse_foreign
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
+from accel.exporters.sample_files import sample_shapes
 from accel.exporters.sources import content_key
-from accel.graph.evaluate import kernel_check, open_unoptimised
+from accel.graph.evaluate import OLDEST, kernel_check, open_unoptimised
 
 if TYPE_CHECKING:
     import onnx
@@ -46,11 +47,14 @@ def check_file(path: Path) -> None:
 
     external_files(path)
     refuse_foreign(path)
-    try:
+    with raised_as(
+        InputError,
+        (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError),
+        f"{path.name} is not a valid ONNX model",
+        fix="export it again",
+        say=first_line,
+    ):
         onnx.checker.check_model(str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise InputError(f"{path.name} is not a valid ONNX model: {first}", fix="export it again") from error
 
 
 def graph_specs(model: "onnx.ModelProto") -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -104,16 +108,15 @@ def describe(request: SourceRequest) -> ModelSource:
     check_file(path)
     graph = parse(path)
     declared, outputs = graph_specs(graph)
-    session = open_unoptimised(path)
+    session = open_source(path)
     answer = answers(session, [o.name for o in outputs])
     inputs, notices = _renamed(declared, request, answer)
     axes: dict[str, Extent] = {}
-    guessed: list[str] = []
+    guessed: dict[str, str] = {}
     for spec in inputs:
         for axis, dim in enumerate(spec.dims):
             if isinstance(dim, str) and dim not in axes:
-                axes[dim], known = _extent(request, spec, axis)
-                guessed += [] if known else [dim]
+                axes[dim], guessed[dim] = _extent(request, spec, axis)
     inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
     if request.samples is None:
         inputs, assumed_ranges = _ranged(inputs, graph.graph)
@@ -129,8 +132,13 @@ def describe(request: SourceRequest) -> ModelSource:
     )
     if key is None:
         raise InputError(f"{path} vanished while it was read")
-    assumed = "axis {!r}: sizes {} to {} assumed (--max-shape sets them)"
-    notices += [assumed.format(n, axes[n].min, axes[n].max) for n in guessed]
+    if too_old(path):
+        notices.append(
+            f"its opset is raised to {OLDEST}, the oldest that ONNX Runtime runs: answers are held against the model "
+            "as onnx.version_converter brings it there"
+        )
+    assumed = "axis {!r}: sizes {} to {} {} (--min-shape, --shape and --max-shape set them)"
+    notices += [assumed.format(n, axes[n].min, axes[n].max, how) for n, how in guessed.items() if how]
     source = request.source(
         "onnx",
         key=key,
@@ -186,7 +194,9 @@ def _renamed(
         return tuple(dataclasses.replace(s, dims=tuple(name(s, *dim) for dim in enumerate(s.dims))) for s in specs)
 
     def chosen(spec: TensorSpec, axis: int, dim: int | str) -> int | str:
-        return request.axis_names.get(f"{spec.name}:{axis}", dim) if isinstance(dim, str) else dim
+        only = spec.name in request.states and sum(isinstance(d, str) for d in spec.dims) == 1
+        usual = "batch" if only else dim  # of a state nothing else may vary
+        return request.axis_names.get(f"{spec.name}:{axis}", usual) if isinstance(dim, str) else dim
 
     inputs = dims(inputs, chosen)
     every = (request.min_shapes, request.opt_shapes, request.max_shapes)
@@ -213,20 +223,26 @@ def _renamed(
     return split, [f"axes that are all called {n!r} have sizes of their own: {', '.join(p)}" for n, p in shared.items()]
 
 
-def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent, bool]:
-    """Find the sizes of an axis in the user's shapes; assume some for a batch and a sequence, and say so."""
+def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent, str]:
+    """Find the sizes of an axis in the user's shapes, assume some for a batch and a sequence, else ask the samples.
+
+    Returns:
+        The sizes, and how they were found where the user did not say them.
+    """
     every = (request.min_shapes, request.opt_shapes, request.max_shapes)
     given = [s[spec.name][axis] for s in every if spec.name in s and axis < len(s[spec.name])]
     name = str(spec.dims[axis])
     if axis == 0:
-        return Extent(1, LEADING.opt, max([LEADING.max, *given])), True
+        return Extent(1, LEADING.opt, max([LEADING.max, *given])), ""
     if given:
-        return Extent(min(given), given[-1], max(given)), True
+        return Extent(min(given), given[-1], max(given)), ""
     if "seq" in name.lower():
-        return SEQUENCE, False
+        return SEQUENCE, "assumed"
+    if seen := [s[axis] for s in sample_shapes(request.samples, spec.name) if len(s) == len(spec.dims)]:
+        return Extent(min(seen), seen[0], max(seen)), "as in the samples"
     raise UsageError(
         f"nothing says which sizes axis {axis} ({name!r}) of input {spec.name!r} takes",
-        fix=f"give --min-shape, --shape and --max-shape for {spec.name}",
+        fix=f"give --min-shape, --shape and --max-shape for {spec.name}, or --samples FILE.npz with real ones",
     )
 
 
@@ -241,6 +257,33 @@ def answers(session: Any, outputs: Sequence[str]) -> Callable[[Feed], dict[str, 
     return answer
 
 
+def open_source(path: Path) -> Any:
+    """Open a source's file unoptimised, with its opset raised where it is ``too_old``.
+
+    Raises:
+        UnavailableError: as ``open_unoptimised``; StageError: its opset cannot be raised.
+    """
+    import onnx_ir as ir
+
+    from accel.graph import passes
+    from accel.graph.opset import RaiseOpset
+
+    try:
+        return open_unoptimised(path)
+    except UnavailableError:
+        if not too_old(path):
+            raise
+    model = passes.load(path)
+    passes.run(model, RaiseOpset(OLDEST))
+    return open_unoptimised(path, ir.to_proto(model).SerializeToString())
+
+
+def too_old(path: Path) -> bool:
+    """Say whether a file has an opset before the oldest that ONNX Runtime runs, and an operator that it lacks."""
+    opsets = [o.version for o in parse(path).opset_import if o.domain in ("", "ai.onnx")]
+    return min(opsets, default=OLDEST) < OLDEST and not kernel_check()(str(path))
+
+
 def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
     """Run an unoptimised session.
 
@@ -252,18 +295,18 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
     except Exception as error:
         shapes = ", ".join(f"{n} {v.dtype}{list(v.shape)}" for n, v in feed.items())
         raise StageError(
-            f"the ONNX model failed on {shapes}: {str(error).splitlines()[0]}",
+            f"the ONNX model failed on {shapes}: {first_line(error)}",
             fix="a fixed size inside the graph is the usual cause: change the export, or fix the axis with --min-shape "
             "and --max-shape",
         ) from error
 
 
-def copy(source: ModelSource, path: Path) -> None:
-    """Copy an ONNX source and its external data to ``path``'s folder, under the names the file uses.
+def copy(source: ModelSource, origin: Path, path: Path) -> None:
+    """Copy a source's ONNX file and its external data to ``path``'s folder, under the names the file uses.
 
-    Axes get the source's names, those that are fixed their size, and scalars one axis; an ``If`` that the declared
-    ranges and shapes decide gives way to its branch. All else stays byte for byte.
-    A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
+    An opset that is ``too_old`` is raised. Axes get the source's names, those that are fixed their size, and scalars
+    one axis; an ``If`` that the declared ranges and shapes decide gives way to its branch. All else stays byte for
+    byte. A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
     Raises:
         InputError: external data outside the source's folder, missing or truncated.
@@ -272,13 +315,14 @@ def copy(source: ModelSource, path: Path) -> None:
     from accel.graph import passes
     from accel.graph.branches import TakeBranches
     from accel.graph.interface import DeclareAxes, ScalarsAsVectors
+    from accel.graph.opset import RaiseOpset
 
-    origin = Path(source.reference)
     external_files(origin)
     specs = (*source.inputs, *source.outputs)
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     taken = TakeBranches(ranges=ranges, shapes=source.profile)
-    passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(specs), taken)
+    raising = [RaiseOpset(OLDEST)] if too_old(origin) else []
+    passes.rewrite(origin, path, *raising, ScalarsAsVectors(), DeclareAxes(specs), taken)
     branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
     if branches and not kernel_check(optimised=True)(str(path)):
         free = [
@@ -287,4 +331,4 @@ def copy(source: ModelSource, path: Path) -> None:
             )
             for s in specs
         ]
-        passes.rewrite(origin, path, ScalarsAsVectors(), DeclareAxes(free))
+        passes.rewrite(origin, path, *raising, ScalarsAsVectors(), DeclareAxes(free))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UsageError, raised_as
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters import factory, tensorflow_files
 from accel.exporters.axes import BATCH, Extent, checked_ranges, known_input, name_axes, resolve
@@ -21,6 +21,7 @@ from accel.exporters.factory import seen_range, shape_range
 from accel.exporters.layout import first
 from accel.exporters.probe import probe_outputs
 from accel.exporters.request import SourceRequest
+from accel.exporters.sample_files import sample_shapes
 from accel.exporters.sources import content_key
 from accel.exporters.tensorflow_graph import NARROW, Graph, Opened, Port, quiet
 from accel.exporters.tensorflow_runtime import explain, import_tensorflow
@@ -183,9 +184,11 @@ def _extent(
         alike = [p.name for p in ports if "int" in p.dtype and p.shape and p.shape[1:] == port.shape[1:]]
         sizes = [s[name][1] for s in asked for name in alike if len(s.get(name, ())) == len(port.shape)]
         return Extent(min(sizes), sizes[0], max(sizes)) if sizes else SEQUENCE
+    if found := [s[axis] for s in sample_shapes(request.samples, port.name) if len(s) == len(port.shape)]:
+        return Extent(min(found), found[0], max(found))
     raise UsageError(
         f"nothing says which sizes axis {axis} of input {port.name!r} takes: it is {list(port.shape)}",
-        fix=f"give --min-shape, --shape and --max-shape for {port.name}",
+        fix=f"give --min-shape, --shape and --max-shape for {port.name}, or --samples FILE.npz with real ones",
     )
 
 
@@ -202,18 +205,21 @@ def write_onnx(graph: Graph, source: ModelSource, path: Path, *, opset: int) -> 
 
     import_tensorflow()
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
-    try:
-        with quiet():
-            import tf2onnx
-
-            model, _ = tf2onnx.convert.from_function(
-                graph.function(), input_signature=graph.signature(), opset=min(opset, OPSET_MAX)
-            )
-    except Exception as error:
-        raise StageError(
-            f"tf2onnx could not convert {source.name}: {explain(error)}",
+    with (
+        raised_as(
+            StageError,
+            Exception,
+            f"tf2onnx could not convert {source.name}",
             fix="choose targets that start from TensorFlow itself (tf, tf-xla), or give the ONNX file",
-        ) from error
+            say=explain,
+        ),
+        quiet(),
+    ):
+        import tf2onnx
+
+        model, _ = tf2onnx.convert.from_function(
+            graph.function(), input_signature=graph.signature(), opset=min(opset, OPSET_MAX)
+        )
     graph_model = ir.from_proto(model)
     _hold_captured(graph_model.graph, graph)
     passes.run(graph_model, WithoutErfc())

@@ -6,22 +6,21 @@ input is the dynamic axis ``batch`` (1 to 16); the others are fixed unless sampl
 """
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
-from accel.exporters import exported, factory, probe
+from accel.exporters import axis_trial, exported, factory, pooling, probe
 from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import example_arrays
@@ -53,12 +52,32 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
         inputs, profile = factory.inputs(made, request)
         key = content_key(request) or factory.content_key(request.reference, module)
         inputs, profile, notices = _tried(module, inputs, profile, made, request)
+        varied = {d for s in inputs for d in s.dims if isinstance(d, str) and made.samples}
+        inputs, profile, found = settled(module, inputs, profile, request, varied)
+        notices += found
         samples = request.samples_or(request.reference if made.samples else "random")
     module = torchscript.exportable(module, inputs, profile)
     outputs = probe_outputs(module, inputs, profile)
     return request.source(
         "torch", key=key, inputs=inputs, outputs=outputs, profile=profile, samples=samples, notices=notices
     )
+
+
+def settled(
+    module: "torch.nn.Module",
+    inputs: tuple[TensorSpec, ...],
+    profile: dict[str, ShapeRange],
+    request: SourceRequest,
+    varied: Collection[str] = (),
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
+    """Let axes begin where the model does, and take the multiples that it takes, as ``axis_trial.settle``.
+
+    Args:
+        varied: axes whose sizes the samples show; those of ``request`` are the user's, too.
+    """
+    named = {*request.min_shapes, *request.opt_shapes, *request.max_shapes}
+    given = {d for s in inputs if s.name in named for d in s.dims if isinstance(d, str)}
+    return axis_trial.settle(runner(module, inputs), inputs, profile, given={*given, *varied})
 
 
 def _tried(
@@ -80,7 +99,7 @@ def _tried(
     sizes = {s.name: {feed[s.name].shape[:1] for feed in made.samples} for s in inputs}
     assumed = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given and len(sizes[s.name]) < 2]
     said = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name in given]
-    run = _runner(module, inputs)
+    run = runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
     run(example_arrays(inputs, typical))
     leading = typical[assumed[0]][0] if assumed else 0
@@ -121,7 +140,7 @@ def load(source: ModelSource) -> "torch.nn.Module":
     if source.kind == "torchscript":
         return torchscript.exportable(torchscript.read_script(Path(source.reference)), native, source.profile)
     made = factory.make(source.reference)
-    if factory.content_key(source.reference, made.module) != source.key:
+    if pooling.key(factory.content_key(source.reference, made.module), source.pool) != source.key:
         raise InputError(
             f"{source.reference} gave other weights or code than a moment ago",
             fix="do not edit the file during a run; load weights from a file, or seed their generator",
@@ -142,20 +161,21 @@ def probe_outputs(
     """
     from accel.exporters import determinism
 
-    run = _runner(model, inputs)
+    run = runner(model, inputs)
     outputs = probe.probe_outputs(run, inputs, profile)
     feed = example_arrays(inputs, {name: shape.min for name, shape in profile.items()})
     determinism.check(model, lambda: run(feed))
     return outputs
 
 
-def _runner(model: "torch.nn.Module", inputs: Sequence[TensorSpec]) -> Callable[[Feed], dict[str, np.ndarray]]:
+def runner(model: "torch.nn.Module", inputs: Sequence[TensorSpec]) -> Callable[[Feed], dict[str, np.ndarray]]:
+    """Return what runs a module on arrays by name and gives its outputs by name."""
     from accel.exporters.positional import Positional, call, client_array, named_tensors
 
     module = Positional(model, [s.name for s in inputs], outputs=None)
 
     def run(feed: Feed) -> dict[str, np.ndarray]:
-        found = named_tensors(call(module.result, module.inputs, feed))
+        found = named_tensors(call(module.result, module.inputs, feed), module.inputs)
         return {name: client_array(tensor) for name, tensor in found.items()}
 
     return run
@@ -200,23 +220,29 @@ def dynamic_shapes(
 
 
 @contextlib.contextmanager
-def eager_attention(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
-    """Lend the module with every transformers model inside switched to eager attention.
+def exportable_layers(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
+    """Lend the module with every transformers model inside switched to the layers that can be written as ONNX.
 
-    The default (sdpa) path exports a guard against fully masked rows that keeps runtimes from fusing attention.
+    Attention is ``eager``: the default (sdpa) exports a guard against fully masked rows that keeps runtimes from fusing
+    it. Experts are ``batched_mm``: the default is an operator of transformers' own. A config that has ``onnx_export``
+    says itself what it is for.
     """
-    switched: list[tuple[Any, Any]] = []
-    for part in module.modules():
-        config = getattr(part, "config", None)
-        if hasattr(part, "set_attn_implementation") and config is not None:
-            switched.append((part, copy.copy(config._attn_implementation)))
+    models = [part for part in module.modules() if hasattr(part, "set_attn_implementation")]
+    configs = {id(part.config): part.config for part in models}
+    # Not set back by the same functions: they refuse what some parts had from the start.
+    before = {key: dict(vars(config)) for key, config in configs.items()}
     try:
-        for part, _ in switched:
+        for part in models:
             part.set_attn_implementation("eager")
+            if hasattr(part, "set_experts_implementation"):
+                part.set_experts_implementation("batched_mm")
+        for config in configs.values():
+            if getattr(config, "onnx_export", None) is False:
+                config.onnx_export = True
         yield module
     finally:
-        for part, before in switched:
-            part.set_attn_implementation(before)
+        for key, config in configs.items():
+            vars(config).update(before[key])
 
 
 @contextlib.contextmanager
@@ -231,31 +257,6 @@ def whole_recurrent_layers() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def plain_bags() -> Iterator[None]:
-    """Let an EmbeddingBag of bags of one length be a lookup and a reduction: torch's ONNX of it is a loop over bags."""
-    import torch
-
-    forward = torch.nn.EmbeddingBag.forward
-    reduced = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
-
-    def plain(self: Any, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
-        if (
-            input.dim() != 2
-            or per_sample_weights is not None
-            or self.padding_idx is not None
-            or self.max_norm is not None
-        ):
-            return forward(self, input, offsets, per_sample_weights)
-        return reduced[self.mode](torch.nn.functional.embedding(input, self.weight), 1)
-
-    torch.nn.EmbeddingBag.forward = plain
-    try:
-        yield
-    finally:
-        torch.nn.EmbeddingBag.forward = forward
-
-
 def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     """Export the loaded module with torch.onnx (dynamo), weights in ``model.onnx.data`` beside the file.
 
@@ -265,7 +266,7 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from accel.exporters import torch_operators
+    from accel.exporters import torch_layers, torch_operators
 
     if model.module is None:
         raise TypeError("an ONNX source is copied, not exported")
@@ -276,9 +277,9 @@ def write_onnx(model: "SourceModel", path: Path, *, opset: int) -> None:
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     try:
         with (
-            eager_attention(model.module) as module,
+            exportable_layers(model.module) as module,
             whole_recurrent_layers(),
-            plain_bags(),
+            torch_layers.exportable_forwards(module),
             # The strides that attention has once torch.onnx takes it apart: a view made on others would be refused.
             sdpa_kernel(SDPBackend.MATH),
             warnings.catch_warnings(action="ignore"),

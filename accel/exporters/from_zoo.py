@@ -1,8 +1,11 @@
 """Load a model of the zoo, falling back to random weights aloud."""
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accel.core import environments
+from accel.core.environments import WEIGHTS
 from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
 from accel.exporters import from_tensorflow, tensorflow_files
@@ -32,11 +35,11 @@ def describe(request: SourceRequest) -> ModelSource:
     entry = zoo().entry(request.reference)
     folder = entry.weights() if request.weights != "random" else None
     if folder is None and request.weights == "pretrained":
-        if entry.hub is None:
-            raise UnavailableError(
-                f"the weights of {entry.name} are not installed", fix="reinstall accel's requirements"
-            )
-        folder = download(entry.hub, entry.revision)
+        folder = download(entry.hub, entry.revision) if entry.hub is not None else None
+    if folder is None and (request.weights == "pretrained" or entry.stored):
+        if request.weights == "random":
+            raise UsageError(f"{entry.name} is a file with its weights: there are no random ones", fix="--weights auto")
+        raise UnavailableError(f"the weights of {entry.name} are not installed", fix=environments.fix(WEIGHTS))
     notice = None
     if folder is None:
         advice = f"--weights pretrained downloads {entry.hub}" if entry.hub else "no package carries them here"
@@ -63,8 +66,9 @@ def describe(request: SourceRequest) -> ModelSource:
         mask=entry.mask,
         family=entry.family,
         # A task metric judges meaning: it needs real weights and the samples it was made for.
-        gate=entry.gate if folder and samples != "random" else None,
+        gate=entry.gate if folder and (samples == "zoo" or (samples != "random" and not entry.labels)) else None,
         static=entry.static,
+        states=entry.states,
         detections=entry.detections,
         samples=samples,
         notice=notice,
@@ -83,16 +87,28 @@ def load(source: ModelSource) -> "torch.nn.Module":
 
 
 def load_graph(source: ModelSource) -> "Graph":
-    """Build a Keras model with the weights that ``describe`` found.
+    """Build a Keras model with the weights that ``describe`` found, or open the SavedModel.
 
     Raises:
         InputError: they are not there any more, or the model's inputs are not those that the entry declares.
     """
     import_tensorflow()
-    opened = tensorflow_files.of_keras(_build(source))
+    made = _build(source)
+    stored = isinstance(made, Path)
+    opened = tensorflow_files.open_file("savedmodel", made, source.graph) if stored else tensorflow_files.of_keras(made)
     if (found := sorted(p.name for p in opened.ports)) != sorted(s.name for s in source.inputs):
         raise InputError(f"the zoo's {source.reference} builds a model with the inputs {found}, and declares others")
     return from_tensorflow.of(opened, source)
+
+
+def load_file(source: ModelSource) -> Path:
+    """Return the ONNX file that ``describe`` found.
+
+    Raises:
+        InputError: it is not there any more.
+    """
+    file: Path = _build(source)
+    return file
 
 
 def _build(source: ModelSource) -> Any:

@@ -1,10 +1,10 @@
 """Hugging Face models on this machine: where the cache keeps them, and how one that the user named is fetched."""
 
-import json
 import os
 from pathlib import Path
 
-from accel.core.errors import AccelError, InputError, UnavailableError
+from accel.core.errors import InputError, UnavailableError, raised_as
+from accel.core.files import load_json
 
 
 def huggingface_folder(reference: str, revision: str | None = None) -> Path | None:
@@ -31,7 +31,7 @@ def _complete(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            shards = set(json.loads(index.read_text())["weight_map"].values())
+            shards = set(load_json(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, AttributeError):
             return False
         return all((folder / shard).is_file() for shard in shards)
@@ -54,17 +54,17 @@ def download(reference: str, revision: str | None = None) -> Path:
             f"{reference} is no folder here, nor a hub id in the local cache, and HF_HUB_OFFLINE forbids the network",
             fix="unset HF_HUB_OFFLINE, or give a local folder by its path",
         )
-    try:
+    with raised_as(
+        UnavailableError,
+        Exception,
+        f"{reference} could not be downloaded",
+        fix="check the name and the network, or give a local folder by its path",
+    ):
         from huggingface_hub import snapshot_download
 
-        snapshot_download(reference, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
-    except AccelError:
-        raise
-    except Exception as error:
-        raise UnavailableError(
-            f"{reference} could not be downloaded: {error}",
-            fix="check the name and the network, or give a local folder by its path",
-        ) from error
+        snapshot_download(
+            reference, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "README.md"]
+        )
     folder = huggingface_folder(reference, revision)
     if folder is None:
         raise InputError(f"{reference} has no safetensors weights, or its download stopped half-way", fix="repeat it")

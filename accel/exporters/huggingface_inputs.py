@@ -1,7 +1,6 @@
 """Inputs for transformers models, made up from their configs: text, pictures, sound, series, and parts of models."""
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from typing import Any, Literal
 from accel.core.errors import UsageError
 from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import Extent, profile_of
+from accel.exporters.processing_files import PICTURES, read_optional
 
 Family = Literal["transformer", "vision", "other"]
 Inputs = tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], Family]
@@ -42,7 +42,9 @@ def _of_part(model: Any, folder: Path, part: str | None, axes: dict[str, Extent]
         return _step(config, folder, axes)
     if part == "text" or part == "image":
         return (_text if part == "text" else _picture)(model, folder, axes, "batch")
-    if _takes(model, "decoder_input_ids"):
+    # A head that classifies or marks a whole text makes the decoder's ids from the encoder's.
+    whole = type(model).__name__.endswith(("ForSequenceClassification", "ForQuestionAnswering"))
+    if _takes(model, "decoder_input_ids") and not whole:
         axes |= {"batch": FEW}
         target = TensorSpec(
             "decoder_input_ids", "int64", ("batch", "target"), (0, config.get_text_config(decoder=True).vocab_size - 1)
@@ -101,13 +103,21 @@ def _text(model: Any, folder: Path, axes: dict[str, Extent], batch: str) -> list
         top["token_type_ids"] = config.type_vocab_size - 1
     longest = min(512, longest_text(folder, config))
     axes["seq"] = Extent(1, min(128, longest), longest)
-    return [TensorSpec(n, "int64", (batch, "seq"), (0, most)) for n, most in top.items() if _takes(model, n)]
+    eos = getattr(config, "eos_token_id", None)
+    ends = {"input_ids": eos} if isinstance(eos, int) and 0 <= eos < config.vocab_size else {}
+    return [
+        TensorSpec(n, "int64", (batch, "seq"), (0, most), ends.get(n)) for n, most in top.items() if _takes(model, n)
+    ]
 
 
 def _picture(model: Any, folder: Path, axes: dict[str, Extent], batch: str) -> list[TensorSpec]:
     config = getattr(model.config, "vision_config", None) or model.config
     height, width = picture_size(folder, config)
-    return [TensorSpec("pixel_values", "float32", (batch, getattr(config, "num_channels", 3), height, width))]
+    specs = [TensorSpec("pixel_values", "float32", (batch, getattr(config, "num_channels", 3), height, width))]
+    if _takes(model, "noise"):  # which patches a masked autoencoder sees: drawn at random where nobody says
+        patches = (height // config.patch_size) * (width // config.patch_size)
+        specs.append(TensorSpec("noise", "float32", (batch, patches)))
+    return specs
 
 
 def _step(config: Any, folder: Path, axes: dict[str, Extent]) -> list[TensorSpec]:
@@ -115,14 +125,12 @@ def _step(config: Any, folder: Path, axes: dict[str, Extent]) -> list[TensorSpec
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     longest = min(512, longest_text(folder, config)) - 1
     axes |= {"batch": FEW, "past": Extent(1, min(64, longest), longest)}
-    specs = [
+    past = [f"past_{layer}_{what}" for layer in range(config.num_hidden_layers) for what in ("key", "value")]
+    return [
         TensorSpec("input_ids", "int64", ("batch", 1), (0, config.vocab_size - 1)),
         TensorSpec("position_ids", "int64", ("batch", 1), (0, longest)),
+        *(TensorSpec(name, "float32", ("batch", heads, "past", size)) for name in past),
     ]
-    for layer in range(config.num_hidden_layers):
-        for what in ("key", "value"):
-            specs.append(TensorSpec(f"past_{layer}_{what}", "float32", ("batch", heads, "past", size)))
-    return specs
 
 
 def _limit(config: Any, *names: str) -> int:
@@ -132,22 +140,21 @@ def _limit(config: Any, *names: str) -> int:
 def longest_text(folder: Path, config: Any) -> int:
     """Return how many tokens the model takes, as tokenizer and config say."""
     limits = [getattr(config, "max_position_embeddings", None) or 512]
+    if limits[0] < 0:  # as transformers says of XLNet and others: any length
+        limits[0] = 512
     if limits[0] % 2 == 0 and limits[0] % 32 == 2:
         # RoBERTa's family counts positions from the padding id on: 514 positions carry 512 tokens.
         limits[0] -= 2
-    path = folder / "tokenizer_config.json"
-    if path.is_file():
-        declared = json.loads(path.read_text()).get("model_max_length")
-        limits += [int(declared)] if declared else []
+    declared = read_optional(folder / "tokenizer_config.json").get("model_max_length")
+    limits += [int(declared)] if isinstance(declared, int | float) and 0 < declared < 1 << 20 else []
     return max(1, min(limits))
 
 
 def picture_size(folder: Path, config: Any) -> tuple[int, int]:
     """Return height and width from the config, else from the preprocessor, else 224."""
     found = getattr(config, "image_size", None)
-    path = folder / "preprocessor_config.json"
-    if not found and path.is_file():
-        declared = json.loads(path.read_text())
+    if not found:
+        declared = read_optional(folder / PICTURES)
         found = declared.get("crop_size") or declared.get("size")
     if isinstance(found, Mapping):
         edge = found.get("shortest_edge", 224)

@@ -1,6 +1,7 @@
 """Items that accel brings itself: the zoo's sentences and pictures, and random values where there is nothing else."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarra
             count //= REDUCED
         made, origin = entry.samples(count), entry.origin
         items = [{n: array_first(v) if n in source.graph.nchw else v for n, v in item.items()} for item in made]
+        return [_within(item, source) | kept(item, entry.labels) for item in items], origin
     elif source.family == "vision":
         items, origin = zoo().pictures(count, source.inputs[0]), "dead-leaves pictures with natural statistics"
     else:
@@ -36,11 +38,16 @@ def zoo_items(source: ModelSource, count: int) -> tuple[list[dict[str, np.ndarra
     return [_within(item, source) for item in items], origin
 
 
+def kept(item: Feed, labels: str | None) -> dict[str, Any]:
+    """Return what an item has under the name of its label, if it has a name."""
+    return {labels: item[labels]} if labels is not None and labels in item else {}
+
+
 def _within(item: Feed, source: ModelSource) -> dict[str, np.ndarray]:
     """Cut an item of the zoo to the profile's largest size, its last element kept, and pad it to the smallest."""
     fitted = {}
-    for name, value in item.items():
-        shapes = source.profile[name]
+    for name, shapes in source.profile.items():
+        value = item[name]
         for axis in range(1, value.ndim):
             low, high, size = shapes.min[axis], shapes.max[axis], value.shape[axis]
             high = min(high, max(low, size // shapes.multiples[axis] * shapes.multiples[axis]))

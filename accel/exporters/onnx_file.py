@@ -1,14 +1,15 @@
 """Read an ONNX file without its weights, and find the side files that hold them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, raised_as
 
 if TYPE_CHECKING:
     import onnx
+    from google.protobuf.message import Message
 
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft")
@@ -28,18 +29,34 @@ def parse(path: Path) -> "onnx.ModelProto":
     """Read the protobuf without its external data.
 
     Raises:
-        InputError: no ONNX, or truncated.
+        InputError: no ONNX, truncated, or with names that are no text.
     """
     import onnx
     from google.protobuf.message import DecodeError
 
-    try:
+    with raised_as(
+        InputError,
+        (DecodeError, OSError, ValueError),
+        f"{path} is no ONNX model, or truncated",
+        fix="copy or export it again",
+    ):
         model = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
-        raise InputError(f"{path} is no ONNX model, or truncated: {error}", fix="copy or export it again") from error
     if not model.graph.node and not model.graph.output:
         raise InputError(f"{path} holds no graph: truncated, or no ONNX model", fix="copy or export it again")
+    if (broken := next(_no_text(model), None)) is not None:
+        raise InputError(f"{path} is damaged: {broken!r} in it is no UTF-8", fix="copy or export it again")
     return model
+
+
+def _no_text(message: "Message") -> Iterator[bytes]:
+    """Yield what protobuf hands over as bytes where the format has text: it is no UTF-8."""
+    for field, value in message.ListFields():
+        values = [value] if isinstance(value, (str, bytes)) or not isinstance(value, Iterable) else value
+        if field.type == field.TYPE_STRING:
+            yield from (v for v in values if isinstance(v, bytes))
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                yield from _no_text(inner)
 
 
 def nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:

@@ -1,9 +1,9 @@
 """The module that accel exports and compiles: tensors in by position, a tuple of tensors out.
 
-The only module of accel that imports torch at its top; it is imported inside functions.
+It imports torch at its top, and is itself imported inside functions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Positional(torch.nn.Module):
         A scalar is given as one element: Triton has no tensors without dims.
         """
         given = [_cast(a, self._takes.get(name)) for name, a in zip(self.inputs, args, strict=True)]
-        tensors = named_tensors(self.result(*given))
+        tensors = named_tensors(self.result(*given), self.inputs)
         names = tensors if self.outputs is None else self.outputs
         return tuple(_cast(torch.atleast_1d(tensors[name]), self._gives.get(name)) for name in names)
 
@@ -126,18 +126,18 @@ def client_array(tensor: torch.Tensor) -> np.ndarray:
     return torch.atleast_1d(plain).numpy()
 
 
-def named_tensors(result: Any) -> dict[str, torch.Tensor]:
+def named_tensors(result: Any, inputs: Collection[str] = ()) -> dict[str, torch.Tensor]:
     """Give the tensors of a forward's result names.
 
     A lone tensor is ``output``; else the keys of mappings, the fields of named tuples and dataclasses, and the places
     in tuples and lists (``output_0`` at the top), joined by ``_`` where they are nested. Parts that are None are left
-    out.
+    out; what has the name of an input is called ``output_<name>``.
 
     Raises:
         StageError: the result holds no tensor, a value that no client could receive, or two parts of one name.
     """
     try:
-        found = tensors(result)
+        found = tensors(result, inputs)
         if foreign := [f"{name} of type {type(v).__name__}" for name, v in found.items() if not torch.is_tensor(v)]:
             raise SampleError(f"the model returned {foreign[0]}: expected tensors of torch")
     except SampleError as error:

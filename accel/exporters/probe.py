@@ -23,10 +23,10 @@ def probe_outputs(
     """
     axes = extents(inputs, profile)
     base = {n: e.min for n, e in axes.items()}
-    points: dict[str | None, dict[str, int]] = {None: base}
-    for name, e in axes.items():
-        other = e.opt if e.opt != e.min else e.max
-        points[name] = base | {name: other}
+    points: dict[str | None, dict[str, int]] = {
+        None: base,
+        **{name: base | {name: e.opt if e.opt != e.min else e.max} for name, e in axes.items()},
+    }
     seen: dict[str | None, list[tuple[int, ...]]] = {}
     names: list[str] = []
     dtypes: list[str] = []
@@ -56,5 +56,15 @@ def draw(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> 
     if spec.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if "int" in spec.dtype:
-        return rng.integers(*(spec.range or (0, 1)), shape, endpoint=True).astype(spec.dtype)
+        return ended(rng.integers(*(spec.range or (0, 1)), shape, endpoint=True).astype(spec.dtype), spec)
     return rng.standard_normal(shape).astype(spec.dtype)
+
+
+def ended(ids: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Let every text end with the id that ends texts, and hold it nowhere else: some models ask for one in each."""
+    if spec.ends is None:
+        return ids
+    other = next(end for end in spec.range or (0, 1) if end != spec.ends)
+    ids = np.where(ids == spec.ends, ids.dtype.type(other), ids)
+    ids[..., -1] = spec.ends
+    return ids

@@ -7,12 +7,12 @@ never left out.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from accel.core.errors import InputError, UsageError, nearest
+from accel.core.errors import InputError, UsageError, nearest, raised_as
+from accel.core.files import load_json
 from accel.core.processing import (
     TOKENS,
     Before,
@@ -26,7 +26,7 @@ from accel.core.processing import (
     carried,
 )
 from accel.core.values import ModelSource, from_json, to_json
-from accel.exporters.ensemble_request import Asked
+from accel.exporters.ensemble_request import EnsembleRequest
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.zoo import zoo
 
@@ -40,7 +40,7 @@ EMBEDDING = "sentence_embedding"
 S = TypeVar("S", bound=Tokenize | Picture | Pool | Labels)
 
 
-def find(source: ModelSource, wanted: Asked) -> Pipeline:
+def find(source: ModelSource, wanted: EnsembleRequest) -> Pipeline:
     """Return the steps for a source, with the user's changes.
 
     Raises:
@@ -66,13 +66,11 @@ def find(source: ModelSource, wanted: Asked) -> Pipeline:
     return Pipeline(pre, post)
 
 
-def _folder(source: ModelSource, wanted: Asked) -> Path | None:
+def _folder(source: ModelSource, wanted: EnsembleRequest) -> Path | None:
     """Return the folder that describes tokenizer, pictures and labels, where there is one."""
     if wanted.folder is not None:
         return Path(wanted.folder)
-    if source.kind == "huggingface":
-        return huggingface_folder(source.reference, source.revision)
-    return None
+    return huggingface_folder(source.reference, source.revision) if source.kind == "huggingface" else None
 
 
 def _before(source: ModelSource, folder: Path | None, *, declared: bool) -> Tokenize | Picture:
@@ -152,10 +150,8 @@ def _changed(step: S, changes: Mapping[str, Any], where: str) -> S:
     changes = dict(changes)
     if (labels := changes.pop("labels", None)) is not None:
         changes["names"] = _label_file(Path(str(labels)))
-    try:
+    with raised_as(UsageError, ValueError, f"ensemble.{where}"):
         new = from_json(type(step), {**to_json(step), **changes})
-    except ValueError as error:
-        raise UsageError(f"ensemble.{where}: {error}") from error
     for name, least in (("max_length", 1), ("top_k", 1), ("max_pixels", 1)):
         if getattr(new, name, least) < least:
             raise UsageError(f"ensemble.{where}: {name} is {getattr(new, name)}, expected {least} or more")
@@ -163,10 +159,8 @@ def _changed(step: S, changes: Mapping[str, Any], where: str) -> S:
 
 
 def _label_file(path: Path) -> tuple[str, ...]:
-    try:
+    with raised_as(InputError, (OSError, UnicodeDecodeError), f"ensemble.post.labels: cannot read {path}"):
         return tuple(path.expanduser().read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"ensemble.post.labels: cannot read {path}: {error}") from error
 
 
 def _check_output(source: ModelSource, step: Pool | Labels) -> None:
@@ -190,27 +184,26 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it is missing, or holds something else.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}", fix=DECLARE) from error
+    with raised_as(InputError, (OSError, ValueError), f"{path} cannot be read as JSON", fix=DECLARE):
+        found = load_json(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
         raise InputError(f"{path} holds {type(found).__name__}, expected an object")
     return found
 
 
-def _optional(path: Path) -> dict[str, Any]:
+def read_optional(path: Path) -> dict[str, Any]:
+    """Read a JSON object as ``read_json``; empty where there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
 def _tokenizer(folder: Path) -> Tokenize:
-    config = _optional(folder / "tokenizer_config.json")
-    sentence = _optional(folder / "sentence_bert_config.json")
+    config = read_optional(folder / "tokenizer_config.json")
+    sentence = read_optional(folder / "sentence_bert_config.json")
     if sentence.get("do_lower_case"):
         raise InputError(f"{folder}: sentence_bert_config.json lowers the text before its tokenizer", fix=DECLARE)
-    if (prompt := _optional(folder / "config_sentence_transformers.json").get("default_prompt_name")) is not None:
+    if (prompt := read_optional(folder / "config_sentence_transformers.json").get("default_prompt_name")) is not None:
         raise InputError(f"{folder} puts the prompt {prompt!r} before every text", fix=DECLARE)
-    positions = _optional(folder / "config.json").get("max_position_embeddings")
+    positions = read_optional(folder / "config.json").get("max_position_embeddings")
     limits = [sentence.get("max_seq_length"), config.get("model_max_length"), positions]
     known = [int(v) for v in limits if isinstance(v, int | float) and 0 < v < 1 << 20]
     if not known:
@@ -245,11 +238,14 @@ def _pool(folder: Path) -> Pool:
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
     """Read ``modules.json``: its entries, each with its ``kind``, the last word of its class."""
-    try:
-        found = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    with raised_as(
+        InputError,
+        (OSError, ValueError, TypeError, AttributeError),
+        f"{folder}/modules.json is no list of modules",
+        fix=PLAIN_ENCODER,
+    ):
+        found = load_json((folder / "modules.json").read_text(encoding="utf-8"))
         return [{**module, "kind": str(module.get("type", "")).rpartition(".")[2]} for module in found]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{folder}/modules.json is no list of modules: {error}", fix=PLAIN_ENCODER) from error
 
 
 def sentence_modules(folder: Path) -> list[dict[str, Any]] | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, raised_as
 
 SIZE_BITS = 1 << 16
 """Longest number that an expression may come to: ``9**9**9**9`` is nine characters and no computer holds it."""
@@ -44,13 +44,16 @@ def refuse_pickles(path: Path) -> None:
     import torch
 
     fix = "export it again with torch.export.save, from a program whose inputs and constants are plain tensors"
-    try:
+    with raised_as(
+        InputError,
+        (RuntimeError, UnicodeDecodeError, zipfile.BadZipFile),
+        f"{path} is no exported program",
+        fix="give a file of torch.export.save",
+    ):
         reader = torch._C.PyTorchFileReader(str(path))
         names = reader.get_all_records()
         with zipfile.ZipFile(path) as archive:
             listed = [*names, *archive.namelist()]
-    except (RuntimeError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no exported program: {error}", fix="give a file of torch.export.save") from error
     if not any(n.startswith("models/") for n in names):
         raise InputError(f"{path} holds no exported program (found {names[:4]})", fix=fix)
     # torch's reader finds a record whatever the case of its name, so two spellings could hide one another.
@@ -62,10 +65,8 @@ def refuse_pickles(path: Path) -> None:
     for name in names:
         kind = name.lower()
         if kind.endswith(".json") or kind.startswith("models/"):
-            try:
+            with raised_as(InputError, (ValueError, RecursionError), f"{path.name}: {name} is no JSON", fix=fix):
                 _check(json.loads(reader.get_record(name)), f"{path.name}:{name}", fix)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{path.name}: {name} is no JSON: {error}", fix=fix) from error
         elif kind.endswith(".pt") and (raw := reader.get_record(name)):
             try:
                 torch.load(io.BytesIO(raw), weights_only=True)

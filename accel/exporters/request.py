@@ -13,6 +13,7 @@ Kind = Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx
 
 
 Weights = Literal["auto", "pretrained", "random"]
+Pooling = Literal["mean", "cls", "max", "lasttoken", "none"]
 
 
 TENSORFLOW_FILES = ("savedmodel", "keras", "graphdef")
@@ -40,6 +41,8 @@ class SourceRequest:
         revision: revision of a hub id.
         samples: the user's sample file as an absolute path, or ``/p/file.py:generator``.
         random_samples: whether the user accepts random values as samples and calibration data.
+        metric: the user's task metric: a known name, or ``/p/file.py:function``.
+        labels: name under which the user's samples carry the right answers.
         ranges: lowest and highest value by integer input.
         min_shapes / opt_shapes / max_shapes: shapes by input.
         multiples: by input, what each axis must be a multiple of; 1 for any size.
@@ -47,6 +50,12 @@ class SourceRequest:
         model_name: name of the model on the server, when the user chose it.
         graph: what to take of a TensorFlow source.
         call: how Python code calls the model that the file was made of.
+        traffic: what requests of the traffic are like: ``samples``, or a file of recorded lengths as an absolute path;
+            None where it is not measured.
+        pool: how the vectors of a text's tokens become one, or None for what the source says itself.
+        states: of a stateful model, by input that holds a state: the output of the step before that gives it.
+        initial: by such an input, the ``.npy`` file (absolute) with its value at the first step.
+        fixed: axes that were fixed since the export does not let them vary, with their sizes, as text.
     """
 
     text: str
@@ -58,6 +67,8 @@ class SourceRequest:
     revision: str | None = None
     samples: str | None = None
     random_samples: bool = False
+    metric: str | None = None
+    labels: str | None = None
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     min_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     opt_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -67,6 +78,11 @@ class SourceRequest:
     model_name: str | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
     call: CallForm | None = None
+    traffic: str | None = None
+    pool: Pooling | None = None
+    states: Mapping[str, str] = field(default_factory=dict)
+    initial: Mapping[str, str] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
 
     def samples_or(self, own: str) -> str:
         """Return what the samples are: the user's file, random values where the user asked for them, or ``own``."""

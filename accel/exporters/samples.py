@@ -6,19 +6,27 @@ is as real as the sentences. Everything is deterministic. Only NumPy is imported
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from accel.core.errors import SampleError
+from accel.core.errors import SampleError, raised_as
 from accel.core.feeds import Feed, fit_inputs, write_feeds
+from accel.core.files import write_text
 from accel.core.values import ModelSource, SampleSet, TensorSpec, file_ref, sha256_json
-from accel.exporters import coverage
+from accel.exporters import coverage, traffic
 from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
+from accel.exporters.probe import ended
 from accel.exporters.request import SourceRequest
-from accel.exporters.user_samples import expected, user_items
+from accel.exporters.sample_files import sample_files
+from accel.exporters.sources import metric_files
+from accel.exporters.streams import Run, Streams, cut, play, without_states
+from accel.exporters.user_samples import Sample, expected, no_label, user_items
+from accel.exporters.zoo import zoo
 
 CALIBRATION_ITEMS = 128
 GATE_ITEMS = 256
@@ -46,71 +54,155 @@ def fit_shape(
             continue
         repeats = [-(-want // have) for want, have in zip(shape, value.shape, strict=True)]
         tiled = np.tile(value, repeats)[tuple(slice(n) for n in shape)]
-        fitted[spec.name] = np.asarray(tiled, spec.dtype, order="C")
+        tiled = np.asarray(tiled, spec.dtype, order="C")
+        fitted[spec.name] = tiled if value.shape == shape else ended(tiled, spec)
     return fitted
 
 
-def make_samples(source: ModelSource, request: SourceRequest, out_dir: Path, *, seed: int = 0) -> SampleSet:
+def make_samples(
+    source: ModelSource, request: SourceRequest, out_dir: Path, *, seed: int = 0, run: Run | None = None
+) -> SampleSet:
     """Write ``calibration.npz``, ``gate.npz``, ``shapes.npz`` and ``coverage.npz`` into ``out_dir``.
 
     The user's samples come before the zoo's, and random values stand only where there is nothing else; those are no
     calibration data unless the user asked for them. Fewer items than wanted are split 1 : 2, and ``origin`` says so.
+    Of a stateful model the samples are streams, which go to ``streams.npz``; its items are their steps, with the states
+    that the model itself was in.
+
+    Args:
+        run: the source, where it is stateful.
 
     Raises:
         SampleError: the samples cannot be read, or do not fit the model; the remedy shows the form they have for it.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
+    streams = streams_ref = None
     try:
-        items, origin = _items(source, seed=seed)
+        if source.states:
+            assert run is not None
+            streams, origin = _streams(source, request.labels, seed=seed)
+            items = [dict(feed) for stream in streams.steps for feed, _ in play(source, run, stream, streams.initial)]
+            kept, every = _distinct(items), [label for stream in streams.labels for label in stream]
+            items, labels = [items[i] for i in kept], [every[i] for i in kept] if every else None
+            write_feeds(out_dir / "streams.npz", streams.feeds())
+            streams_ref = file_ref(out_dir / "streams.npz", out_dir)
+        else:
+            items, labels, origin = _items(source, request.labels, seed=seed)
     except SampleError as error:
         raise SampleError(error.message, fix="; ".join(filter(None, (error.fix, expected(source))))) from error
-    calibration: list[dict[str, np.ndarray]] = []
+    calibration: list[int] = []
     if source.samples == "random" and not request.random_samples:
-        gate, note = items[:GATE_ITEMS], ""
+        judged, note = list(range(len(items)))[:GATE_ITEMS], ""
     else:
-        calibration, gate, note = _split(items)
+        calibration, judged, note = _split(len(items))
     if source.samples == "random" and calibration:
         note += ", for calibration too, as asked"
-    write_feeds(out_dir / "gate.npz", batched(gate, source))
+    found = {"gate": judged, "calibration": calibration}
+    of = {name: [items[i] for i in some] for name, some in found.items()}
+    gate = of["gate"]
+    groups = {name: _groups(some, source) for name, some in of.items() if some}
+    write_feeds(out_dir / "gate.npz", _feeds(gate, groups["gate"], source))
     write_feeds(out_dir / "shapes.npz", {point: _at(at, gate, source) for point, at in shape_points(source).items()})
-    write_feeds(out_dir / "coverage.npz", coverage.feeds(source, lambda shapes: _at(shapes, gate, source)))
+    requests: Mapping[str, Feed] = {}
+    if request.traffic is not None:
+        recorded = request.traffic != traffic.FROM_SAMPLES
+        lengths = traffic.read_lengths(Path(request.traffic)) if recorded else None
+        requests = traffic.feeds(source, gate, lengths)
+        said = f"as long as recorded in {Path(request.traffic).name}" if recorded else "each of its sample's own length"
+        note += f"; {traffic.REQUESTS} requests of the traffic, {said}"
+    made = coverage.feeds(source, lambda shapes: _at(shapes, gate, source))
+    write_feeds(out_dir / "coverage.npz", {**requests, **made})
     gate_ref, shapes_ref, coverage_ref = (
         file_ref(out_dir / f"{name}.npz", out_dir) for name in ("gate", "shapes", "coverage")
     )
     calibration_ref = None
     if calibration:
-        write_feeds(out_dir / "calibration.npz", batched(calibration, source))
+        write_feeds(out_dir / "calibration.npz", _feeds(of["calibration"], groups["calibration"], source))
         calibration_ref = file_ref(out_dir / "calibration.npz", out_dir)
+    answers: dict[str, dict[str, list[Any]]] = {}
+    if labels is not None:
+        for name, each in groups.items():
+            answers[name] = {str(n): [labels[found[name][i]] for i in group] for n, group in enumerate(each)}
+        if streams is not None:
+            answers["streams"] = streams.right()
+    label_refs = {}
+    for name, told in answers.items():
+        with raised_as(SampleError, (TypeError, ValueError), f"labels under {request.labels!r} are no JSON"):
+            write_text(out_dir / f"{name}-labels.json", json.dumps(told, allow_nan=False))
+        label_refs[name] = file_ref(out_dir / f"{name}-labels.json", out_dir)
+    refs = [calibration_ref, gate_ref, shapes_ref, coverage_ref, *label_refs.values(), *filter(None, [streams_ref])]
+    scored = [request.metric, *metric_files(request.metric)] if request.metric is not None else []
     return SampleSet(
         calibration=calibration_ref,
         gate=gate_ref,
         shapes=shapes_ref,
-        calibration_items=_count(calibration, source),
+        calibration_items=_count(of["calibration"], source),
         gate_items=_count(gate, source),
-        sha256=sha256_json([f.sha256 if f else None for f in (calibration_ref, gate_ref, shapes_ref, coverage_ref)]),
+        sha256=sha256_json([*(f.sha256 if f else None for f in refs), *scored]),
         origin=origin + note,
         coverage=coverage_ref,
+        streams=streams_ref,
+        labels=label_refs,
     )
 
 
-def _items(source: ModelSource, *, seed: int) -> tuple[list[dict[str, np.ndarray]], str]:
-    """Return the distinct items of a source's samples, and what they are."""
+def _streams(source: ModelSource, labels: str | None, *, seed: int) -> tuple[Streams, str]:
+    """Return the streams of a stateful model's samples, and what they are: each file of a folder is one."""
+    plain, given = without_states(source), source.samples
+    if given in ("random", "zoo"):
+        items, own, origin = _items(plain, labels, seed=seed)
+        recorded = [(items, own or [])]
+    else:
+        files = [str(f) for f in sample_files(Path(given))] if Path(given).is_dir() else [given]
+        read = (user_items(file, source, labels) for file in files)
+        shown = [[{n: v for n, v in feed.items() if n not in source.states} for feed in feeds] for feeds in read]
+        recorded = [_check(feeds, plain, labels) for feeds in shown]
+        origin = f"the user's streams ({Path(given).name})"
+    told = [own for _, own in recorded]
+    streams = cut(source, [steps for steps, _ in recorded], told if any(told) else ())
+    lengths = " and ".join(str(len(s)) for s in streams.steps)
+    return streams, f"{origin}: {lengths} steps"
+
+
+def _items(
+    source: ModelSource, labels: str | None, *, seed: int
+) -> tuple[list[dict[str, np.ndarray]], list[Any] | None, str]:
+    """Return the distinct items of a source's samples, the label of each, where they have any, and what they are."""
     wanted = CALIBRATION_ITEMS + GATE_ITEMS
+    told: list[Any] = []
     if source.samples == "random":
         items, origin = random_items(source, wanted, seed=seed), "random values in the declared ranges"
     elif source.samples == "zoo":
         items, origin = zoo_items(source, wanted)
+        labels = zoo().entry(source.reference).labels if source.kind == "zoo" else None
+        told = [item.pop(labels) for item in items] if labels is not None else []
     else:
-        items = _check(user_items(source.samples, source), source)
+        items, told = _check(user_items(source.samples, source, labels), source, labels)
         origin = f"the user's samples ({Path(source.samples).name})"
-    return _distinct(items), origin
+    kept = _distinct(items)
+    return [items[i] for i in kept], None if labels is None else [_plain(told[i]) for i in kept], origin
 
 
-def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndarray]]:
-    """Check every feed against the inputs and cut it into items along the batch axis."""
+def _plain(label: Any) -> Any:
+    """Return a label as JSON has it."""
+    return label.tolist() if isinstance(label, np.ndarray | np.generic) else label
+
+
+def _check(
+    feeds: Sequence[Sample], source: ModelSource, labels: str | None
+) -> tuple[list[dict[str, np.ndarray]], list[Any]]:
+    """Check every feed against the inputs and cut it, and its labels, into items along the batch axis."""
+    told: list[Any] = []
     axes = extents(source.inputs, source.profile)
     items: list[dict[str, np.ndarray]] = []
     for index, feed in enumerate(feeds):
+        if labels is not None:
+            if labels not in feed:
+                raise no_label(f"sample {index}", labels, feed)
+            value = _plain(feed[labels])
+            own = value if isinstance(value, list) else [value]
+            told += own
+            feed = {name: value for name, value in feed.items() if name != labels}
         try:
             fitted = fit_inputs(feed, source.inputs)
         except SampleError as error:
@@ -131,8 +223,14 @@ def _check(feeds: Sequence[Feed], source: ModelSource) -> list[dict[str, np.ndar
                         f"{axes[dim].multiple}",
                         fix="pad, crop or resize the samples",
                     )
-        items += _rows(fitted, source)
-    return items
+        rows = _rows(fitted, source)
+        if labels is not None and len(own) != len(rows):
+            raise SampleError(
+                f"sample {index}: {len(own)} labels under {labels!r} for {len(rows)} items",
+                fix="one label for each item, along the first axis",
+            )
+        items += rows
+    return items, told
 
 
 def _batch(source: ModelSource) -> Extent | None:
@@ -142,9 +240,7 @@ def _batch(source: ModelSource) -> Extent | None:
         return extents(source.inputs, source.profile)["batch"]
     fixed = next(iter(leading)) if len(leading) == 1 else None
     # The zoo's items are single; a model that was fixed at more takes that many of them.
-    if isinstance(fixed, int) and source.samples == "zoo":
-        return Extent(fixed, fixed, fixed)
-    return None
+    return Extent(fixed, fixed, fixed) if isinstance(fixed, int) and source.samples == "zoo" else None
 
 
 def _rows(feed: dict[str, np.ndarray], source: ModelSource) -> list[dict[str, np.ndarray]]:
@@ -154,25 +250,23 @@ def _rows(feed: dict[str, np.ndarray], source: ModelSource) -> list[dict[str, np
     return [{n: v[i : i + 1] for n, v in feed.items()} for i in range(count)]
 
 
-def _distinct(items: Iterable[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Drop repeated items, so that none can be in both calibration and gate."""
-    seen: dict[bytes, dict[str, np.ndarray]] = {}
-    for item in items:
+def _distinct(items: Iterable[dict[str, np.ndarray]]) -> list[int]:
+    """Return the places of items that are no repeated ones, so that none can be in both calibration and gate."""
+    seen: dict[bytes, int] = {}
+    for index, item in enumerate(items):
         digest = hashlib.sha256()
         for name, value in sorted(item.items()):
             digest.update(f"{name}{value.shape}".encode() + value.tobytes())
-        seen.setdefault(digest.digest(), item)
+        seen.setdefault(digest.digest(), index)
     return list(seen.values())
 
 
-def _split(
-    items: list[dict[str, np.ndarray]],
-) -> tuple[list[dict[str, np.ndarray]], list[dict[str, np.ndarray]], str]:
+def _split(count: int) -> tuple[list[int], list[int], str]:
     """Split items into calibration and gate, every third to calibration, so that both see the whole file."""
-    if len(items) < 2:
-        return [], items, "; only one item: none left for calibration"
-    calibration = items[::3][:CALIBRATION_ITEMS]
-    gate = [item for i, item in enumerate(items) if i % 3][:GATE_ITEMS]
+    if count < 2:
+        return [], list(range(count)), "; only one item: none left for calibration"
+    calibration = list(range(0, count, 3))[:CALIBRATION_ITEMS]
+    gate = [i for i in range(count) if i % 3][:GATE_ITEMS]
     short = len(calibration) < CALIBRATION_ITEMS or len(gate) < GATE_ITEMS
     note = f"; only {len(calibration)} items to calibrate and {len(gate)} to compare" if short else ""
     return calibration, gate, note
@@ -187,22 +281,35 @@ def batched(items: Sequence[dict[str, np.ndarray]], source: ModelSource) -> dict
 
     Items of different sizes are joined only where the model has a mask to tell padding from content.
     """
+    return _feeds(items, _groups(items, source), source)
+
+
+def _groups(items: Sequence[Mapping[str, np.ndarray]], source: ModelSource) -> list[list[int]]:
+    """Return the places of the items that each feed joins."""
     batch = _batch(source)
     if batch is None:
-        return {str(i): item for i, item in enumerate(items)}
+        return [[i] for i in range(len(items))]
     room = max(batch.min, min(FEED_ITEMS, batch.max))
-    groups: list[list[dict[str, np.ndarray]]] = []
-    for item in items:
-        alike = source.mask is not None or not groups or _shapes(groups[-1][0]) == _shapes(item)
+    groups: list[list[int]] = []
+    for index, item in enumerate(items):
+        alike = source.mask is not None or not groups or _shapes(items[groups[-1][0]]) == _shapes(item)
         if groups and len(groups[-1]) < room and alike:
-            groups[-1].append(item)
+            groups[-1].append(index)
         else:
-            groups.append([item])
+            groups.append([index])
     for group in groups:
         while len(group) < batch.min:
             group.append(group[0])
-    feeds = {str(i): _joined(group) for i, group in enumerate(groups)}
-    return {i: fit_inputs(feed, source.inputs) for i, feed in feeds.items()}
+    return groups
+
+
+def _feeds(
+    items: Sequence[dict[str, np.ndarray]], groups: Sequence[Sequence[int]], source: ModelSource
+) -> dict[str, dict[str, np.ndarray]]:
+    if _batch(source) is None:
+        return {str(i): item for i, item in enumerate(items)}
+    feeds = {str(number): _joined([items[i] for i in group]) for number, group in enumerate(groups)}
+    return {number: fit_inputs(feed, source.inputs) for number, feed in feeds.items()}
 
 
 def _shapes(item: Mapping[str, np.ndarray]) -> list[tuple[int, ...]]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, raised_as
+from accel.exporters.positional import named_tensors
 from accel.exporters.processing_files import PLAIN_ENCODER, pooling_modes, read_json
 
 ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid")
@@ -21,7 +22,7 @@ class SentenceEncoder(torch.nn.Module):
     """Wrap an encoder so that it gives ``sentence_embedding``, float (batch, width), in place of its token vectors.
 
     Args:
-        encoder: gives token vectors (batch, tokens, hidden) first.
+        encoder: the first of its results with three axes are the token vectors (batch, tokens, hidden).
         modes: of ``POOLINGS``; their results stand side by side.
         after: what follows: projections and normalisation.
     """
@@ -34,7 +35,7 @@ class SentenceEncoder(torch.nn.Module):
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Encode tokens and make one vector of each text."""
-        vectors = self.encoder(**inputs)[0]
+        vectors = next(v for v in named_tensors(self.encoder(**inputs)).values() if v.ndim == 3)
         mask = inputs["attention_mask"].to(vectors.dtype)
         pooled = torch.cat([_pooled(vectors, mask, mode) for mode in self.modes], dim=-1)
         return {"sentence_embedding": self.after(pooled)}
@@ -68,18 +69,21 @@ def _pooled(vectors: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tenso
     return total / share[mode].clamp(min=1e-9) if mode in share else total
 
 
-def wrap(encoder: torch.nn.Module, folder: Path, modules: Sequence[Mapping[str, Any]]) -> SentenceEncoder:
+def wrap(
+    encoder: torch.nn.Module, folder: Path, modules: Sequence[Mapping[str, Any]], pool: str | None = None
+) -> SentenceEncoder:
     """Build what ``modules.json`` puts after an encoder.
 
     Args:
         modules: as ``processing_files.sentence_modules`` gives them.
+        pool: the mode, in place of the folder's own.
 
     Raises:
         InputError: a module or an option that accel does not build, or weights that are missing or pickled.
     """
     _, pooling, *rest = modules
     config = read_json(folder / str(pooling.get("path", "")) / "config.json")
-    modes = pooling_modes(config)
+    modes = [pool] if pool else pooling_modes(config)
     if unknown := [mode for mode in modes if mode not in POOLINGS]:
         raise InputError(f"{folder} pools by {unknown[0]!r}, accel by {', '.join(POOLINGS)}", fix=PLAIN_ENCODER)
     after = [
@@ -99,12 +103,12 @@ def _dense(folder: Path) -> torch.nn.Module:
     if kind not in ACTIVATIONS or config.get("use_residual") or set(names) != {"sentence_embedding"}:
         raise InputError(f"{folder}/config.json asks for a projection that accel does not build", fix=PLAIN_ENCODER)
     linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-    try:
+    with raised_as(
+        InputError,
+        (OSError, RuntimeError, ValueError),
+        f"{folder}: no safetensors weights of its projection can be read (a pickle is never opened)",
+        fix="load the model with sentence-transformers where you trust it, and save_pretrained it",
+    ):
         weights = load_file(folder / "model.safetensors")
         linear.load_state_dict({key.removeprefix("linear."): value.float() for key, value in weights.items()})
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"{folder}: no safetensors weights of its projection can be read (a pickle is never opened): {error}",
-            fix="load the model with sentence-transformers where you trust it, and save_pretrained it",
-        ) from error
     return torch.nn.Sequential(linear, getattr(torch.nn, kind)())

@@ -13,8 +13,7 @@ from accel.core.errors import StageError
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import ModelSource
 from accel.exporters.axes import batch_axis
-from accel.exporters.from_onnx import answers
-from accel.graph.evaluate import open_unoptimised
+from accel.exporters.from_onnx import answers, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -72,9 +71,16 @@ def of_torch(source: ModelSource, model: "torch.nn.Module") -> SourceModel:
 
 Answer = Callable[[Feed], Mapping[str, np.ndarray]]
 IN_FLOAT64 = "in float64"
+MOVED = 4
+"""Units in the last place by which inputs are moved: layers round, too. Half precision is 4,096 of them."""
+IN_MOVED_INPUTS = f"with its inputs moved by {MOVED} units in the last place"
 
 
-def another_way(model: SourceModel, example: Feed) -> tuple[str, Answer] | None:
+Lend = Callable[["torch.nn.Module"], contextlib.AbstractContextManager[object]]
+"""Lends a module in another form of itself."""
+
+
+def another_way(model: SourceModel, example: Feed, *, lend: Lend = contextlib.nullcontext) -> tuple[str, Answer] | None:
     """Find another way to the source's answers: in float64 where torch can, else from inputs moved slightly.
 
     What a change in the last bits of its inputs does to a model, no other order of summation can be asked to undercut
@@ -82,6 +88,8 @@ def another_way(model: SourceModel, example: Feed) -> tuple[str, Answer] | None:
 
     Args:
         example: a feed to try it on.
+        lend: the other form in which the module is to answer in float64. What its own two forms of attention make of a
+            row without a key, no third can be held against.
 
     Returns:
         How, and what answers so; None where none of it can be done.
@@ -90,12 +98,12 @@ def another_way(model: SourceModel, example: Feed) -> tuple[str, Answer] | None:
     """
     source = model.source
     if model.module is not None:
-        wide = _in_float64(model.module, source)
+        wide = _in_float64(model.module, source, lend)
         with contextlib.suppress(StageError):  # a cast to float32 inside the model does not fit float64 weights
             wide(example)
             return IN_FLOAT64, wide
-    if any(np.dtype(spec.dtype) == np.float32 for spec in source.inputs):
-        return f"with its inputs moved by {MOVED} units in the last place", lambda feed: model.run(_moved(feed))
+    if (moved := with_moved_inputs(model)) is not None:
+        return IN_MOVED_INPUTS, moved
     axis = batch_axis(source)
     if axis is None or source.profile[source.inputs[0].name].min[0] > 1:
         return None
@@ -110,8 +118,10 @@ def another_way(model: SourceModel, example: Feed) -> tuple[str, Answer] | None:
     return "item by item", apart
 
 
-MOVED = 4
-"""Units in the last place by which inputs are moved: layers round, too. Half precision is 4,096 of them."""
+def with_moved_inputs(model: SourceModel) -> Answer | None:
+    """Return what answers from FP32 inputs that are moved up or down at random by ``MOVED`` units in the last place."""
+    floats = any(np.dtype(spec.dtype) == np.float32 for spec in model.source.inputs)
+    return (lambda feed: model.run(_moved(feed))) if floats else None
 
 
 def _moved(feed: Feed) -> Feed:
@@ -126,14 +136,15 @@ def _moved(feed: Feed) -> Feed:
     }
 
 
-def _in_float64(module: "Positional", source: ModelSource) -> Answer:
+def _in_float64(module: "Positional", source: ModelSource, lend: Lend) -> Answer:
     from accel.exporters.positional import call
 
     wide = copy.deepcopy(module).double()
 
     def answer(feed: Feed) -> Mapping[str, np.ndarray]:
         given = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in feed.items()}
-        results = call(wide, module.inputs, given)
+        with lend(wide):
+            results = call(wide, module.inputs, given)
         return {s.name: r.numpy() for s, r in zip(source.outputs, results, strict=True)}
 
     return answer
@@ -144,9 +155,9 @@ def of_graph(source: ModelSource, graph: "Graph") -> SourceModel:
     return SourceModel(source, graph.run, graph=graph)
 
 
-def of_onnx(source: ModelSource) -> SourceModel:
+def of_onnx(source: ModelSource, path: Path) -> SourceModel:
     """Make the source model of an ONNX file, run with every optimisation off."""
-    run = answers(open_unoptimised(Path(source.reference)), [o.name for o in source.outputs])
+    run = answers(open_source(path), [o.name for o in source.outputs])
 
     def answer(feed: Feed) -> dict[str, np.ndarray]:
         found = run({n: v.astype(source.native.get(n, v.dtype)) for n, v in feed.items()})

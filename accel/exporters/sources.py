@@ -14,11 +14,15 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from accel.core.errors import InputError, UsageError, nearest
+from accel.core.accuracy.metrics import METRICS
+from accel.core.accuracy.parity import NAMES
+from accel.core.errors import InputError, UsageError, nearest, raised_as
 from accel.core.values import GraphChoice, sha256_file, sha256_json, to_json
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.onnx_file import external_files
-from accel.exporters.request import FACTORY, SAVED_MODEL, TENSORFLOW_FILES, Kind, SourceRequest, Weights
+from accel.exporters.request import FACTORY, SAVED_MODEL, TENSORFLOW_FILES, Kind, Pooling, SourceRequest, Weights
+from accel.exporters.sample_files import SAMPLES, sample_files
+from accel.exporters.traffic import FROM_SAMPLES
 from accel.exporters.zoo import SMALL, zoo
 
 SCRIPTS = {".jit", ".ts", ".torchscript", ".script"}
@@ -33,7 +37,6 @@ FILES: Mapping[str, tuple[Kind, str]] = {
 }
 """Suffix → the kind of source, and what a message calls it."""
 GIVEN = ".onnx, .pt2, TorchScript, .keras, .h5, a frozen .pb, file.py:factory or a folder"
-SAMPLES = (".npz", ".jsonl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -46,6 +49,8 @@ def recognise(
     revision: str | None = None,
     samples: str | None = None,
     random_samples: bool = False,
+    metric: str | None = None,
+    labels: str | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     min_shapes: Mapping[str, tuple[int, ...]] | None = None,
     opt_shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -54,6 +59,10 @@ def recognise(
     axis_names: Mapping[str, str] | None = None,
     model_name: str | None = None,
     graph: GraphChoice | None = None,
+    traffic: str | None = None,
+    pool: Pooling | None = None,
+    states: Mapping[str, str] | None = None,
+    initial: Mapping[str, Path] | None = None,
 ) -> SourceRequest:
     """Decide what SOURCE is, without opening more than a folder listing.
 
@@ -96,6 +105,8 @@ def recognise(
         weights=weights,
         revision=revision,
         samples=_samples(samples),
+        metric=_metric(metric, labels, samples),
+        labels=labels,
         random_samples=random_samples,
         ranges=dict(ranges or {}),
         min_shapes=dict(min_shapes or {}),
@@ -105,6 +116,10 @@ def recognise(
         axis_names=dict(axis_names or {}),
         model_name=model_name,
         graph=graph,
+        traffic=traffic,
+        pool=pool,
+        states=dict(states or {}),
+        initial={name: str(path.resolve()) for name, path in (initial or {}).items()},
     )
 
 
@@ -222,16 +237,31 @@ def _samples(text: str | None) -> str | None:
     return str(path)
 
 
-def sample_files(folder: Path) -> list[Path]:
-    """List the sample files of a folder, by name.
-
-    Raises:
-        InputError: it holds none.
-    """
-    files = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in SAMPLES and p.is_file()]
-    if not files:
-        raise InputError(f"{folder} holds no .npz and no .jsonl file", fix="docs/samples.md shows both forms")
-    return files
+def _metric(text: str | None, labels: str | None, samples: str | None) -> str | None:
+    known = ", ".join(METRICS)
+    if text is None:
+        if labels is not None:
+            raise UsageError(
+                "--labels is for a task metric, and none is given", fix=f"--metric {known} or file.py:function"
+            )
+        return None
+    if samples is None:
+        raise UsageError(
+            f"--metric {text} scores labelled samples, and none are given", fix="--samples FILE --labels NAME"
+        )
+    if text in METRICS:
+        if labels is None:
+            raise UsageError(
+                f"--metric {text} needs the right answers",
+                fix="--labels NAME, the key of each sample that holds its own",
+            )
+        return text
+    match = FACTORY.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--metric {text}: expected {known} or file.py:function{nearest(text, METRICS)}")
+    if match["function"] in NAMES:
+        raise UsageError(f"--metric {text}: another gate is called {match['function']}", fix="rename the function")
+    return f"{_file(match['file'], 'metric file')}:{match['function']}"
 
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
@@ -281,46 +311,80 @@ def parse_axis_name(text: str) -> tuple[str, str]:
     return match["place"], match["name"]
 
 
+def parse_pair(text: str) -> tuple[str, str]:
+    """Read ``A=B`` and return both.
+
+    Raises:
+        UsageError: anything else.
+    """
+    left, _, right = (part.strip() for part in text.partition("="))
+    if not left or not right:
+        raise UsageError(
+            f"{text!r} names no pair", fix="--state OUTPUT=INPUT, for example hn=h0; --initial-state INPUT=FILE.npy"
+        )
+    return left, right
+
+
 def content_key(request: SourceRequest) -> str | None:
     """Hash everything that decides what the model computes, without importing a framework.
 
     That is the zoo entry's code and weights, or the source's own files; the request's shapes and samples are not part
-    of it. None where only loading can report_progress: a factory, or weights that must be downloaded first.
+    of it. None where only loading can tell: a factory, or weights that must be downloaded first.
 
     Raises:
         InputError: a file cannot be read.
     """
-    try:
+    with raised_as(InputError, OSError, f"cannot read {request.text}"):
         files = _content_files(request)
         if files is None:
             return None
         hashes = {label: sha256_file(path) for label, path in files.items()}
-    except OSError as error:
-        raise InputError(f"cannot read {request.text}: {error}") from error
     weights = request.weights if request.weights == "random" else "stored"
     # Files stand for themselves wherever they lie; only a name that is not a path belongs to the content.
     name = request.reference if request.kind == "zoo" else ""
     return sha256_json([request.kind, name, [request.task, request.part], weights, hashes, to_json(request.graph)])
 
 
-def quick_key(request: SourceRequest) -> str | None:
-    """Hash the request together with the content of every file it names, the samples included.
+def quick_key(request: SourceRequest, content: str | None = None) -> str | None:
+    """Hash the request, paths and all, together with ``files_key``, whose arguments and errors these are.
 
-    Two requests with one key describe the same ``ModelSource`` and the same samples. None for a factory and for weights
-    that must be downloaded: a worker has to load those.
+    Two requests with one key describe the same ``ModelSource`` and the same samples.
+    """
+    files = files_key(request, content)
+    return None if files is None else sha256_json([files, to_json(request)])
+
+
+def files_key(request: SourceRequest, content: str | None = None) -> str | None:
+    """Hash the content of every file that a request names, the samples included, wherever they lie.
+
+    None for a factory and for weights that must be downloaded: a worker has to load those.
+
+    Args:
+        content: the source's own key, where a worker has loaded it.
 
     Raises:
         InputError: a file cannot be read.
     """
-    content = content_key(request)
+    content = content or content_key(request)
     if content is None:
         return None
     samples = None
+    if request.traffic not in (None, FROM_SAMPLES):
+        samples = [sha256_file(Path(str(request.traffic)))]
     if request.samples is not None:
         match = FACTORY.fullmatch(request.samples)
         path = Path(match["file"] if match else request.samples)
-        samples = [sha256_file(file) for file in (sample_files(path) if path.is_dir() else [path])]
-    return sha256_json([content, samples, to_json(request)])
+        samples = [*(samples or ()), *(sha256_file(file) for file in (sample_files(path) if path.is_dir() else [path]))]
+        samples += metric_files(request.metric)
+    with raised_as(InputError, OSError, "the initial state cannot be read", fix="--initial-state INPUT=FILE.npy"):
+        begins = [sha256_file(Path(file)) for file in request.initial.values()]
+    return sha256_json([content, samples, begins])
+
+
+def metric_files(metric: str | None) -> list[str]:
+    """Return the hash of a metric's file, where it is one."""
+    match = FACTORY.fullmatch(metric or "")
+    return [sha256_file(Path(match["file"]))] if match else []
 
 
 def _content_files(request: SourceRequest) -> dict[str, Path] | None:
@@ -332,16 +396,22 @@ def _content_files(request: SourceRequest) -> dict[str, Path] | None:
         folder = None if request.weights == "random" else entry.weights()
         if folder is None and request.weights == "pretrained":
             return None
-        return files | (_listing(folder) if folder else {})
+        if folder is not None and folder.is_file():
+            return files | {folder.name: folder}
+        return files | (_every(folder) if folder and entry.stored else _listing(folder) if folder else {})
     if request.kind == "huggingface":
         local = huggingface_folder(request.reference, request.revision)
         return _listing(local) if local else None
     path = Path(request.reference)
     if request.kind == "savedmodel":
-        return {p.relative_to(path).as_posix(): p for p in sorted(path.rglob("*")) if p.is_file()}
+        return _every(path)
     if request.kind in ("exported", "torchscript", "keras", "graphdef"):
         return {path.name: path}
     return {path.name: path} | {name: path.parent / name for name in external_files(path)}
+
+
+def _every(folder: Path) -> dict[str, Path]:
+    return {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def _listing(folder: Path) -> dict[str, Path]:
@@ -355,3 +425,27 @@ def _listing(folder: Path) -> dict[str, Path]:
         inner = (p for name in ("config.json", "model.safetensors") for p in sorted(folder.glob(f"*/{name}")))
         found |= {p.relative_to(folder).as_posix(): p for p in inner}
     return found
+
+
+def licence_of(request: SourceRequest) -> str | None:
+    """Return the licence of a source's weights as the zoo or its model card says it; None where neither does.
+
+    Source: https://huggingface.co/docs/hub/model-cards, "Specifying a license" (``license`` and ``license_name`` in the
+    YAML at the head of README.md).
+    """
+    import yaml  # a worker may be without it
+
+    if request.kind == "zoo":
+        return zoo().entry(request.reference).licence
+    folder = huggingface_folder(request.reference, request.revision) if request.kind == "huggingface" else None
+    if folder is None or not (folder / "README.md").is_file():
+        return None
+    head = re.match(r"---\n(.*?\n)---\n", (folder / "README.md").read_text(encoding="utf-8", errors="replace"), re.S)
+    try:
+        said = yaml.safe_load(head[1]) if head else None
+    except yaml.YAMLError:
+        return None
+    if not isinstance(said, dict):
+        return None
+    licence = said.get("license_name") if said.get("license") == "other" else said.get("license")
+    return licence if isinstance(licence, str) else None

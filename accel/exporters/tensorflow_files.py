@@ -1,12 +1,14 @@
 """SavedModels, Keras files, frozen graphs and what a factory returned, opened into one form: ``Opened``."""
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import AccelError, InputError, UsageError, nearest
+from accel.core.errors import AccelError, InputError, UsageError, nearest, raised_as
 from accel.core.values import GraphChoice
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SAVED_MODEL
@@ -21,6 +23,8 @@ INTERNAL = (INITIALISER, "__saved_model_train_op")
 VARIABLES = {"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"}
 NO_OUTPUT = {"NoOp", "Assert", "Print", "Placeholder", "Const", "PlaceholderWithDefault"}
 """Operators at the end of a graph that are not what it computes."""
+LEAST_CPU_S, BYTES_PER_CPU_S = 30.0, 2e7
+"""CPU time that loading a Keras file may take: at least, and by its size, which a disk alone reads ten times faster."""
 
 
 def open_file(kind: str, path: Path, choice: GraphChoice) -> Opened:
@@ -120,11 +124,10 @@ def _serving_graph(folder: Path) -> Any:
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = folder / SAVED_MODEL
-    model = saved_model_pb2.SavedModel()
-    try:
-        model.ParseFromString(file.read_bytes())
-    except (OSError, DecodeError) as error:
-        raise InputError(f"{file} is no SavedModel, or truncated: {error}", fix="copy or save it again") from error
+    with raised_as(
+        InputError, (OSError, DecodeError), f"{file} is no SavedModel, or truncated", fix="copy or save it again"
+    ):
+        model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     if not model.meta_graphs:
         raise InputError(f"{file} holds no graph: truncated, or no SavedModel", fix="copy or save it again")
     tagged = [m for m in model.meta_graphs if SERVE in m.meta_info_def.tags]
@@ -174,19 +177,37 @@ def _port(name: str, shape: Any, dtype: Any) -> Port:
 # Keras
 
 
+@contextlib.contextmanager
+def _bounded(path: Path) -> Iterator[None]:
+    """End this process (SIGPROF) where reading a file takes more CPU time than its size explains.
+
+    A damaged HDF5 file keeps libhdf5 in a loop that it never returns from, so nothing else would end it before the
+    limit of the whole task.
+    """
+    signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_S + path.stat().st_size / BYTES_PER_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def _load_keras(path: Path) -> Any:
     import_tensorflow()
-    try:
-        with quiet():
-            import keras
+    import keras
 
-            return keras.saving.load_model(str(path), compile=False, safe_mode=True)
-    except Exception as error:
-        raise InputError(
-            f"Keras cannot load {path}: {explain(error)}",
+    with (
+        raised_as(
+            InputError,
+            Exception,
+            f"Keras cannot load {path}",
             fix="save it again with this version of Keras; a model with layers of its own, or with Lambda layers, "
             "which hold code, is given by a `file.py:factory`",
-        ) from error
+            say=explain,
+        ),
+        quiet(),
+        _bounded(path),
+    ):
+        return keras.saving.load_model(str(path), compile=False, safe_mode=True)
 
 
 def of_keras(model: Any) -> Opened:
@@ -362,15 +383,14 @@ def open_frozen(path: Path, choice: GraphChoice) -> Opened:
     inputs = list(choice.inputs) or _placeholders(nodes, outputs)
     if not inputs:
         raise InputError(f"{path.name} has no placeholder before {outputs}: it computes a constant")
-    try:
+    with raised_as(
+        InputError,
+        Exception,
+        f"TensorFlow {tf.__version__} cannot import {path.name}",
+        fix="name other --input-tensors and --output-tensors, or freeze the graph again",
+        say=explain,
+    ):
         return _imported(definition, *({client_name(t): t for t in names} for names in (inputs, outputs)))
-    except AccelError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"TensorFlow {tf.__version__} cannot import {path.name}: {explain(error)}",
-            fix="name other --input-tensors and --output-tensors, or freeze the graph again",
-        ) from error
 
 
 def client_name(tensor: str) -> str:
@@ -383,13 +403,13 @@ def _read_graph(path: Path) -> Any:
     from google.protobuf.message import DecodeError
     from tensorflow.core.framework import graph_pb2
 
-    definition = graph_pb2.GraphDef()
-    try:
-        definition.ParseFromString(path.read_bytes())
-    except (OSError, DecodeError) as error:
-        raise InputError(
-            f"{path} is no frozen graph, or truncated: {error}", fix="give a binary GraphDef, or copy it again"
-        ) from error
+    with raised_as(
+        InputError,
+        (OSError, DecodeError),
+        f"{path} is no frozen graph, or truncated",
+        fix="give a binary GraphDef, or copy it again",
+    ):
+        definition = graph_pb2.GraphDef.FromString(path.read_bytes())
     if not any(n.op for n in definition.node):
         raise InputError(f"{path} holds no graph: truncated, or no GraphDef", fix="copy or freeze it again")
     return definition

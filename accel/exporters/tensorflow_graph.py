@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.core.errors import AccelError, InputError, StageError
+from accel.core.errors import InputError, StageError, raised_as
 from accel.core.feeds import Feed
 from accel.core.values import TensorSpec
 from accel.exporters.layout import TO_LAST
@@ -111,17 +111,11 @@ class Graph:
         Raises:
             StageError: TensorFlow cannot trace it.
         """
-        try:
-            with quiet():
-                return self.function(compiled=compiled).get_concrete_function(*self.signature())
-        except AccelError:
-            raise
-        except Exception as error:
-            shapes = ", ".join(f"{s.name} {s.dtype}{list(s.dims)}" for s in self.inputs)
-            raise StageError(
-                f"TensorFlow could not trace the model with {shapes}: {explain(error)}",
-                fix="run the model by hand on such inputs; shapes are set with --min-shape, --shape and --max-shape",
-            ) from error
+        shapes = ", ".join(f"{s.name} {s.dtype}{list(s.dims)}" for s in self.inputs)
+        fix = "run the model by hand on such inputs; shapes are set with --min-shape, --shape and --max-shape"
+        what = f"TensorFlow could not trace the model with {shapes}"
+        with raised_as(StageError, Exception, what, fix=fix, say=explain), quiet():
+            return self.function(compiled=compiled).get_concrete_function(*self.signature())
 
     def function(self, *, compiled: bool = False) -> Any:
         """Return the ``tf.function``: tensors in by position, a dict of tensors out."""
@@ -166,11 +160,8 @@ class Graph:
         holder = tf.Module()
         holder.model = self.opened.owner
         holder.variables_of = concrete.variables
-        try:
-            with quiet():
-                tf.saved_model.save(holder, str(folder), signatures={SIGNATURE: concrete})
-        except Exception as error:
-            raise StageError(f"TensorFlow could not save the model: {explain(error)}") from error
+        with raised_as(StageError, Exception, "TensorFlow could not save the model", say=explain), quiet():
+            tf.saved_model.save(holder, str(folder), signatures={SIGNATURE: concrete})
 
     def _call(self, *tensors: Any) -> dict[str, Any]:
         tf = import_tensorflow()

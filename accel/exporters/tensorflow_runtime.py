@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import UnavailableError
+from accel.core.errors import UnavailableError, raised_as
 
 INSTALL = "make tensorflow, or pip install 'accel[tensorflow]'"
 
@@ -34,10 +34,8 @@ def import_tensorflow(threads: int | None = None, *, gpu: bool = False) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     with _silent():
-        try:
+        with raised_as(UnavailableError, ImportError, "TensorFlow cannot be imported", fix=INSTALL):
             import tensorflow as tf
-        except ImportError as error:
-            raise UnavailableError(f"TensorFlow cannot be imported: {error}", fix=INSTALL) from error
         with contextlib.suppress(RuntimeError):  # it runs already, and its pools are what they are
             tf.config.threading.set_intra_op_parallelism_threads(wanted)
             tf.config.threading.set_inter_op_parallelism_threads(wanted)

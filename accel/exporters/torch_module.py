@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from accel.core.calls import as_array
 from accel.core.errors import InputError, SampleError
 from accel.exporters.axes import known_input
 from accel.exporters.positional import Nested
@@ -119,7 +120,7 @@ def bound(module: torch.nn.Module, samples: Any) -> tuple[torch.nn.Module, Feeds
         own, other = pytree.tree_flatten(sample, is_leaf=_is_leaf)
         if other != spec or any(not _same(own[place], value) for place, value in fixed.items()):
             raise SampleError(f"sample {index} is not made like sample 0: the same tensors and values must be in all")
-        arrays = [_array(leaf) for place, leaf in enumerate(own) if place not in fixed]
+        arrays = [as_array(leaf) for place, leaf in enumerate(own) if place not in fixed]
         feeds.append(dict(zip(names, arrays, strict=True)))
     scalars = [name for name, array in feeds[0].items() if not array.ndim]
     feeds = [{n: a.reshape(1) if n in scalars else a for n, a in feed.items()} for feed in feeds]
@@ -175,10 +176,3 @@ def _holds_array(value: Any) -> bool:
 
 def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
-
-
-def _array(value: Any) -> np.ndarray:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return np.asarray(value)

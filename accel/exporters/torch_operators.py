@@ -42,7 +42,19 @@ def adaptive_max_pool2d(self: TensorType, output_size: Sequence[int]) -> tuple[T
     return found, op.Cast(op.Shape(found), to=7)
 
 
+def rsub(self: TensorType, other: float, alpha: float = 1) -> TensorType:
+    """``other - alpha * self``, in floats where either is one: ``1.0 - mask`` of an integer mask is no rare line.
+
+    torch takes it apart into a subtraction whose first operand is a number, for which it finds no operator.
+    """
+    if isinstance(other, float) and not self.dtype.is_floating_point():
+        self = op.Cast(self, to=1)
+    scaled = self if alpha == 1 else op.Mul(op.CastLike(alpha, self), self)
+    return op.Sub(op.CastLike(other, self), scaled)
+
+
 TABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten._cdist_forward.default: cdist,
     torch.ops.aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
+    torch.ops.aten.rsub.Scalar: rsub,
 }

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel.core.errors import InputError, StageError
+from accel.core.errors import InputError, StageError, first_line, raised_as
 from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import extents, points, shapes_at, trace_sizes
 from accel.exporters.positional import Nested, call, named_tensors
@@ -44,7 +44,13 @@ def read_script(path: Path) -> torch.jit.ScriptModule:
     Raises:
         InputError: broken, or it holds or calls something else than what computes a model.
     """
-    try:
+    with raised_as(
+        InputError,
+        (RuntimeError, ValueError, zipfile.BadZipFile, UnicodeDecodeError),
+        f"torch cannot load {path.name}",
+        fix=FIX,
+        say=first_line,
+    ):
         reader = torch._C.PyTorchFileReader(str(path))
         names = reader.get_all_records()
         with zipfile.ZipFile(path) as archive:
@@ -61,8 +67,6 @@ def read_script(path: Path) -> torch.jit.ScriptModule:
             elif name.endswith("pkl"):
                 _check_pickle(record, f"{path.name}:{name}")
         module = torch.jit.load(str(path), map_location="cpu")
-    except (RuntimeError, ValueError, zipfile.BadZipFile, UnicodeDecodeError) as error:
-        raise InputError(f"torch cannot load {path.name}: {str(error).strip().splitlines()[0]}", fix=FIX) from error
     return module.eval()
 
 
@@ -75,10 +79,13 @@ def _check_pickle(record: bytes, where: str) -> None:
 
 
 def _check_code(text: str, where: str) -> None:
-    try:
+    with raised_as(
+        InputError,
+        (SyntaxError, ValueError, RecursionError, MemoryError),
+        f"{where} is no code of TorchScript",
+        fix=FIX,
+    ):
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"{where} is no code of TorchScript: {error}", fix=FIX) from error
     plain: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -121,9 +128,9 @@ def exportable(
         converter = Converter(script, tuple(torch.from_numpy(feed[n]) for n in names))
         converter.convert()
     except Exception as error:
-        lines = str(error).strip().splitlines() or ["no message"]
         raise StageError(
-            f"torch cannot make an exported program of the TorchScript module: {type(error).__name__}: {lines[0]}",
+            "torch cannot make an exported program of the TorchScript module: "
+            f"{type(error).__name__}: {first_line(error)}",
             fix=f"loops, branches on values and attributes that forward writes cannot be converted: {FIX}",
         ) from error
     spec = torch.utils._pytree.tree_structure(((0,) * len(names), {}))

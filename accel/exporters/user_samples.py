@@ -1,22 +1,25 @@
 """Samples that the user gives: ``.npz``, ``.jsonl``, a folder of them, ``file.py:generator``, or a factory's own."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from accel.core.errors import SampleError
-from accel.core.feeds import Feed, read_feeds, read_npz
+from accel.core.errors import SampleError, raised_as
+from accel.core.feeds import read_feeds, read_npz
 from accel.core.values import ModelSource
 from accel.exporters import factory
 from accel.exporters.axes import extents
 from accel.exporters.from_huggingface import tokenise
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.request import FACTORY
-from accel.exporters.sources import sample_files
+from accel.exporters.sample_files import sample_files
 from accel.exporters.zoo import zoo
+
+Sample = Mapping[str, Any]
+"""A feed and, under a name that is no input, labels."""
 
 
 def tokenised(texts: Sequence[str], source: ModelSource) -> list[dict[str, Any]]:
@@ -57,31 +60,40 @@ def expected(source: ModelSource) -> str:
     )
 
 
-def user_items(reference: str, source: ModelSource) -> list[Feed]:
+def no_label(where: str, labels: str, given: Iterable[str]) -> SampleError:
+    """Return the error for a sample without its label."""
+    fix = f"--labels NAME, one of the keys {sorted(given)}, or give the sample its label"
+    return SampleError(f"{where}: no label {labels!r}", fix=fix)
+
+
+def user_items(reference: str, source: ModelSource, labels: str | None = None) -> list[Sample]:
     """Read the user's samples: ``.npz``, ``.jsonl``, a folder of them, or what a generator or a factory gives.
 
     An ``.npz`` has keys ``<index>/<input>``, or one array per input whose leading axis counts the items. A line of a
     ``.jsonl`` is ``{"text": "…"}`` or one value per input, the batch axis left out.
 
+    Args:
+        labels: name of the right answers, which are no input: under it each feed has a list, one for each item.
+
     Raises:
         SampleError: it cannot be read, or holds something else.
     """
     if FACTORY.fullmatch(reference):
-        feeds = list(_generated(reference, source))
+        feeds = list(_generated(reference, source, labels))
     elif Path(reference).is_dir():
-        feeds = [feed for file in sample_files(Path(reference)) for feed in user_items(str(file), source)]
+        feeds = [feed for file in sample_files(Path(reference)) for feed in user_items(str(file), source, labels)]
     elif Path(reference).suffix.lower() == ".jsonl":
-        feeds = _lines(Path(reference), source)
+        feeds = _lines(Path(reference), source, labels)
     else:
         arrays = read_npz(Path(reference))
-        indexed = any("/" in key for key in arrays) and not arrays.keys() <= {s.name for s in source.inputs}
+        indexed = any("/" in key for key in arrays) and not arrays.keys() <= {labels, *(s.name for s in source.inputs)}
         feeds = list(read_feeds(Path(reference)).values()) if indexed else [arrays]
     if not feeds:
         raise SampleError(f"{reference} holds no samples")
     return feeds
 
 
-def _generated(reference: str, source: ModelSource) -> Iterator[Feed]:
+def _generated(reference: str, source: ModelSource, labels: str | None) -> Iterator[Sample]:
     if source.kind == "factory" and reference == source.reference:
         yield from factory.make(reference).samples
         return
@@ -90,6 +102,9 @@ def _generated(reference: str, source: ModelSource) -> Iterator[Feed]:
     for index, sample in enumerate([made] if isinstance(made, Mapping) else made):
         if isinstance(sample, str):
             yield from tokenised([sample], source)
+        elif isinstance(sample, Mapping) and isinstance(sample.get("text"), str):
+            [feed] = tokenised([sample["text"]], source)
+            yield feed | {name: [value] for name, value in sample.items() if name == labels}
         elif isinstance(sample, Mapping):
             yield {k: np.asarray(v) for k, v in sample.items()}
         elif isinstance(sample, tuple) and len(sample) == len(names):
@@ -101,9 +116,9 @@ def _generated(reference: str, source: ModelSource) -> Iterator[Feed]:
             )
 
 
-def _lines(path: Path, source: ModelSource) -> list[Feed]:
-    feeds: list[Feed] = []
-    texts: list[str] = []
+def _lines(path: Path, source: ModelSource, labels: str | None) -> list[Sample]:
+    feeds: list[Sample] = []
+    texts: list[tuple[str, Sample]] = []
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -113,25 +128,29 @@ def _lines(path: Path, source: ModelSource) -> list[Feed]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
+        with raised_as(SampleError, (ValueError, RecursionError), f"{path.name}:{number} is no JSON"):
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SampleError(f"{path.name}:{number} is no JSON: {error}") from error
         if not isinstance(row, dict) or ("text" in row and not isinstance(row["text"], str)):
             raise SampleError(f'{path.name}:{number}: expected {{"text": "…"}} or one value per input')
+        label: Sample = {}
+        if labels is not None:
+            if row.get(labels) is None:
+                raise no_label(f"{path.name}:{number}", labels, row)
+            label = {labels: [row.pop(labels)]}
         if "text" in row and len(row) == 1:
-            texts.append(row["text"])
+            texts.append((row["text"], label))
         else:
-            feeds.append({name: _row_array(path, number, name, value, source) for name, value in row.items()})
-    return feeds + (list(tokenised(texts, source)) if texts else [])
+            feeds.append(
+                {name: _row_array(path, number, name, value, source) for name, value in row.items()} | dict(label)
+            )
+    made = tokenised([text for text, _ in texts], source) if texts else []
+    return feeds + [{**feed, **label} for feed, (_, label) in zip(made, texts, strict=True)]
 
 
 def _row_array(path: Path, number: int, name: str, value: Any, source: ModelSource) -> np.ndarray:
     spec = next((s for s in source.inputs if s.name == name), None)
-    try:
+    with raised_as(SampleError, ValueError, f"{path.name}:{number}: input {name!r} is ragged"):
         array = np.asarray(value)
-    except ValueError as error:
-        raise SampleError(f"{path.name}:{number}: input {name!r} is ragged: {error}") from error
     if array.dtype.kind not in "ifub":
         raise SampleError(f"{path.name}:{number}: input {name!r} holds {array.dtype}, expected numbers")
     if spec is None:

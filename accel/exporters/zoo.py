@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from accel.core.accuracy.metrics import TaskMetric
 from accel.core.processing import Pipeline
 from accel.core.values import Detections, ShapeRange, TensorSpec
 from accel.exporters.hub import huggingface_folder
@@ -35,22 +36,30 @@ class Entry:
         profile: input name → ShapeRange: smallest, typical and largest shape.
         hub: hub id that the pretrained weights have, or None.
         revision: commit of the hub's repository that the entry stands for; None takes its newest ("main").
+        stored: whether ``load`` returns the file or folder that was found, as it is.
         drawn: what the pretrained weights lack and is drawn with seed 0, so that accuracy stays unproved, or None.
-        find: returns the local folder with the pretrained weights, or None where they are not on this machine; without
-            it they are where the local Hugging Face cache holds ``hub`` at ``revision``.
+        find: returns the local folder or file with the pretrained weights, or None where they are not on this machine;
+            without it they are where the local Hugging Face cache holds ``hub`` at ``revision``.
         framework: what ``load`` builds with.
         load: builds the FP32 model from that folder, or with random weights (None). For torch a module in eval mode
             that takes the inputs by name and returns a mapping or an object with the outputs as items; for TensorFlow
-            a Keras model whose inputs and outputs have the declared names.
-        samples: yields ``count`` distinct items in a fixed order, real ones, without padding.
+            a Keras model whose inputs and outputs have the declared names, or the folder of a SavedModel; for ONNX the
+            file. A file or folder (``stored``) has no random weights.
+        samples: yields ``count`` distinct items in a fixed order, real ones, without padding; of a stateful model the
+            steps of one stream, without its states.
+        states: of a stateful model, each input that holds what the step before left, and the output that left it.
         origin: what the samples are, for the report.
         tokenizer: returns the folder of the tokenizer, for text models.
         mask: name of the input that is 0 at padded positions.
         family: what kind of network it is.
         detections: the outputs that are compared as sets of rows: order and padding mean nothing in them.
         static: targets for which a build fixed at the opt shape is worth making.
-        gate: name of the task metric and the least value that passes; a floor in dB stays beside it.
-        metric: (reference outputs, outputs, feeds), each a sequence over the gate's feeds → the gate's value.
+        gate: name of the task metric and the least share of the source's own score that passes; a floor in dB stays
+            beside it.
+        metric: scores outputs of the gate's feeds by labels (``accel.core.accuracy.metrics``). Without ``labels`` the
+            source's own outputs stand for them.
+        labels: name under which the samples carry the right answer, which is no input; its values may be of any kind
+            that JSON knows.
         pipeline: the steps of an ensemble around the model; ``tokenizer`` and the weights' folder complete them.
         small: returns the entry of the reduced model, whose random weights alone exist.
         extra_files: names of other files of the folder that decide what the entry computes or samples.
@@ -76,9 +85,12 @@ class Entry:
     detections: Detections | None = None
     static: tuple[str, ...] = ()
     gate: tuple[str, float] | None = None
-    metric: Callable[[Sequence[Item], Sequence[Item], Sequence[Item]], float] | None = None
+    metric: TaskMetric | None = None
+    labels: str | None = None
+    states: Mapping[str, str] = field(default_factory=dict)
+    stored: bool = False
     pipeline: Pipeline | None = None
-    framework: Literal["torch", "tensorflow"] = "torch"
+    framework: Literal["torch", "tensorflow", "onnx"] = "torch"
     small: "Callable[[], Entry] | None" = None
     extra_files: tuple[str, ...] = field(default=())
 
@@ -86,15 +98,14 @@ class Entry:
         """Return the local folder with the pretrained weights, or None where they are not on this machine."""
         if self.find is not None:
             return self.find()
-        if self.hub is None:
-            return None
-        return huggingface_folder(self.hub, self.revision)
+        return huggingface_folder(self.hub, self.revision) if self.hub is not None else None
 
     def code_files(self) -> dict[str, Path]:
         """Return the files of the zoo that decide what the entry computes and samples, by name."""
-        own = Path(inspect.getfile(self.load))
+        parts = (getattr(part, "func", part) for part in (self.load, self.samples, self.metric) if part is not None)
+        own = {path.name: path for path in map(Path, map(inspect.getfile, parts))}
         folder = Path(str(sys.modules[self.load.__module__.partition(".")[0]].__file__)).parent
-        return {own.name: own} | {name: folder / name for name in ("__init__.py", *self.extra_files)}
+        return own | {name: folder / name for name in ("__init__.py", *self.extra_files)}
 
 
 class Zoo(Protocol):

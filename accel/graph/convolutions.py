@@ -14,9 +14,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from accel.core.errors import StageError
+from accel.core.errors import StageError, raised_as
 from accel.core.feeds import Feed
 from accel.graph import passes, qdq, sensitivity
+from accel.graph.opset import RaiseOpset
 
 EVALUATIONS = 9
 """Each takes a quantisation of the whole network: all, none, and the halving of a hundred layers."""
@@ -46,7 +47,7 @@ def quantize(
     def write(kept: Sequence[str], to: Path, ranges: Path) -> Path:
         model = onnx.load(str(plain))
         model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
-        try:
+        with raised_as(StageError, (RuntimeError, ValueError, KeyError), f"onnxruntime could not quantise {path.name}"):
             q.quantize_static(
                 model,
                 str(to),
@@ -61,23 +62,19 @@ def quantize(
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
                 calibration_cache_path=ranges,
             )
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise StageError(f"onnxruntime could not quantise {path.name}: {error}") from error
         return to
 
     with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
         ranges, trial, plain = (Path(name) / file for file in ("ranges.json", "trial.onnx", "plain.onnx"))
-        passes.rewrite(path, plain, qdq.RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), OwnBiases())
+        passes.rewrite(path, plain, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), OwnBiases())
         graph = onnx.load(str(plain), load_external_data=False).graph
         products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
-        # From the middle outwards; the last layer, then the first, return to float before all others.
-        ends = [min(i + 1, 2 * (len(products) - 1 - i)) for i in range(len(products))]
         found = sensitivity.search(
             [(name,) for name in products],
             dict.fromkeys(products, 1),
             lambda kept: score(plain if len(kept) == len(products) else write(kept, trial, ranges)),
             floor,
-            order=sorted(range(len(products)), key=lambda i: -ends[i]),
+            order=sensitivity.from_the_middle(len(products)),
             evaluations=EVALUATIONS,
             points=1,
         )

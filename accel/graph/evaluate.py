@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accel.core.errors import StageError, UnavailableError
+from accel.core.errors import StageError, UnavailableError, first_line, raised_as
+
+OLDEST = 7
+"""First opset that ONNX Runtime has all operators of. Source: https://onnxruntime.ai/docs/reference/compatibility.html"""
 
 
 def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
@@ -27,33 +30,34 @@ def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
 
     options = _options(threads=threads, severity=4)
     options.enable_cpu_mem_arena = False
-    options.execution_order = (
-        ort.ExecutionOrder.PRIORITY_BASED
-    )  # as the file has them: values live no longer than there
+    # Nodes run as the file has them: values live no longer than there.
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.disable_prepacking", "1" if once else "0")
-    try:
+    with raised_as(StageError, Exception, f"ONNX Runtime cannot load {path.name}"):
         return _session(str(path), options)
-    except Exception as error:
-        raise StageError(f"ONNX Runtime cannot load {path.name}: {error}") from error
 
 
-def open_unoptimised(path: Path) -> Any:
+def open_unoptimised(path: Path, model: bytes | None = None) -> Any:
     """Open a session with every optimisation off: the file as it is written.
+
+    Args:
+        model: a serialised model that is opened in the file's place.
 
     Raises:
         UnavailableError: this ONNX Runtime cannot run it (an operator, opset or IR it lacks).
     """
     import onnxruntime as ort
 
-    try:
-        return _session(str(path), _options(severity=4, optimised=False))
-    except Exception as error:
-        raise UnavailableError(
-            f"ONNX Runtime {ort.__version__} cannot load {path.name}: {str(error).splitlines()[0]}",
-            fix="if it names an opset or IR version, export the model again with opset 18 to 21 and IR version 10 or "
-            "older; an operator that it lacks must be replaced in the model",
-        ) from error
+    with raised_as(
+        UnavailableError,
+        Exception,
+        f"ONNX Runtime {ort.__version__} cannot load {path.name}",
+        fix="if it names an opset or IR version, export the model again with opset 18 to 21 and IR version 10 or "
+        "older; an operator that it lacks must be replaced in the model",
+        say=first_line,
+    ):
+        return _session(str(path) if model is None else model, _options(severity=4, optimised=False))
 
 
 def kernel_check(*, optimised: bool = False) -> Callable[[bytes | str], bool]:

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from accel.accuracy import parity
 from accel.core import environments
+from accel.core.accuracy import parity
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
 from accel.core.processes import Worker
@@ -52,7 +52,7 @@ CAST_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Fp32Node:
     """A node that stays in FP32.
 
     Attributes:
@@ -247,14 +247,14 @@ def _agree(source: Path, other: Path, feeds: list[Feed], threads: int) -> bool:
     return parity.compare(*answers, outputs=outputs, masks={}, gate=gate).passed
 
 
-def _kept(model: ir.Model, ranges: Mapping[str, Range], *, to: Half, limit: float) -> tuple[Kept, ...]:
+def _kept(model: ir.Model, ranges: Mapping[str, Range], *, to: Half, limit: float) -> tuple[Fp32Node, ...]:
     """List the nodes that read or write a value outside the range, or square one that would be."""
     kept = []
     for node in model.graph:
         name, read = str(node.name), [v.name for v in node.inputs if v is not None]
         if node.op_type in BODIES:
             reason = "values inside its bodies are not measured"
-            kept.append(Kept(name, node.op_type, "", 0.0, 0.0, reason))
+            kept.append(Fp32Node(name, node.op_type, "", 0.0, 0.0, reason))
             continue
         touched = [n for n in (*read, *(v.name for v in node.outputs)) if n in ranges]
         worst = max(touched, key=lambda n: ranges[n].largest, default=None)
@@ -265,14 +265,14 @@ def _kept(model: ir.Model, ranges: Mapping[str, Range], *, to: Half, limit: floa
         if found.largest >= limit:
             room = f"{to} holds {LIMITS[to]:.5g}, with the margin {limit:.5g}"
             reason = f"{worst!r} reaches {_finite(found.largest):.4g}; {room}"
-            kept.append(Kept(name, node.op_type, worst, low, high, reason))
+            kept.append(Fp32Node(name, node.op_type, worst, low, high, reason))
         elif node.op_type in SQUARING and read[0] in ranges:
             source = ranges[read[0]]
             spread = max(source.high - source.low, source.largest)
             if spread**2 >= limit:
                 reason = f"squares of {read[0]!r} reach {spread**2:.4g}; {to} holds {LIMITS[to]:.5g}"
                 low, high = _finite(source.low), _finite(source.high)
-                kept.append(Kept(name, node.op_type, read[0], low, high, reason))
+                kept.append(Fp32Node(name, node.op_type, read[0], low, high, reason))
     return tuple(kept)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from accel.core.errors import InputError, SampleError
+from accel.core.errors import InputError, SampleError, raised_as
 from accel.core.feeds import Feed
 from accel.graph import passes
 from accel.graph.evaluate import open_exact
@@ -68,10 +68,12 @@ def float_tensors(model: onnx.ModelProto) -> dict[str, int]:
     bare = type(model)()
     bare.CopyFrom(model)
     bare.graph.ClearField("value_info")
-    try:
+    with raised_as(
+        InputError,
+        (onnx.shape_inference.InferenceError, RuntimeError, ValueError),
+        "the types of the graph cannot be inferred",
+    ):
         inferred = onnx.shape_inference.infer_shapes(bare, strict_mode=False, data_prop=False)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        raise InputError(f"the types of the graph cannot be inferred: {error}") from error
     graph = inferred.graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
     types |= {t.name: t.data_type for t in graph.initializer}

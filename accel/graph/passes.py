@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from accel.core.errors import AccelError, InputError, OutputError, StageError, UsageError
+from accel.core.errors import AccelError, InputError, OutputError, StageError, UsageError, raised_as
 from accel.core.files import replacing
 
 
@@ -29,15 +29,18 @@ def load(path: Path) -> ir.Model:
     Raises:
         InputError: no ONNX file, truncated, or with sparse tensors, which onnx-ir does not know.
     """
-    try:
+    with raised_as(
+        InputError,
+        (DecodeError, OSError, ValueError, UnicodeDecodeError, RuntimeError, NotImplementedError),
+        f"{path} is not an ONNX model that can be read",
+        fix="export it again",
+    ):
         proto = onnx.load(str(path), load_external_data=False)
         if proto.graph.sparse_initializer:
             raise InputError(f"{path.name} has sparse initialisers", fix="export it with dense weights")
         model = ir.from_proto(proto)
         if "ai.onnx" in model.opset_imports:  # another name of ONNX's own domain
             model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
-    except (DecodeError, OSError, ValueError, UnicodeDecodeError, RuntimeError, NotImplementedError) as error:
-        raise InputError(f"{path} is not an ONNX model that can be read: {error}", fix="export it again") from error
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
 

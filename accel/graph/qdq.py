@@ -19,10 +19,9 @@ from typing import Literal
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnxscript import version_converter
 
-from accel.core.errors import StageError
 from accel.graph import passes
+from accel.graph.opset import RaiseOpset
 
 Quantised = Literal["int8", "fp8", "cpu-int8", "cpu-int7"]
 FIRST_OPSET = 13
@@ -110,38 +109,6 @@ def load(path: Path) -> ir.Model:
     model = passes.load(path)
     passes.run(model, RaiseOpset(FIRST_OPSET), NameNodes(), SplitGemm())
     return model
-
-
-class RaiseOpset(ir.passes.InPlacePass):
-    """Bring a graph of an older opset to ``least``.
-
-    Source: onnx.version_converter, which onnxscript's turns to below opset 18.
-    """
-
-    def __init__(self, least: int) -> None:
-        super().__init__()
-        self.least = least
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Convert it.
-
-        Raises:
-            StageError: no converter can.
-        """
-        before = model.graph.opset_imports.get("", 0)
-        if before >= self.least:
-            return ir.passes.PassResult(model, False)
-        reason = ""
-        try:
-            version_converter.convert_version(model, self.least, fallback=True)
-        except (RuntimeError, ValueError) as error:
-            reason = f": {str(error).splitlines()[0]}"
-        if model.graph.opset_imports.get("", 0) < self.least:
-            raise StageError(
-                f"the model has opset {before} and cannot be brought to {self.least}{reason}",
-                fix=f"export it with opset {self.least} or later",
-            )
-        return ir.passes.PassResult(model, True)
 
 
 class NameNodes(ir.passes.InPlacePass):

@@ -19,6 +19,7 @@ from accel.core.errors import StageError, UsageError, nearest
 from accel.core.feeds import Feed
 from accel.graph import calibration, fp16, measured, passes, qdq, sensitivity
 from accel.graph.calibration import METHODS, Method, QuantRange
+from accel.graph.opset import RaiseOpset
 from accel.graph.products import PRODUCTS
 from accel.graph.qdq import SCHEMES, Product, Quantised
 
@@ -174,7 +175,7 @@ def prepare(
         half = fp16.convert(folder / "plain.onnx", path, to=base, feeds=feeds, margin=margin, threads=threads)
     model = passes.load(path)
     if base != "fp32" or to == "fp8":
-        passes.run(model, qdq.RaiseOpset(HALF_OPSET))
+        passes.run(model, RaiseOpset(HALF_OPSET))
     now = [p for p in qdq.products(model) if p.node in outputs]
     if lost := sorted(set(outputs) - {p.node for p in now}):
         raise StageError(f"product {lost[0]!r} lost its constant weight on the way to {base}")

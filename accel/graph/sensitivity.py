@@ -3,25 +3,29 @@
 Naive INT8 ruins a transformer, and a few layers do most of the harm. Trying every combination is out of the question,
 and even the exhaustive greedy search, which tries every remaining layer at every step, takes n(n+1)/2 evaluations of
 the whole task. Here each layer is tried alone once; added in the order of harm per work saved, the layers give a curve;
-where it crosses the floor is found by halving; and layers left out there are tried once more, each on top.
+where it crosses the floor is found by halving; and layers left out there are tried once more, each on top. What is
+best so far stands when the time is over; where there is too little to try each layer, neighbours are tried together.
 
 Knows names of nodes and a score, nothing of graphs.
 """
 
 import math
+import operator
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accel.core.errors import UsageError
 
 CURVE = 8
 """Points of the curve that are measured besides those that the search needs."""
+LEAST_GROUPS = 8
+"""With time for fewer than these to be tried alone, none is: units are quantised from the middle outwards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScoredChoice:
     """One choice that was scored.
 
     Attributes:
@@ -65,11 +69,11 @@ class Search:
     """
 
     floor: float
-    chosen: Step
+    chosen: ScoredChoice
     holds: bool
     float_score: float
     units: tuple[Unit, ...]
-    curve: tuple[Step, ...]
+    curve: tuple[ScoredChoice, ...]
     evaluations: int
     exhaustive: int
     search_s: float
@@ -84,6 +88,8 @@ def search(
     order: Sequence[int] | None = None,
     evaluations: int | None = None,
     points: int = CURVE,
+    seconds: float = math.inf,
+    loss: Callable[[float], float] = operator.neg,
 ) -> Search:
     """Search the choices of units.
 
@@ -96,6 +102,8 @@ def search(
         evaluations: how often ``score`` may be called; by default a quarter of the exhaustive search, at least two
             for each unit.
         points: of the curve that are measured in any case.
+        seconds: after which no other choice is scored; half of them go into trying units alone.
+        loss: makes of a score what adds up over units (the noise, of a figure in dB).
 
     Raises:
         UsageError: too few evaluations to try every unit once.
@@ -109,16 +117,16 @@ def search(
             f"{allowed} evaluations cannot try {count} groups of products once, and all and none of them",
             fix=f"allow {count + 2} or more",
         )
-    known: dict[frozenset[int], Step] = {}
+    known: dict[frozenset[int], ScoredChoice] = {}
 
-    def trial(on: Collection[int]) -> Step:
+    def trial(on: Collection[int]) -> ScoredChoice:
         key = frozenset(on)
         if key not in known:
-            kept = tuple(n for i, unit in enumerate(units) if i not in key for n in unit)
-            quantised = [n for i in sorted(key) for n in units[i]]
+            kept = _nodes(units, (i for i in range(count) if i not in key))
+            quantised = _nodes(units, sorted(key))
             found = float(score(kept))
             value = found if math.isfinite(found) else -sys.float_info.max
-            known[key] = Step(sum(work[n] for n in quantised) / total, len(quantised), value, kept)
+            known[key] = ScoredChoice(sum(work[n] for n in quantised) / total, len(quantised), value, kept)
         return known[key]
 
     everything, nothing = trial(range(count)), trial(())
@@ -127,11 +135,21 @@ def search(
     if everything.score >= floor or not nothing.score >= floor:
         chosen = everything if everything.score >= floor else nothing
     else:
-        if order is None:
-            alone = [trial((i,)) for i in range(count)]
-            order = _order(alone, nothing)
-            tried = tuple(Unit(units[i], alone[i].share, alone[i].score) for i in order)
-        chosen = _climb(trial, order, floor, points=points, more=lambda: len(known) < allowed, along=along)
+        groups: list[tuple[int, ...]] = [(i,) for i in (range(count) if order is None else order)]
+        # Two trials were made: half of the time is enough for as many as this.
+        fit = seconds / max(time.monotonic() - start, 1e-9)
+        if order is None and fit < LEAST_GROUPS:
+            groups = [(i,) for i in from_the_middle(count)]
+        elif order is None:
+            groups = _neighbours(count, fit)
+            alone = {group: trial(group) for group in groups}
+            groups.sort(key=lambda group: _harm(alone[group], nothing, loss))
+            tried = tuple(Unit(_nodes(units, group), alone[group].share, alone[group].score) for group in groups)
+
+        def more() -> bool:
+            return len(known) < allowed and time.monotonic() - start < seconds
+
+        chosen = _climb(trial, groups, floor, points=points, more=more, along=along)
     return Search(
         floor=floor,
         chosen=chosen,
@@ -145,44 +163,55 @@ def search(
     )
 
 
-def _order(alone: Sequence[Step], nothing: Step) -> list[int]:
-    """Return the units, least harm per work first."""
+def from_the_middle(count: int) -> list[int]:
+    """Return the units of a network from its middle outwards: the first, and before that the last, come at the end."""
+    return sorted(range(count), key=lambda i: -min(i + 1, 2 * (count - 1 - i)))
 
-    def harm(index: int) -> tuple[float, float]:
-        lost = nothing.score - alone[index].score
-        # A unit that costs nothing has no price: the larger comes first. NaN counts as infinite harm.
-        return (lost / alone[index].share, 0.0) if lost > 0 else (0.0, -alone[index].share)
 
-    return sorted(range(len(alone)), key=harm)
+def _neighbours(count: int, limit: float) -> list[tuple[int, ...]]:
+    """Return all units in groups of neighbours, as few in each as a limit of groups allows."""
+    together = 1 if count <= limit else -(-count // int(limit))
+    return [tuple(range(i, min(i + together, count))) for i in range(0, count, together)]
+
+
+def _nodes(units: Sequence[tuple[str, ...]], chosen: Iterable[int]) -> tuple[str, ...]:
+    return tuple(node for index in chosen for node in units[index])
+
+
+def _harm(alone: ScoredChoice, nothing: ScoredChoice, loss: Callable[[float], float]) -> tuple[float, float]:
+    """Return what units are sorted by: the loss of one per work. NaN counts as infinite harm."""
+    lost = loss(alone.score) - loss(nothing.score)
+    # A unit that costs nothing has no price: the larger comes first.
+    return (lost / alone.share, 0.0) if lost > 0 else (0.0, -alone.share)
 
 
 def _climb(
-    trial: Callable[[Collection[int]], Step],
-    order: Sequence[int],
+    trial: Callable[[Collection[int]], ScoredChoice],
+    groups: Sequence[tuple[int, ...]],
     floor: float,
     *,
     points: int,
     more: Callable[[], bool],
-    along: set[Step],
-) -> Step:
+    along: set[ScoredChoice],
+) -> ScoredChoice:
     """Follow the order to the floor, then add what still fits; ``along`` collects the steps that were measured."""
 
     def holds(length: int) -> bool:
-        step = trial(order[:length])
+        step = trial([i for group in groups[:length] for i in group])
         along.add(step)
         return step.score >= floor
 
-    lengths = sorted({round(len(order) * i / points) for i in range(1, points)} - {0, len(order)})
-    low = 0  # so many units hold the floor
+    lengths = sorted({round(len(groups) * i / points) for i in range(1, points)} - {0, len(groups)})
+    low = 0  # so many groups hold the floor
     for length in lengths:
         if more() and holds(length):
             low = length
-    high = min((n for n in lengths if n > low), default=len(order))  # so many do not
+    high = min((n for n in lengths if n > low), default=len(groups))  # so many do not
     while high - low > 1 and more():
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    on = list(order[:low])
-    for index in order[low:]:
+    on = [i for group in groups[:low] for i in group]
+    for index in (i for group in groups[low:] for i in group):
         if more() and trial([*on, index]).score >= floor:
             on.append(index)
     return trial(on)

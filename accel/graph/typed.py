@@ -64,7 +64,7 @@ Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BrokenRule:
     """One broken rule.
 
     Attributes:
@@ -90,7 +90,7 @@ QUANTISED = frozenset({ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN, ir.DataType.I
 KNOWN = FLOATS | QUANTISED | {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.BOOL}
 
 
-def check(path: Path) -> tuple[Finding, ...]:
+def check(path: Path) -> tuple[BrokenRule, ...]:
     """Return every broken rule, errors first; weights are not read, scales and zero-points are.
 
     Raises:
@@ -103,7 +103,7 @@ def check(path: Path) -> tuple[Finding, ...]:
     for value in (v for node in model.graph.all_nodes() for v in node.outputs if v not in ends):
         value.type = None  # what was written for an earlier form of the graph is inferred again
     ShapeInferencePass()(model)
-    rules: tuple[Callable[[ir.Model], Iterator[Finding]], ...] = (
+    rules: tuple[Callable[[ir.Model], Iterator[BrokenRule]], ...] = (
         _versions,
         _operators,
         _dtypes,
@@ -146,7 +146,7 @@ def _label(node: ir.Node) -> str:
     return f"{node.op_type} {_name(node)!r}"
 
 
-def _versions(model: ir.Model) -> Iterator[Finding]:
+def _versions(model: ir.Model) -> Iterator[BrokenRule]:
     opset = model.graph.opset_imports.get("", 0)
     yield from _first(
         "",
@@ -168,7 +168,7 @@ def _versions(model: ir.Model) -> Iterator[Finding]:
         ),
     )
     if model.ir_version > LAST_IR:
-        yield Finding(
+        yield BrokenRule(
             "ir",
             "error",
             "",
@@ -178,13 +178,13 @@ def _versions(model: ir.Model) -> Iterator[Finding]:
         )
 
 
-def _first(node: str, *rows: tuple[bool, Rule, Severity, str, str, str]) -> list[Finding]:
+def _first(node: str, *rows: tuple[bool, Rule, Severity, str, str, str]) -> list[BrokenRule]:
     """Return the finding of the first row that is broken: whether it is, rule, severity, message, fix and source."""
-    broken = [Finding(rule, severity, node, *texts) for wrong, rule, severity, *texts in rows if wrong]
+    broken = [BrokenRule(rule, severity, node, *texts) for wrong, rule, severity, *texts in rows if wrong]
     return broken[:1]
 
 
-def _operators(model: ir.Model) -> Iterator[Finding]:
+def _operators(model: ir.Model) -> Iterator[BrokenRule]:
     local = {(domain, name) for domain, name, _ in model.functions}
     for node in model.graph.all_nodes():
         standard = node.domain in ("", "ai.onnx")
@@ -211,7 +211,7 @@ def _operators(model: ir.Model) -> Iterator[Finding]:
         yield from unknown or _restrictions(node)
 
 
-def _restrictions(node: ir.Node) -> Iterator[Finding]:
+def _restrictions(node: ir.Node) -> Iterator[BrokenRule]:
     """Check what the operator list says in its column of restrictions, as far as the file shows it."""
     op, given, dynamic = node.op_type, node.attributes, [not _is_constant(v) for v in _given(node)]
     late = len(dynamic) > 1 and dynamic[1]  # the second input is not known when the engine is built
@@ -234,7 +234,7 @@ def _restrictions(node: ir.Node) -> Iterator[Finding]:
         and (given.get_int("input_forget", 0), given.get_int("layout", 0)) != (0, 0),
     }
     for complaint in [text for text, is_broken in broken.items() if is_broken][:1]:
-        yield Finding(
+        yield BrokenRule(
             "restriction",
             "error",
             _name(node),
@@ -244,7 +244,7 @@ def _restrictions(node: ir.Node) -> Iterator[Finding]:
         )
 
 
-def _dtypes(model: ir.Model) -> Iterator[Finding]:
+def _dtypes(model: ir.Model) -> Iterator[BrokenRule]:
     graph, narrow = model.graph, "run `accel narrow --runtime tensorrt` first (accel convert does)"
     ends = [*graph.inputs, *graph.outputs]
     made = [v for node in graph for v in node.outputs if not v.is_graph_output()]
@@ -292,14 +292,14 @@ def _dtypes(model: ir.Model) -> Iterator[Finding]:
         )
 
 
-def _one_type(model: ir.Model) -> Iterator[Finding]:
+def _one_type(model: ir.Model) -> Iterator[BrokenRule]:
     for node in model.graph.all_nodes():
         if node.op_type not in ONE_TYPE or node.domain not in ("", "ai.onnx"):
             continue
         found = {v.name: v.dtype for v in _given(node) if v.dtype in FLOATS}
         if len(set(found.values())) > 1:
             listed = ", ".join(f"{n!r} is {k.name}" for n, k in found.items() if k is not None)
-            yield Finding(
+            yield BrokenRule(
                 "types",
                 "error",
                 _name(node),
@@ -309,7 +309,7 @@ def _one_type(model: ir.Model) -> Iterator[Finding]:
             )
 
 
-def _pairs(model: ir.Model) -> Iterator[Finding]:
+def _pairs(model: ir.Model) -> Iterator[BrokenRule]:
     """Check zero-points, quantised types and scales."""
     for node in model.graph.all_nodes():
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
@@ -340,7 +340,7 @@ def _pairs(model: ir.Model) -> Iterator[Finding]:
             ),
         )
         if point is not None and zero is None:
-            yield Finding(
+            yield BrokenRule(
                 "zero-point",
                 "error",
                 name,
@@ -349,7 +349,7 @@ def _pairs(model: ir.Model) -> Iterator[Finding]:
                 OPERATORS,
             )
         elif zero is not None and np.any(values := zero.astype(np.float32)):
-            yield Finding(
+            yield BrokenRule(
                 "zero-point",
                 "error",
                 name,
@@ -360,12 +360,12 @@ def _pairs(model: ir.Model) -> Iterator[Finding]:
         yield from _scale(node)
 
 
-def _scale(node: ir.Node) -> Iterator[Finding]:
+def _scale(node: ir.Node) -> Iterator[BrokenRule]:
     name, label = _name(node), _label(node)
     value, held = (_input(node, index) for index in (0, 1))
     scale = _constant(held)
     if scale is None or held is None or value is None:
-        yield Finding(
+        yield BrokenRule(
             "scale",
             "error",
             name,
@@ -377,7 +377,7 @@ def _scale(node: ir.Node) -> Iterator[Finding]:
     values = scale.astype(np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         bad = values[~(np.isfinite(values) & (values > 0))].ravel()[0]
-        yield Finding(
+        yield BrokenRule(
             "scale",
             "error",
             name,
@@ -386,7 +386,7 @@ def _scale(node: ir.Node) -> Iterator[Finding]:
             LAYERS,
         )
     if values.ndim > 1:
-        yield Finding(
+        yield BrokenRule(
             "scale",
             "error",
             name,
@@ -396,7 +396,7 @@ def _scale(node: ir.Node) -> Iterator[Finding]:
         )
     real = value.dtype if node.op_type == "QuantizeLinear" else node.outputs[0].dtype
     if real is not None and held.dtype is not None and real != held.dtype:
-        yield Finding(
+        yield BrokenRule(
             "types",
             "error",
             name,
@@ -406,7 +406,7 @@ def _scale(node: ir.Node) -> Iterator[Finding]:
         )
     axis, dims = node.attributes.get_int("axis", 1), value.shape.dims if value.is_initializer() and value.shape else ()
     if values.size > 1 and -len(dims) <= axis < len(dims) and values.size != dims[axis]:
-        yield Finding(
+        yield BrokenRule(
             "scale",
             "error",
             name,
@@ -416,7 +416,7 @@ def _scale(node: ir.Node) -> Iterator[Finding]:
         )
 
 
-def _placement(model: ir.Model) -> Iterator[Finding]:
+def _placement(model: ir.Model) -> Iterator[BrokenRule]:
     """Check that pairs stand together, before both inputs of what they quantise, per tensor before activations."""
     for node in model.graph.all_nodes():
         name, label = _name(node), _label(node)
@@ -440,7 +440,7 @@ def _placement(model: ir.Model) -> Iterator[Finding]:
             quantised = [_dequantised(value) for value in node.inputs]
             if quantised[0] != quantised[1]:
                 side = "weight" if quantised[0] else "activation"
-                yield Finding(
+                yield BrokenRule(
                     "placement",
                     "warning",
                     name,
@@ -452,8 +452,8 @@ def _placement(model: ir.Model) -> Iterator[Finding]:
                 yield _misplaced(name, f"the bias of {label} is quantised, expected floating point")
 
 
-def _misplaced(name: str, what: str) -> Finding:
-    return Finding(
+def _misplaced(name: str, what: str) -> BrokenRule:
+    return BrokenRule(
         "placement", "error", name, what, "write Q/DQ pairs with accel.graph.quantize.for_tensorrt", QUANTISATION
     )
 

@@ -4,6 +4,7 @@
       release.json                     every model, variant, machine, decision, and file by sha256
       index.html  report.md            the same for people
       repositories/<pool>/<model>/     the chosen variant's Triton model repository, ready to mount
+      servers/<pool>.sh                starts one server on all of a pool's repositories (``servers``)
       kits/<pool>/<model>/<variant>/   what finishes a variant on hardware that was not here
       runs/<pool>/<model>.json         the run that all figures are from
       provenance.json  bom.cdx.json    what it was made of and by (``provenance``)
@@ -12,121 +13,118 @@ The driver keeps nothing in memory that it needs again: killed at any time, the 
 whole or not at all. Until it is signed it is a draft, which a later build of the same version replaces.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import functools
 import hashlib
 import json
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from accel import pipeline
 from accel.core import document, hardware, signing
 from accel.core.document import RunDocument
-from accel.core.errors import AccelError, OutputError, StageError, WorkerDied
-from accel.core.files import lock, remove, replace_folder, write_text
-from accel.core.hardware import Hardware
+from accel.core.errors import OutputError, UsageError
+from accel.core.files import lock, replace_folder
 from accel.core.progress import Progress
-from accel.core.values import SCHEMA, FileRef, Target, sha256_file, sha256_json, to_json
-from accel.exporters.zoo import zoo
-from accel.release import pages, planning, provenance
-from accel.release.document import FILENAME, Entry, ModelLine, PoolLine, Release, line, read
-from accel.release.planning import Record
-from accel.release.release_file import Asked, Plan
+from accel.core.values import SCHEMA, FileRef, sha256_file, sha256_json, to_json
+from accel.release import converting, finishing, fleet, pages, planning, provenance, servers
+from accel.release.document import FILENAME, ModelLine, PoolLine, Release, ReleaseEntry, line, read
+from accel.release.planning import Duties
+from accel.release.release_file import ModelPlan, ReleasePlan
+from accel.release.shared import SharedStore
 
-TRIES = 2
-"""How often a build is begun whose process dies."""
 PAGE, REPORT = "index.html", "report.md"
 Files = dict[str, Path | str]
 """Path in the release → the file to copy, or its text."""
 
 
-def build(plan: Plan, store: Path, progress: Progress | None = None, *, retry: bool = False) -> Release:
+def build(
+    plan: ReleasePlan, store: Path, progress: Progress | None = None, *, ray: str | None = None,
+    finished: Sequence[Path] = (), retry: bool = False, shared: SharedStore | None = None,
+) -> Release:  # fmt: skip
     """Convert what changed, and write the release into ``STORE/<version>``.
 
     Args:
+        shared: object store that the local folder ``store`` is for: what it lacks comes from there, and what was made
+            goes there.
+        ray: address of a Ray cluster whose machines convert (``fleet``); None for this machine alone.
+        finished: run directories that ``accel build`` made of this release's kits on other machines.
         retry: convert again what failed, although nothing changed.
 
     Raises:
-        UsageError: this machine is of two pools for one device.
+        InputError: one of ``finished`` is damaged, or not of kits of this release.
+        UsageError: this machine is of two pools for one device, or a cluster was to use an object store.
         OutputError: the store cannot be written or is in use, or the release is signed and would change.
-        UnavailableError: cyclonedx-python-lib is not installed.
+        UnavailableError: cyclonedx-python-lib is not installed, there is no such cluster, or no such object store.
     """
     provenance.demand()
-    progress, machine = progress or Progress(), hardware.detect()
-    lacking = planning.roles(plan.pools, machine)
-    here = planning.made_here(plan, lacking, machine)
+    progress = progress or Progress()
+    if ray is not None and shared is not None:
+        raise UsageError("--ray needs a store that is a folder", fix="--store FOLDER, where all machines have it")
+    with contextlib.ExitStack() as held:
+        if shared is not None:
+            held.enter_context(lock(store / planning.RUNS, f"accel release build {plan.version}"))
+            shared.pull(plan)
+        if ray is not None:
+            duties = held.enter_context(fleet.convert(plan, store, ray, progress, retry=retry))
+        else:
+            duties = held.enter_context(_convert_here(plan, store, progress, retry=retry, shared=shared))
+        for run_dir in finished:
+            model, machine = finishing.take(plan, store, duties, run_dir)
+            progress.notice(f"{model} was finished on {machine}")
+            if shared is not None:
+                shared.push(model, machine)
+        with lock(store, f"accel release build {plan.version}"):  # another machine may be at work beside its runs
+            if shared is None:
+                return _assemble(plan, store, duties)
+            shared.pull_release(plan.version)
+            while True:
+                release = _assemble(plan, store, duties)
+                shared.push_release(plan.version)
+                if not shared.pull(plan):  # else another machine gave a run meanwhile
+                    return release
+
+
+@contextlib.contextmanager
+def _convert_here(
+    plan: ReleasePlan, store: Path, progress: Progress, *, retry: bool, shared: SharedStore | None
+) -> Iterator[Duties]:
+    """Convert on this machine what is its to do, and keep its runs as they are while the block runs."""
+    machine = hardware.detect()
+    duties = planning.duties_of(plan, machine)
     folder = store / planning.RUNS / machine.id
     with lock(folder, f"accel release build {plan.version}"):
         for number, asked in enumerate(plan.models, 1):
             progress.stage(f"{asked.name} ({number} of {len(plan.models)})")
-            targets = planning.wanted_here(asked, here)
+            targets = duties.targets(asked, machine.id)
             if targets:
-                _convert(asked, targets, folder, machine, progress, retry=retry)
-        with lock(store, f"accel release build {plan.version}"):  # another machine may be at work beside its runs
-            return _assemble(plan, store, machine, lacking)
-
-
-def _convert(
-    asked: Asked, targets: tuple[Target, ...], folder: Path, machine: Hardware, progress: Progress, *, retry: bool
-) -> None:
-    """Convert one model and leave its record, unless there is one of just this."""
-    key, made = planning.asked_key(asked), planning.made_with(targets, machine)
-    record = planning.read_record(folder, asked.name)
-    again = retry and record is not None and (record.error is not None or _failed(document.read(folder / record.run)))
-    if planning.current(record, key, made) and not again:
-        return
-    if record is not None:  # what is half done is of no record
-        remove(folder / f"{asked.name}.json")
-    config = folder / f"{asked.name}.job.json"
-    write_text(config, json.dumps(asked.given, indent=1) + "\n")
-    run_dir = folder / planning.run_name(asked)
-    job = asked.job(targets, run_dir, config=config)
-    begin, error = time.monotonic(), None
-    for attempt in range(1, TRIES + 1):
-        error = None
-        try:
-            run = document.parse(pipeline.convert(job, progress))
-            dead = [v.id for v in run.variants if v.died]
-        except OutputError:
-            raise
-        except AccelError as found:
-            error, dead = found, [asked.name] * isinstance(found, WorkerDied)
-        if not dead:
-            break
-        progress.notice(f"{', '.join(dead)} ended with its process, {attempt} of {TRIES} times")
-    if error is not None:
-        progress.notice(f"{asked.name}: {error}")
-        if not isinstance(error, StageError):  # a file that is missing may be there next time
-            key = None
-    said = (error.message, error.fix) if error is not None else (None, None)
-    planning.write_record(folder, asked.name, Record(key, made, run_dir.name, time.monotonic() - begin, *said))
-
-
-def _failed(run: RunDocument) -> bool:
-    return any(v.status == "failed" for v in run.variants)
+                converting.convert(asked, targets, folder, machine, progress, retry=retry)
+                if shared is not None:
+                    shared.push(asked.name, machine.id)
+        yield duties
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The release
 
 
-def _assemble(plan: Plan, store: Path, machine: Hardware, lacking: Mapping[str, str | None]) -> Release:
+def _assemble(plan: ReleasePlan, store: Path, duties: Duties) -> Release:
     """Write the release of what the runs in the store hold; one that is there and says the same stays as it is."""
     files: Files = {}
     entries, models, toolchains = [], {}, {}
     for asked in plan.models:
-        models[asked.name] = ModelLine(name=asked.name)
+        models[asked.name] = ModelLine(name=asked.name, licence=asked.licence, accepted=asked.accepted)
         for pool in asked.wanted:
-            found = _run_for(plan, asked, pool, store, machine, lacking)
+            found, left = _run_for(plan, asked, pool, store, duties)
             if isinstance(found, Path):
                 run = document.read(found)
-                models[asked.name] = _model(asked.name, run)
+                models[asked.name] = _model(models[asked.name], run)
                 toolchains[run.hardware.id] = run.hardware.versions
-                found = _entry(asked, pool, plan.pools[pool].device, found, run, files)
+                found = _entry(asked, pool, plan.pools[pool].device, found, run, files, left)
             entries.append(found)
+    files |= dict(servers.scripts(plan.version, entries, files))
     release = Release(
         version=plan.version,
         accel=version("accel"),
@@ -200,43 +198,59 @@ def _described(name: str, given: Path | str) -> FileRef:
 
 
 def _run_for(
-    plan: Plan, asked: Asked, pool: str, store: Path, machine: Hardware, lacking: Mapping[str, str | None]
-) -> Path | Entry:
-    """Return the run directory that a model on a pool is taken from, or the entry that says why there is none."""
-    others = planning.elsewhere(store, asked.name, planning.asked_key(asked), plan.pools[pool], machine)
-    if lacking[pool] is not None and others:
-        return next(iter(others.values()))
-    if pool in planning.made_here(plan, lacking, machine):
-        folder = store / planning.RUNS / machine.id
-        record = planning.read_record(folder, asked.name)
-        assert record is not None  # it was written before
-        if record.error is None:
-            return folder / record.run
-        return Entry(model=asked.name, pool=pool, held="failed", reason=record.error, fix=record.fix)
-    return Entry(
-        model=asked.name,
-        pool=pool,
-        held="waiting",
-        reason=f"this machine is not of the pool: {lacking[pool]}",
-        fix="accel release build on one that is, with the same --store",
-    )
+    plan: ReleasePlan, asked: ModelPlan, pool: str, store: Path, duties: Duties
+) -> tuple[Path | ReleaseEntry, Path | None]:
+    """Return the run directory that a model on a pool is taken from, or the entry that says why there is none.
+
+    Beside a run that finished kits comes the one that left them.
+    """
+    maker, lack, own = duties.makers.get((asked.name, pool)), duties.lacking[pool], None
+    folder = store / planning.RUNS / (maker or duties.driver)
+    record = planning.read_record(folder, asked.name)
+    if maker is not None and record is not None and record.error is None:
+        key = planning.asked_key(asked)
+        if key is not None and record.asked != key:  # the source changed meanwhile, or somebody else wrote there
+            why = "its conversion in the store is of another source or of other options"
+            return ReleaseEntry(model=asked.name, pool=pool, held="failed", reason=why, fix="build again"), None
+        own = folder / record.run
+    if lack is None and own is not None:
+        return own, None
+    others = planning.elsewhere(store, asked.name, planning.known_as(asked, folder), plan.pools[pool], folder.name)
+    if lack is not None and others:
+        return next(iter(others.values())), own
+    if own is not None:
+        return own, None
+    entry = functools.partial(ReleaseEntry, model=asked.name, pool=pool)
+    if maker is not None and record is not None:
+        return entry(held="failed", reason=record.error, fix=record.fix), None
+    return entry(held="waiting", reason=lack, fix="accel release build on one that is, with the same --store"), None
 
 
-def _entry(asked: Asked, pool: str, device: str, folder: Path, run: RunDocument, files: Files) -> Entry:
-    """Describe one model on one pool, and add what the release has of it to ``files``."""
+def _entry(
+    asked: ModelPlan, pool: str, device: str, folder: Path, run: RunDocument, files: Files, left: Path | None
+) -> ReleaseEntry:
+    """Describe one model on one pool, and add what the release has of it to ``files``.
+
+    Args:
+        left: the run directory that left the kits of which ``run`` may have finished some; None where it left none.
+    """
     names = {str(target) for target in asked.wanted[pool]}
     place = f"{pool}/{asked.name}"
     files[f"runs/{place}.json"] = folder / document.FILENAME
     lines = []
-    for variant in run.variants:
+    made_of = [(folder, variant) for variant in run.variants]
+    if left is not None:
+        finished = {variant.id for variant in run.variants}
+        made_of += [(left, v) for v in planning.left_kits(document.read(left)).values() if v.id not in finished]
+    for folder_of, variant in made_of:
         if f"{variant.target}@{variant.device}" not in names:
             continue
         kit = f"kits/{place}/{variant.id}" if variant.typing and variant.typing.kit else None
         if kit is not None:
-            _take(folder / "variants" / variant.id / "kit", kit, files)
+            _take(folder_of / "variants" / variant.id / "kit", kit, files)
         lines.append(line(variant, kit))
     made = functools.partial(
-        Entry,
+        ReleaseEntry,
         model=asked.name,
         pool=pool,
         hardware=run.hardware.id,
@@ -266,22 +280,21 @@ def _take(source: Path, place: str, files: Files) -> None:
     files |= {f"{place}/{p.relative_to(source).as_posix()}": p for p in source.rglob("*") if p.is_file()}
 
 
-def _model(name: str, run: RunDocument) -> ModelLine:
+def _model(line: ModelLine, run: RunDocument) -> ModelLine:
     model = run.model
-    return ModelLine(
-        name=name,
+    return dataclasses.replace(
+        line,
         source=model.source,
         framework=model.framework,
         weights=model.weights,
         revision=model.revision,
         accuracy=model.accuracy,
-        licence=zoo().entry(model.source).licence if model.kind == "zoo" and model.source else None,
         samples=model.samples.sha256 if model.samples else None,
         onnx=model.onnx.file if model.onnx else None,
     )
 
 
-def _missing(asked: Asked, entry: Entry) -> Iterator[str]:
+def _missing(asked: ModelPlan, entry: ReleaseEntry) -> Iterator[str]:
     """Yield the required variants of an entry that are not ``ok``."""
     for text in asked.required:
         if not any(text.partition("+")[0] in (t.name, str(t)) for t in asked.wanted[entry.pool]):

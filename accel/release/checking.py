@@ -4,12 +4,12 @@ A hash in ``release.json`` finds damage; only the signature finds what somebody 
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accel.core import hardware, signing
 from accel.core.errors import AccelError, InputError
+from accel.core.files import load_json
 from accel.release.document import FILENAME, Release, read
 from accel.release.provenance import STATEMENT
 from accel.triton import manifest
@@ -54,7 +54,13 @@ def verify(
         root = folder / entry.repository
         own = [*verify_repository(root)]
         if not any(f.severity == "error" for f in own):
-            own += lint(root, manifest.read(root).release)
+            held = manifest.read(root)
+            if held.variant != entry.chosen:
+                why = f"is of {held.variant}, and {entry.chosen} was chosen"
+                own.append(Finding("error", manifest.FILENAME, "variant", why, AGAIN))
+            if held.unproved is not None:
+                own.append(Finding("error", manifest.FILENAME, "parity", held.unproved, AGAIN))
+            own += lint(root, held.release)
             if serve and entry.hardware == here:
                 own += _served(root, via)
             elif serve:
@@ -79,7 +85,8 @@ def _signature(folder: Path, key: Path | None, authorities: Sequence[Path]) -> I
 def _provenance(folder: Path, release: Release) -> Iterator[Finding]:
     """Hold the statement's subjects against the release: both name the same content."""
     try:
-        subjects = {s["name"]: s["digest"]["sha256"] for s in json.loads((folder / STATEMENT).read_text())["subject"]}
+        listed = load_json((folder / STATEMENT).read_text(encoding="utf-8"))["subject"]
+        subjects = {str(s["name"]): s["digest"]["sha256"] for s in listed}
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield Finding("error", STATEMENT, "", f"it is no statement of provenance: {error!r}", AGAIN)
         return

@@ -12,29 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from accel.accuracy.parity import GATES_DB
 from accel.bench import timed
 from accel.bench.checker import Check
 from accel.bench.expected import held_to
-from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.in_process import MeasurementPlan, ProcessRunner, TimedShape
 from accel.bench.race import Contest, Race, equivalent, slower
 from accel.bench.rounds import measure
 from accel.bench.stability import ratio_interval
 from accel.builders import targets
 from accel.core import environments, hardware, signing, temporary
+from accel.core.accuracy.parity import GATES_DB
 from accel.core.errors import AccelError, InputError, OutputError, UsageError, nearest
 from accel.core.feeds import write_feeds
 from accel.core.processes import Worker
 from accel.core.progress import Progress
 from accel.core.values import Failed, Measurement
 from accel.release import building
-from accel.release.document import FILENAME, Compared, Entry, Release, Row, Verdict, read
+from accel.release.document import FILENAME, Compared, DiffRow, Release, ReleaseEntry, Verdict, read
 from accel.release.provenance import BOM, STATEMENT
 from accel.report import formats
 from accel.triton import manifest
 from accel.triton.lint import lint
 from accel.triton.manifest import Manifest
-from accel.triton.reading import read_points
+from accel.triton.reading import read_initial, read_points
 from accel.triton.verify import changes
 
 POINT = "opt"
@@ -44,7 +44,7 @@ TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DiffLimits:
     """How long to measure, at most."""
 
     rounds: int = 40
@@ -57,12 +57,12 @@ class Side:
     """What ships of one model on one pool in one of the releases."""
 
     root: Path
-    entry: Entry
+    entry: ReleaseEntry
     manifest: Manifest
     folder: Path
 
     @classmethod
-    def of(cls, release: Path, entry: Entry) -> Self:
+    def of(cls, release: Path, entry: ReleaseEntry) -> Self:
         """Read a repository of a release.
 
         Raises:
@@ -74,7 +74,7 @@ class Side:
 
 
 def diff(
-    before: Path, after: Path, *, accept: Mapping[str, str] | None = None, asked: Asked | None = None,
+    before: Path, after: Path, *, accept: Mapping[str, str] | None = None, asked: DiffLimits | None = None,
     progress: Progress | None = None,
 ) -> Compared:  # fmt: skip
     """Compare two releases and write what was found into the later one, if it is not signed yet.
@@ -87,12 +87,12 @@ def diff(
         UsageError: ``accept`` names no row that blocks.
         OutputError: the later release is signed, and something is to be accepted in it.
     """
-    accept, progress, asked = accept or {}, progress or Progress(), asked or Asked()
+    accept, progress, asked = accept or {}, progress or Progress(), asked or DiffLimits()
     old, new = _whole(before), _whole(after)
     signed = (after / signing.SIGNATURE).exists()
     if signed and accept:
         raise OutputError(f"{after} is signed: nothing can be accepted in it any more", fix="accept first, then sign")
-    rows: list[Row] = []
+    rows: list[DiffRow] = []
     olds = {(e.model, e.pool): e for e in old.entries if e.repository}
     news = {(e.model, e.pool): e for e in new.entries}
     for key, entry in news.items():
@@ -114,7 +114,7 @@ def diff(
     return compared
 
 
-def blocking(compared: Compared) -> list[Row]:
+def blocking(compared: Compared) -> list[DiffRow]:
     """Return the rows for which the release may not ship."""
     return [row for row in compared.rows if row.blocks and row.accepted is None]
 
@@ -134,9 +134,9 @@ def _record(folder: Path, release: Release) -> None:
     building.write(release, folder, files)
 
 
-def _row(entry: Entry, what: str, sides: tuple[str, str], verdict: Verdict, reason: str = "") -> Row:
+def _row(entry: ReleaseEntry, what: str, sides: tuple[str, str], verdict: Verdict, reason: str = "") -> DiffRow:
     blocks = verdict in ("worse", "changed", "not comparable")
-    return Row(
+    return DiffRow(
         model=entry.model,
         pool=entry.pool,
         what=what,
@@ -149,9 +149,14 @@ def _row(entry: Entry, what: str, sides: tuple[str, str], verdict: Verdict, reas
 
 
 def _compare(
-    before: Path, after: Path, entry: Entry, other: Entry | None, margins: Mapping[str, float], asked: Asked,
+    before: Path,
+    after: Path,
+    entry: ReleaseEntry,
+    other: ReleaseEntry | None,
+    margins: Mapping[str, float],
+    asked: DiffLimits,
     progress: Progress,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[DiffRow]:
     """Yield the rows of one model on one pool that was ready in the earlier release."""
     if other is None or other.repository is None:
         why = f"{other.held}: {other.reason}" if other else "it is in no pool of the later release"
@@ -162,14 +167,14 @@ def _compare(
     except AccelError as error:
         yield _row(entry, "release", (entry.chosen or "", other.chosen or ""), "not comparable", error.message)
         return
-    contract = _contract(old.manifest), _contract(new.manifest)
-    yield _row(entry, "contract", contract, "same" if contract[0] == contract[1] else "changed")
+    named = [f"version {side.manifest.version}, {contract(side.manifest)}" for side in (old, new)]
+    yield _row(entry, "contract", (named[0], named[1]), "same" if named[0] == named[1] else "changed")
     yield from _accuracy(old, new, margins)
     was, now = old.manifest.artifact.bytes, new.manifest.artifact.bytes
     larger: Verdict = "worse" if now > was * (1 + margins["size"]) else "better" if now < was else "same"
     yield _row(entry, "size", (formats.size(was), formats.size(now)), larger)
     yield _lint(old, new)
-    if contract[0] != contract[1]:
+    if named[0] != named[1]:
         return  # what one takes the other does not
     if [f.sha256 for f in old.manifest.artifact.files] == [f.sha256 for f in new.manifest.artifact.files]:
         yield from (_row(entry, what, ("", ""), "same", "the same bytes") for what in ("answers", "latency", "memory"))
@@ -182,13 +187,13 @@ def _compare(
     yield from _measured(old, new, margins, asked, progress)
 
 
-def _contract(made: Manifest) -> str:
-    """Return what clients rely on, as text."""
+def contract(made: Manifest) -> str:
+    """Return what clients rely on beside the version, as text."""
     tensors = [" ".join((s.name, s.dtype, "×".join(map(str, s.dims)))) for s in (*made.inputs, *made.outputs)]
-    return f"{made.models[0]}/{made.version}, batch {made.max_batch_size}: {'; '.join(tensors)}"
+    return f"{made.models[0]}, batch {made.max_batch_size}: {'; '.join(tensors)}"
 
 
-def _accuracy(old: Side, new: Side, margins: Mapping[str, float]) -> Iterator[Row]:
+def _accuracy(old: Side, new: Side, margins: Mapping[str, float]) -> Iterator[DiffRow]:
     """Yield a row: the figures that both gates have."""
     was, now = old.manifest.parity, new.manifest.parity
     if was is None or now is None:
@@ -214,7 +219,7 @@ def _figure(name: str, found: float | None) -> float:
     return GATES_DB["fp32"] if found is None else min(found, GATES_DB["fp32"])
 
 
-def _lint(old: Side, new: Side) -> Row:
+def _lint(old: Side, new: Side) -> DiffRow:
     """Return a row: errors that the earlier repository did not have, each held against its own Triton release."""
     found = [
         {(f.field, f.why): f for f in lint(side.root, side.manifest.release) if f.severity == "error"}
@@ -225,16 +230,20 @@ def _lint(old: Side, new: Side) -> Row:
     return _row(new.entry, "lint", counts, "worse" if fresh else "same", "; ".join(fresh))
 
 
-def _measured(old: Side, new: Side, margins: Mapping[str, float], asked: Asked, progress: Progress) -> Iterator[Row]:
+def _measured(
+    old: Side, new: Side, margins: Mapping[str, float], asked: DiffLimits, progress: Progress
+) -> Iterator[DiffRow]:
     """Yield the rows that take both artifacts in processes of their own."""
     work = temporary.folder("diff-")
     try:
-        point = read_points(old.root, old.manifest)[POINT]
+        stored = read_points(old.root, old.manifest)
+        point = stored.get(POINT) or next(iter(stored.values()))  # of a stateful model the first step
+        inputs = {**point.inputs, **read_initial(old.root, old.manifest)}
         feeds, expected = work / "feeds.npz", work / "expected.npz"
-        write_feeds(feeds, {POINT: point.inputs})
+        write_feeds(feeds, {POINT: inputs})
         write_feeds(expected, {POINT: point.outputs})
-        shape = TimedShape(POINT, 1, {name: value.shape for name, value in point.inputs.items()}, POINT)
-        plan = Plan("latency", asked.rounds, asked.round_s, warm_s=min(1.0, 3 * asked.round_s))
+        shape = TimedShape(POINT, 1, {name: value.shape for name, value in inputs.items()})
+        plan = MeasurementPlan("latency", asked.rounds, asked.round_s, warm_s=min(1.0, 3 * asked.round_s))
         yield _answers(old, new, feeds, expected, work)
         runners = [_runner(name, side, shape, plan, feeds, work) for name, side in (("old", old), ("new", new))]
         names = tuple((runner.name, POINT) for runner in runners)
@@ -254,7 +263,7 @@ def _measured(old: Side, new: Side, margins: Mapping[str, float], asked: Asked, 
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _runner(name: str, side: Side, shape: TimedShape, plan: Plan, feeds: Path, work: Path) -> ProcessRunner:
+def _runner(name: str, side: Side, shape: TimedShape, plan: MeasurementPlan, feeds: Path, work: Path) -> ProcessRunner:
     artifact = side.manifest.artifact
     return ProcessRunner(
         name=name,
@@ -271,7 +280,7 @@ def _runner(name: str, side: Side, shape: TimedShape, plan: Plan, feeds: Path, w
     )
 
 
-def _answers(old: Side, new: Side, feeds: Path, expected: Path, work: Path) -> Row:
+def _answers(old: Side, new: Side, feeds: Path, expected: Path, work: Path) -> DiffRow:
     """Return a row: what the new artifact answers to the old inputs, held to its own gate around the old reference."""
     proof, artifact = new.manifest.parity, new.manifest.artifact
     if proof is None:
@@ -293,7 +302,7 @@ def _python(side: Side) -> Path:
     return environments.python(targets.discover()[target.name].environment(target))
 
 
-def _faster(entry: Entry, old: Measurement, new: Measurement, margins: Mapping[str, float]) -> Iterator[Row]:
+def _faster(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Mapping[str, float]) -> Iterator[DiffRow]:
     """Yield the rows of time and memory; time is worse where it is longer for certain, and by more than the margin."""
     ratio = ratio_interval(new.rounds_ms, old.rounds_ms)
     told = f"{ratio[0]:.3f}× [{ratio[1]:.3f}, {ratio[2]:.3f}] the time, in {len(new.rounds_ms)} interleaved rounds"

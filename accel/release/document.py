@@ -50,7 +50,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ReleaseEntry:
     """One model on one pool.
 
     Attributes:
@@ -76,7 +76,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLine:
-    """Where a model of the release comes from; all None for one that could not be loaded."""
+    """Where a model of the release comes from; nothing but its licence for one that could not be loaded.
+
+    Attributes:
+        accepted: why it is released although its licence is unknown or denied; None where that is not so.
+    """
 
     name: str
     source: str | None = None
@@ -85,6 +89,7 @@ class ModelLine:
     revision: str | None = None
     accuracy: str | None = None
     licence: str | None = None
+    accepted: str | None = None
     samples: str | None = None
     onnx: FileRef | None = None
 
@@ -100,7 +105,7 @@ class PoolLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class DiffRow:
     """One thing of one model on one pool, in an earlier release and in this one.
 
     Attributes:
@@ -128,7 +133,7 @@ class Compared:
     before: str
     hardware: str
     created: str
-    rows: tuple[Row, ...]
+    rows: tuple[DiffRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +154,7 @@ class Release:
     asked_sha256: str
     pools: tuple[PoolLine, ...]
     models: tuple[ModelLine, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[ReleaseEntry, ...]
     missing: tuple[str, ...]
     toolchains: Mapping[str, Mapping[str, str]]
     files: tuple[FileRef, ...]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from accel.builders import targets
-from accel.release.document import WORDS, Entry, Line, Release
+from accel.release.document import WORDS, Line, Release, ReleaseEntry
 from accel.report import formats, layout
 
 COLUMNS = (
@@ -15,7 +15,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PageRow:
     """One model on one pool, as both pages draw it.
 
     Attributes:
@@ -23,7 +23,7 @@ class Row:
         accuracy: the first figure of its gate, and how it and the least that passes are written.
     """
 
-    entry: Entry
+    entry: ReleaseEntry
     best: Line | None
     family: str
     colours: tuple[str, ...] | None
@@ -53,7 +53,7 @@ def markdown(release: Release) -> str:
     return layout.render("release.md.j2", release=release, pools=pools, words=WORDS).rstrip("\n") + "\n"
 
 
-def _rows(release: Release, pool: str) -> Iterator[Row]:
+def _rows(release: Release, pool: str) -> Iterator[PageRow]:
     for entry in release.entries:
         if entry.pool != pool:
             continue
@@ -67,7 +67,7 @@ def _rows(release: Release, pool: str) -> Iterator[Row]:
             found = best.found.get(metric)
             shown = "exact" if found is None else formats.metric(metric, found)
             accuracy = found, shown, formats.metric(metric, least)
-        yield Row(
+        yield PageRow(
             entry,
             best,
             targets.family(name),

@@ -16,21 +16,24 @@ from pathlib import Path
 from typing import Literal
 
 from accel.core import document
+from accel.core.document import RunDocument, VariantRecord
 from accel.core.errors import InputError, UsageError
 from accel.core.files import read_value, write_text
 from accel.core.hardware import Hardware
 from accel.core.values import SCHEMA, Target, sha256_json, to_json
-from accel.exporters.sources import quick_key
-from accel.release.release_file import Asked, Plan, Pool
+from accel.exporters.sources import files_key
+from accel.release.release_file import MachinePool, ModelPlan, ReleasePlan
 from accel.run import store as results
 
 RUNS = "runs"
-ROOMS = ("core", "accuracy", "graph", "exporters", "builders", "bench", "triton", "run", "pipeline.py")
+FINISHED = "-kits"
+"""What the name of a run directory ends in that came of kits; also its record's hash, as nothing here can tell."""
+ROOMS = ("core", "graph", "exporters", "builders", "bench", "triton", "run", "pipeline.py")
 """The code that a result depends on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ConversionRecord:
     """What became of the last conversion of a model on a machine.
 
     Attributes:
@@ -52,7 +55,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedBuild:
     """What is to be done for one model on one pool.
 
     Attributes:
@@ -68,7 +71,7 @@ class Step:
     seconds: float | None
 
 
-def roles(pools: Mapping[str, Pool], machine: Hardware) -> dict[str, str | None]:
+def roles(pools: Mapping[str, MachinePool], machine: Hardware) -> dict[str, str | None]:
     """Say of each pool what this machine lacks to be of it, or None.
 
     Raises:
@@ -85,7 +88,39 @@ def roles(pools: Mapping[str, Pool], machine: Hardware) -> dict[str, str | None]
     return lacking
 
 
-def made_here(plan: Plan, lacking: Mapping[str, str | None], machine: Hardware) -> frozenset[str]:
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """Who converts what for a release.
+
+    Attributes:
+        driver: hardware id of the machine that puts the release together.
+        makers: model and pool → hardware id of the machine that converts it, or leaves kits of it.
+        lacking: pool → why no machine at hand is of it; None where one is.
+    """
+
+    driver: str
+    makers: Mapping[tuple[str, str], str]
+    lacking: Mapping[str, str | None]
+
+    def targets(self, asked: ModelPlan, machine: str) -> tuple[Target, ...]:
+        """Return the targets that a machine converts a model to."""
+        return wanted_here(asked, [p for p in asked.wanted if self.makers.get((asked.name, p)) == machine])
+
+
+def duties_of(plan: ReleasePlan, machine: Hardware) -> Duties:
+    """Return what one machine does by itself.
+
+    Raises:
+        UsageError: as ``roles``.
+    """
+    lacking = roles(plan.pools, machine)
+    here = made_here(plan, lacking, machine)
+    makers = {(asked.name, pool): machine.id for asked in plan.models for pool in asked.wanted if pool in here}
+    why = {pool: lack and f"this machine is not of the pool: {lack}" for pool, lack in lacking.items()}
+    return Duties(machine.id, makers, why)
+
+
+def made_here(plan: ReleasePlan, lacking: Mapping[str, str | None], machine: Hardware) -> frozenset[str]:
     """Return the pools that this machine converts for: its own, and those of a device that it does not have.
 
     The latter's variants come out as kits where their precision is made in the ONNX file. What another machine with
@@ -94,24 +129,44 @@ def made_here(plan: Plan, lacking: Mapping[str, str | None], machine: Hardware) 
     return frozenset(n for n, p in plan.pools.items() if lacking[n] is None or p.device not in machine.devices)
 
 
-def wanted_here(asked: Asked, pools: Collection[str]) -> tuple[Target, ...]:
+def wanted_here(asked: ModelPlan, pools: Collection[str]) -> tuple[Target, ...]:
     """Return the targets that a model is converted to for some pools."""
     return tuple(dict.fromkeys(t for pool, targets in asked.wanted.items() if pool in pools for t in targets))
 
 
-def asked_key(asked: Asked) -> str | None:
-    """Hash what is asked of a model: the content of its source and samples, and its options; None where nobody can."""
+def asked_key(asked: ModelPlan) -> str | None:
+    """Hash what is asked of a model: the content of its source and samples, and its options; None where nobody can.
+
+    Files stand for themselves wherever they lie; the options name them as the release file does.
+    """
     try:
-        content = quick_key(asked.job([t for wanted in asked.wanted.values() for t in wanted], Path()).request)
+        content = files_key(asked.request)
     except InputError:  # converting it says what is wrong
         return None
     return None if content is None else sha256_json([content, asked.options])
 
 
-def run_name(asked: Asked) -> str:
-    """Return the name of a model's run directory."""
-    request = asked.job([t for wanted in asked.wanted.values() for t in wanted], Path()).request
-    return f"{asked.name}-{sha256_json([request.kind, request.reference])[:8]}"
+def left_kits(run: RunDocument) -> dict[str, VariantRecord]:
+    """Return a run's variants of which it left a kit, by the seals of the kits."""
+    return {v.typing.seal: v for v in run.variants if v.typing is not None and v.typing.kit and v.typing.seal}
+
+
+def known_as(asked: ModelPlan, folder: Path) -> str | None:
+    """Return what tells that another machine's run is of just this: its key, or of a factory the kits that it left.
+
+    Args:
+        folder: of this machine's runs.
+    """
+    key, record = asked_key(asked), read_record(folder, asked.name)
+    if key is not None or record is None or record.error is not None:
+        return key
+    left = left_kits(document.read(folder / record.run))
+    return sha256_json(sorted(left)) if left else None
+
+
+def run_name(asked: ModelPlan) -> str:
+    """Return the name of a model's run directory: the same on every machine."""
+    return f"{asked.name}-{sha256_json(str(asked.options['source']))[:8]}"
 
 
 def made_with(targets: tuple[Target, ...], machine: Hardware) -> str:
@@ -119,20 +174,25 @@ def made_with(targets: tuple[Target, ...], machine: Hardware) -> str:
     return sha256_json([[str(t) for t in targets], machine.fingerprint, *_installed()])
 
 
+def code() -> str:
+    """Return the hash of the code that results depend on."""
+    return _installed()[0]
+
+
 @functools.cache
 def _installed() -> tuple[str, dict[str, str]]:
     return results.code_hash(*ROOMS), results.toolchain()
 
 
-def read_record(folder: Path, model: str) -> Record | None:
+def read_record(folder: Path, model: str) -> ConversionRecord | None:
     """Read a model's record below ``STORE/runs/<hardware id>``; None where there is none that can be read."""
     try:
-        return read_value(folder / f"{model}.json", Record, missing="", fix="")
+        return read_value(folder / f"{model}.json", ConversionRecord, missing="", fix="")
     except InputError:
         return None
 
 
-def write_record(folder: Path, model: str, record: Record) -> None:
+def write_record(folder: Path, model: str, record: ConversionRecord) -> None:
     """Write a model's record.
 
     Raises:
@@ -141,12 +201,12 @@ def write_record(folder: Path, model: str, record: Record) -> None:
     write_text(folder / f"{model}.json", json.dumps(to_json(record), indent=1) + "\n")
 
 
-def current(record: Record | None, asked: str | None, made: str) -> bool:
+def current(record: ConversionRecord | None, asked: str | None, made: str) -> bool:
     """Say whether a record is of just this: there is nothing to do then."""
     return record is not None and asked is not None and (record.asked, record.made_with) == (asked, made)
 
 
-def steps(plan: Plan, store: Path, machine: Hardware) -> Iterator[Step]:
+def steps(plan: ReleasePlan, store: Path, machine: Hardware) -> Iterator[PlannedBuild]:
     """Yield what this machine would do for each model and pool.
 
     Raises:
@@ -157,28 +217,31 @@ def steps(plan: Plan, store: Path, machine: Hardware) -> Iterator[Step]:
     for asked in plan.models:
         targets, key = wanted_here(asked, here), asked_key(asked)
         record = read_record(store / RUNS / machine.id, asked.name)
+        known = key or known_as(asked, store / RUNS / machine.id)
         done = current(record, key, made_with(targets, machine))
         seconds = record.wall_s if record else None
         for pool, wanted in asked.wanted.items():
             lack, names = lacking[pool], tuple(map(str, wanted))
             if pool not in here:
-                others = elsewhere(store, asked.name, key, plan.pools[pool], machine)
+                others = elsewhere(store, asked.name, known, plan.pools[pool], machine.id)
                 where = ", ".join(others) or "a machine of the pool runs accel release build"
-                yield Step(asked.name, pool, "reuse" if others else "wait", names, f"{lack}; {where}", None)
+                yield PlannedBuild(asked.name, pool, "reuse" if others else "wait", names, f"{lack}; {where}", None)
             elif done:
-                yield Step(asked.name, pool, "reuse", names, "nothing changed", 0.0)
+                others = elsewhere(store, asked.name, known, plan.pools[pool], machine.id) if lack else {}
+                where = f"finished on {', '.join(others)}" if others else "nothing changed"
+                yield PlannedBuild(asked.name, pool, "reuse", names, where, 0.0)
             else:
                 why = "never built here" if record is None else "its source, options, code or toolchain changed"
                 if lack is not None:
                     why = f"{lack}: left as kits for `accel build`"
-                yield Step(asked.name, pool, "kits" if lack else "build", names, why, seconds)
+                yield PlannedBuild(asked.name, pool, "kits" if lack else "build", names, why, seconds)
 
 
-def elsewhere(store: Path, model: str, asked: str | None, pool: Pool, machine: Hardware) -> dict[str, Path]:
+def elsewhere(store: Path, model: str, asked: str | None, pool: MachinePool, machine: str) -> dict[str, Path]:
     """Return the run directories that other machines of a pool made of just what is asked, by their hardware id."""
     found = {}
     for folder in sorted((store / RUNS).glob("*")):
-        record = read_record(folder, model) if folder.name != machine.id else None
+        record = read_record(folder, model) if folder.name != machine else None
         if record is None or asked is None or record.asked != asked or record.error is not None:
             continue
         ran = document.read(folder / record.run).hardware

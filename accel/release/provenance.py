@@ -74,6 +74,7 @@ def bill(release: Release) -> str:
     """Return the ML-BOM: the models and their licences, what each repository was made of, and every package."""
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.dependency import Dependency
     from cyclonedx.output.json import JsonV1Dot6
     from packageurl import PackageURL
 
@@ -90,11 +91,10 @@ def bill(release: Release) -> str:
         )
         for name, version in sorted({pair for found in release.toolchains.values() for pair in found.items()})
     ]  # fmt: skip
-    for component in (*models, *packages):
-        bom.components.add(component)
-    bom.register_dependency(root, models)
-    for model in models:
-        bom.register_dependency(model, packages)
+    bom.components.update([*models, *packages])
+    # Bom.register_dependency looks through all of them each time
+    needs = [(root, models), *((model, packages) for model in models), *((package, []) for package in packages)]
+    bom.dependencies.update(Dependency(one.bom_ref, [Dependency(c.bom_ref) for c in of]) for one, of in needs)
     return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
 
 
@@ -118,6 +118,7 @@ def _model(model: ModelLine, facts: Iterable[tuple[str, str]]) -> Any:
 def _facts(release: Release, model: str) -> Iterator[tuple[str, str]]:
     line = next(m for m in release.models if m.name == model)
     given = {"framework": line.framework, "weights": line.weights, "accuracy": line.accuracy, "samples": line.samples}
+    given["licence accepted"] = line.accepted
     yield from ((name, value) for name, value in given.items() if value)
     for entry in release.entries:
         if entry.model == model and entry.chosen:

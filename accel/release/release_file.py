@@ -13,10 +13,11 @@ The keys of a model are those of a job file, over the file's ``defaults``. Which
 and which machine is a pool, the machine's own facts.
 """
 
+import functools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -37,13 +38,15 @@ from accel.core.errors import AccelError, InputError, nearest
 from accel.core.hardware import FLAGS, Hardware
 from accel.core.values import Target
 from accel.core.yaml_file import positions, read_yaml
+from accel.exporters.request import SourceRequest
+from accel.exporters.sources import licence_of
 from accel.run import job
 from accel.run.job import AboveZero, Job, Names
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 OF_THE_RELEASE = {"targets", "out", "device", "command", "model_name"}
 """Fields of a job that the release fills in."""
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and positions that lead to a value of the file."""
 
 
@@ -76,7 +79,7 @@ def _options() -> Any:
 Options: Any = _options()
 
 
-class Pool(Strict):
+class MachinePool(Strict):
     """Machines of one kind: what they need to have, and what is built for them."""
 
     device: Annotated[Literal["cpu", "cuda"], Field(description="What its variants run on")]
@@ -129,13 +132,16 @@ class Pool(Strict):
         return targets.parse(",".join(names), devices=(self.device,), only=True)
 
 
-class Entry(Options):
+class ModelEntry(Options):
     """One model: a job file's keys, and the pools that it is for."""
 
     source: Annotated[str, Field(description="As accel convert takes it")]
     pools: Annotated[
         tuple[str, ...] | dict[str, Names] | None,
         Field(description="Pools, or for each of them its targets  [default: all pools, and theirs]"),
+    ] = None
+    licence: Annotated[
+        str | None, Field(description="Of its weights  [default: as the zoo or its model card says]")
     ] = None
 
 
@@ -156,21 +162,51 @@ class Margins(Strict):
     accuracy: Annotated[Share, Field(description="A task metric's figure")] = 0.01
 
 
+class Licences(Strict):
+    """Which licences of models may be released. One that is unknown stops a release as a denied one does."""
+
+    allow: Annotated[Names, Field(description="These alone, as SPDX has them: Apache-2.0  [default: all]")] = ()
+    deny: Annotated[Names, Field(description="These not")] = ()
+    accept: Annotated[dict[str, str], Field(description="Model: why it is released all the same")] = {}
+
+    def refuse(self, licence: str | None) -> str | None:
+        """Say what is wrong with a licence; None for one that may be released."""
+        if not self.allow and not self.deny:
+            return None
+        if licence is None:
+            return "its licence is unknown"
+        folded = licence.casefold()
+        if folded in {text.casefold() for text in self.deny}:
+            return f"its licence is {licence}, which licences.deny names"
+        if self.allow and folded not in {text.casefold() for text in self.allow}:
+            return f"its licence is {licence}, and licences.allow names {', '.join(self.allow)}"
+        return None
+
+
+class Retention(Strict):
+    """Which releases `accel release prune` keeps: what either of these covers, and what a pointer needs."""
+
+    keep_last: Annotated[int, Field(ge=1, description="So many of the newest")]
+    keep_days: Annotated[Share, Field(description="All that are younger")] = 30.0
+
+
 class ReleaseFile(Strict):
     """A whole ``release.yaml``."""
 
     release: Annotated[str, Field(pattern=NAME, description="Version, such as 2026.11.1: quote what is a number")]
     defaults: Annotated[Options, Field(description="Keys of a job file for all models")] = Options()
-    pools: Annotated[dict[Annotated[str, Field(pattern=NAME)], Pool], Field(min_length=1)]
+    pools: Annotated[dict[Annotated[str, Field(pattern=NAME)], MachinePool], Field(min_length=1)]
     models: Annotated[
-        dict[Annotated[str, Field(pattern=NAME)], Annotated[Entry, BeforeValidator(_short, str | Entry)]],
+        dict[Annotated[str, Field(pattern=NAME)], Annotated[ModelEntry, BeforeValidator(_short, str | ModelEntry)]],
         Field(min_length=1),
     ]
     margins: Annotated[Margins, Field(description="How much worse than before is still let through")] = Margins()
+    licences: Annotated[Licences, Field(description="Which licences of models may be released")] = Licences()
+    retention: Annotated[Retention | None, Field(description="What accel release prune keeps")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+@dataclass(frozen=True)
+class ModelPlan:
     """One model of a release, with the defaults beneath its own options.
 
     Attributes:
@@ -178,6 +214,8 @@ class Asked:
         options: the same as a job takes them.
         wanted: the targets of each pool that it is for.
         required: what must be ``ok`` for the release to be complete: target names, or ids of variants.
+        licence: of its weights: as given, or as the zoo or its model card says; None where nobody says.
+        accepted: why it is released although its licence is unknown or denied; None where that is not so.
     """
 
     name: str
@@ -185,6 +223,8 @@ class Asked:
     options: Mapping[str, Any]
     wanted: Mapping[str, tuple[Target, ...]]
     required: tuple[str, ...]
+    licence: str | None = None
+    accepted: str | None = None
 
     def job(self, wanted: Iterable[Target], out: Path, *, config: Path | None = None) -> Job:
         """Return the conversion of this model for some of its targets.
@@ -202,18 +242,24 @@ class Asked:
         given = {"ints": job.default_ints(every), **self.options}  # clients see the same on every pool
         return Job.model_validate({**given, "targets": asked, "out": out, "command": command})
 
+    @functools.cached_property
+    def request(self) -> SourceRequest:
+        """The source of this model; raises as ``Job``."""
+        return self.job((t for targets in self.wanted.values() for t in targets), Path()).request
+
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReleasePlan:
     """A release file that was read: its version, its pools and models."""
 
     version: str
-    pools: Mapping[str, Pool]
-    models: tuple[Asked, ...]
+    pools: Mapping[str, MachinePool]
+    models: tuple[ModelPlan, ...]
     margins: Margins
+    retention: Retention | None
 
 
-def read(path: Path) -> Plan:
+def read(path: Path) -> ReleasePlan:
     """Read a release file; all that is wrong with it is told at once, each with its line.
 
     Raises:
@@ -232,13 +278,20 @@ def read(path: Path) -> Plan:
     models = []
     for name, entry in given.models.items():
         try:
-            models.append(asked := _asked(name, entry, given, data, path))
-            asked.job((t for wanted in asked.wanted.values() for t in wanted), Path())
+            asked = _asked(name, entry, given, data, path)
+            request = asked.request
         except AccelError as error:
             wrong.append((("models", name), error.message.removeprefix(f"job file {path}: ")))
+            continue
+        licence = entry.licence or licence_of(request)
+        refused, why = given.licences.refuse(licence), given.licences.accept.get(name)
+        if refused is not None and why is None:
+            fix = "" if licence else "give its licence, or "
+            wrong.append((("models", name, "licence"), f"{refused}: {fix}say why under licences.accept.{name}"))
+        models.append(replace(asked, licence=licence, accepted=why if refused else None))
     if wrong:
         raise _refuse(path, lines, wrong)
-    return Plan(given.release, given.pools, tuple(models), given.margins)
+    return ReleasePlan(given.release, given.pools, tuple(models), given.margins, given.retention)
 
 
 def schema() -> dict[str, Any]:
@@ -249,16 +302,18 @@ def schema() -> dict[str, Any]:
 FIX = "examples/release.yaml is one; `accel release schema` prints its JSON Schema for an editor"
 
 
-def _asked(name: str, entry: Entry, given: ReleaseFile, data: Mapping[str, Any], path: Path) -> Asked:
+def _asked(name: str, entry: ModelEntry, given: ReleaseFile, data: Mapping[str, Any], path: Path) -> ModelPlan:
     own = {**(data.get("defaults") or {}), **_short(data["models"][name]), "model_name": name}
-    plain = {k: v for k, v in own.items() if k not in ("pools", "require")}
+    plain = {k: v for k, v in own.items() if k not in ("pools", "require", "licence")}
     chosen = entry.pools if isinstance(entry.pools, dict) else dict.fromkeys(entry.pools or given.pools, ())
     wanted = {pool: given.pools[pool].parsed(only or given.pools[pool].targets) for pool, only in chosen.items()}
-    return Asked(name, plain, job.options(plain, path), wanted, entry.require or given.defaults.require or ())
+    return ModelPlan(name, plain, job.options(plain, path), wanted, entry.require or given.defaults.require or ())
 
 
-def _contradictions(given: ReleaseFile) -> Iterator[tuple[Place, str]]:
-    """Yield what no single value shows: names of pools and targets that are not there."""
+def _contradictions(given: ReleaseFile) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what no single value shows: names of models, pools and targets that are not there."""
+    for name in given.licences.accept.keys() - given.models.keys():
+        yield ("licences", "accept", name), f"unknown model {name!r}{nearest(name, given.models)}"
     for name, entry in given.models.items():
         place = ("models", name, "pools")
         chosen = entry.pools if isinstance(entry.pools, dict) else dict.fromkeys(entry.pools or given.pools, ())
@@ -280,7 +335,9 @@ def _contradictions(given: ReleaseFile) -> Iterator[tuple[Place, str]]:
 def _said(error: Any) -> str:
     kind, key = error["type"], str(error["loc"][-1])
     if kind == "extra_forbidden":
-        part = {"models": Entry, "pools": Pool, "defaults": Options}.get(str(error["loc"][0]), ReleaseFile)
+        parts = {"models": ModelEntry, "pools": MachinePool, "defaults": Options}
+        parts |= {"licences": Licences, "retention": Retention}
+        part = parts.get(str(error["loc"][0]), ReleaseFile)
         known = list((part if len(error["loc"]) > 1 else ReleaseFile).model_fields)
         return f"unknown key {key!r}{nearest(key, known)}"
     if kind == "missing":
@@ -288,7 +345,7 @@ def _said(error: Any) -> str:
     return f"{error['msg'].removeprefix('Value error, ')}, found {error['input']!r}"
 
 
-def _refuse(path: Path, lines: Mapping[Place, int], wrong: Iterable[tuple[Place, str]]) -> InputError:
+def _refuse(path: Path, lines: Mapping[KeyPath, int], wrong: Iterable[tuple[KeyPath, str]]) -> InputError:
     """Return the error that names each thing's place: the deepest part of the way to it that the file has."""
     said = []
     for way, text in wrong:

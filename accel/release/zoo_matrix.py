@@ -19,7 +19,7 @@ import model_zoo
 from accel import pipeline
 from accel.core import document, hardware
 from accel.core.errors import AccelError, InputError, UsageError, nearest
-from accel.core.files import write_text
+from accel.core.files import load_json, write_text
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, to_json
 from accel.report import layout
@@ -58,7 +58,7 @@ def check(
         OutputError: the folder cannot be written.
     """
     progress = progress or Progress()
-    wanted = [(name, _job(name, folder, full, targets)) for name in _names(models, full)]
+    wanted = [(name, _job(name, folder, full, targets)) for name in _names(models)]
     rows = []
     for name, job in wanted:
         progress.stage(name)
@@ -73,21 +73,17 @@ def check(
     return rows
 
 
-def _names(models: Sequence[str], full: bool) -> list[str]:
+def _names(models: Sequence[str]) -> list[str]:
     known = model_zoo.entries()
     for name in models:
         if name not in known:
             raise UsageError(f"unknown model {name!r}{nearest(name, known)}", fix="`accel zoo` lists the names")
-    names = list(dict.fromkeys(models)) or list(known)
-    for name in names:
-        if not full and known[name].small is None:
-            raise UsageError(f"{name} has no reduced model", fix=f"accel zoo check --full {name}")
-    return names
+    return list(dict.fromkeys(models)) or list(known)
 
 
 def _job(name: str, folder: Path, full: bool, targets: str) -> Job:
     given: dict[str, Any] = {
-        "source": name if full else name + model_zoo.SMALL,
+        "source": name if full or model_zoo.entry(name).small is None else name + model_zoo.SMALL,
         "targets": targets,
         "out": folder / name,
         "objective": "latency",
@@ -174,7 +170,7 @@ def read(folder: Path) -> list[Row]:
         if path.name == "zoo.json":
             continue
         try:
-            row = json.loads(path.read_text())
+            row = load_json(path.read_text())
             row["model"], row["variants"], row["hardware"]["id"]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(

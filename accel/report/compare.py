@@ -101,13 +101,10 @@ def merge_runs(paths: Sequence[Path]) -> Comparison:
 
 def _target(identity: str, runs: tuple[RunView, ...]) -> HardwareTarget:
     names = [run.name for run in runs]
-    labels = []
-    for index, run in enumerate(runs):
-        label = run.name
-        if names.count(run.name) > 1:
-            label += f" ({moment(run.document.created) if run.document.created else index + 1})"
-        labels.append(label)
-    return HardwareTarget(identity, runs[0].title, runs, tuple(labels))
+    apart = [moment(run.document.created) if run.document.created else number for number, run in enumerate(runs, 1)]
+    pairs = zip(names, apart, strict=True)
+    labels = tuple(f"{name} ({told})" if names.count(name) > 1 else name for name, told in pairs)
+    return HardwareTarget(identity, runs[0].title, runs, labels)
 
 
 def _mean_speedup(row: Row) -> float:

@@ -82,9 +82,7 @@ def error(value: float | None) -> str:
 
 def metric(name: str, value: float | None) -> str:
     """Format the value of a gate by the unit in its name: ``_db`` in dB, everything else with four decimals."""
-    if value is None or name.endswith("_db"):
-        return decibels(value)
-    return f"{value:.4f}"
+    return decibels(value) if value is None or name.endswith("_db") else f"{value:.4f}"
 
 
 def metric_name(name: str) -> str:

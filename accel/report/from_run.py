@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from accel.core.document import Integers, Machine, RunDocument, VariantRecord
-from accel.core.values import Decision, Measurement, extended
+from accel.core.values import LAYERS, Decision, Measurement, extended
 from accel.report.formats import known, mebibytes, pairs, plain, size
 from accel.report.view import DecisionView, GateView, RunView, VariantView
 
@@ -65,7 +65,8 @@ def _row(record: VariantRecord) -> VariantView:
     gates = []
     for name, needed in parity.gate.items() if parity else ():
         value = parity.found.get(name) if parity else None
-        gates.append(GateView(name, needed, value, value >= needed if known(value) else bool(parity and parity.passed)))
+        passed = value >= needed if known(value) else bool(parity and parity.passed)
+        gates.append(GateView(name, needed, value, passed, parity.scores.get(name) if parity else None))
     return extended(
         VariantView,
         record,
@@ -75,8 +76,9 @@ def _row(record: VariantRecord) -> VariantView:
         reason=record.reason or (parity and "; ".join(parity.reasons)) or None,
         gates=tuple(gates),
         outputs=parity.outputs if parity else (),
+        partly=f"proved on {parity.feeds} of {parity.of} feeds" if parity and not parity.whole else None,
         facts=(
-            *(pairs(artifact.facts) if artifact else ()),
+            *(pairs({n: v for n, v in artifact.facts.items() if n != LAYERS}) if artifact else ()),
             *(("proof", note) for note in (parity.notes if parity else ())),
             *_on_the_gpu(record.measurements),
         ),
@@ -123,7 +125,7 @@ def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionV
     chosen = by_id.get(decision.chosen or "")
     points = chosen.measurements if chosen else ()
     served = None if _via(decision) == "inprocess" else decision.repository
-    latency, best = _shown([p for p in points if (p.via, p.repository) == (_via(decision), served)])
+    latency, best, traffic = _shown([p for p in points if (p.via, p.repository) == (_via(decision), served)])
     return extended(
         DecisionView,
         decision,
@@ -135,6 +137,7 @@ def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionV
         limits=tuple(_constraint(name, value) for name, value in pairs(decision.constraints)),
         latency=latency,
         best=best,
+        traffic=traffic,
     )
 
 
@@ -178,48 +181,47 @@ def _compared(row: VariantView, base: VariantView | None, decided: list[Decision
     """Hold a row against the baseline, and say what the decisions of its device say of it."""
     via = _via(decided[0]) if decided else "inprocess"
     decided = [d for d in decided if _via(d) == via]  # the table shows one way of measuring
-    latency, best = _shown([p for p in row.measurements if p.via == via] or row.measurements)
+    latency, best, traffic = _shown([p for p in row.measurements if p.via == via] or row.measurements)
     ratios: dict[str, float | None] = {}
     if base is not None and row.computes:
-        ratios = {"latency": _ratio(latency, base, "latency"), "throughput": _ratio(best, base, "throughput")}
-    wins, ties, lost = [], False, []
-    intervals = {}
-    for decision in decided:
-        objective = decision.objective
-        if decision.chosen == row.id:
-            wins.append(objective)
-            if decision.speedup is not None:
-                ratios[objective] = decision.speedup
-                intervals[objective] = decision.speedup_ci
-            continue
-        reason = dict(decision.rejected).get(row.id)
-        tied = row.id in decision.ties
-        ties = ties or tied
-        if reason or tied:
-            lost.append((objective, reason or f"ties with {decision.chosen}"))
+        shown = {"latency": latency, "throughput": best, "traffic": traffic}
+        ratios = {objective: _ratio(point, base, objective) for objective, point in shown.items()}
+    won = [d for d in decided if d.chosen == row.id]
+    others = [d for d in decided if d.chosen != row.id]
+    told = {d.objective: d for d in won if d.speedup is not None}
+    ratios |= {objective: d.speedup for objective, d in told.items()}
+    lost = [
+        (d.objective, reason or f"ties with {d.chosen}")
+        for d in others
+        if (reason := dict(d.rejected).get(row.id)) or row.id in d.ties
+    ]
     objective = decided[0].objective if decided else "latency"
     return replace(
         row,
         objective=objective,
         latency=latency,
         best=best,
+        traffic=traffic,
         latency_speedup=ratios.get("latency"),
         throughput_speedup=ratios.get("throughput"),
-        speedup_ci=intervals.get(objective),
-        wins=tuple(wins),
+        traffic_speedup=ratios.get("traffic"),
+        speedup_ci=told[objective].speedup_ci if objective in told else None,
+        wins=tuple(d.objective for d in won),
         lost=tuple(lost) if row.status == "ok" else (),
-        tied=ties,
+        tied=any(row.id in d.ties for d in others),
         contested=len(decided),
         baseline=base is not None and base.id == row.id,
     )
 
 
-def _shown(points: Sequence[Measurement]) -> tuple[Measurement | None, Measurement | None]:
-    """Return the latency point and the point of the highest throughput that stand for all of them."""
+def _shown(points: Sequence[Measurement]) -> tuple[Measurement | None, ...]:
+    """Return the latency point, and those of the highest throughput at fixed shapes and of the traffic."""
     # Of several sessions the newest counts: it was measured beside the finalists.
     latency = next((p for p in reversed(points) if p.scenario == "latency"), None)
-    batches = [p for p in points if p.scenario != "latency"] or points
-    return latency, max(batches, key=_speed, default=None)
+    fixed = [p for p in points if p.scenario != "traffic"]
+    batches = [p for p in fixed if p.scenario != "latency"] or fixed
+    traffic = [p for p in points if p.scenario == "traffic"]
+    return latency, max(batches, key=_speed, default=None), max(traffic, key=_speed, default=None)
 
 
 def _speed(point: Measurement) -> float:

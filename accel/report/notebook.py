@@ -5,7 +5,16 @@ from html import escape
 from accel.report.formats import figures
 from accel.report.view import RunView
 
-COLUMNS = ("variant", "", "p50 ms", "× baseline", "runs in", "proof")
+LEFT, RIGHT = "text-align:left", "text-align:right"
+COLUMNS = {
+    "variant": f"{LEFT};white-space:nowrap",
+    "": LEFT,
+    "p50 ms": RIGHT,
+    "× baseline": RIGHT,
+    "runs in": LEFT,
+    "proof": LEFT,
+}
+"""Heads, and how their cells are set."""
 
 
 def fragment(view: RunView) -> str:
@@ -15,7 +24,7 @@ def fragment(view: RunView) -> str:
         f"{escape(d.objective)}): {escape(d.reason or '')}</p>"
         for d in view.decisions
     )
-    head = "".join(f"<th style='text-align:left'>{escape(c)}</th>" for c in COLUMNS)
+    head = "".join(f"<th style='{style}'>{escape(name)}</th>" for name, style in COLUMNS.items())
     rows = []
     for row in view.variants:
         cells = (
@@ -26,7 +35,8 @@ def fragment(view: RunView) -> str:
             row.precision or "",
             "; ".join(f"{g.label} {g.shown} (gate {g.least})" for g in row.gates) or row.reason or "",
         )
-        rows.append("<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells) + "</tr>")
+        set_cells = (f"<td style='{s}'>{escape(c)}</td>" for c, s in zip(cells, COLUMNS.values(), strict=True))
+        rows.append(f"<tr>{''.join(set_cells)}</tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     notice = f"<p>{escape(view.document.model.notice)}</p>" if view.document.model.notice else ""
     return f"<div><h4>{escape(view.name)}</h4>{verdicts}{notice}{table}</div>"

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from accel.core.values import Measurement as Point
 from accel.report.formats import NONE, between, figures, mebibytes, size, times
 from accel.report.view import WORDS, DecisionView, RunView, VariantView
 
@@ -41,7 +42,8 @@ class RunTable:
         if notice:
             yield Text(say(notice), "yellow")
         for device, rows in self.run.by_device:
-            shown = [v for v in rows if v.latency or v.best or (v.status == "ok" and not self.run.measures)]
+            wanted = self.run.measures
+            shown = [v for v in rows if v.latency or v.best or v.traffic or (v.status == "ok" and not wanted)]
             if shown:
                 yield Text(f"\non {say(device)}\n" if device else "", "bold")
                 wide = options.max_width >= WIDE
@@ -72,10 +74,14 @@ def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -
         line.append(say(f"  {times(decision.speedup)} {word} {run.framework}"), "default")
         if decision.speedup_ci:
             line.append(say(f"  ({between(decision.speedup_ci, '×')})"), "not bold default")
-    point = decision.best if decision.objective == "throughput" else decision.latency
+    point = {"throughput": decision.best, "traffic": decision.traffic}.get(decision.objective, decision.latency)
     if point is not None:
-        p50, speed = f"p50 {figures(point.p50_ms)} ms", f"{figures(point.throughput_per_s)} /s"
-        line.append(say(f"  {speed if decision.objective == 'throughput' else p50}"), "not bold default")
+        said = f"{figures(point.throughput_per_s)} /s"
+        if decision.objective == "latency":
+            said = f"p50 {figures(point.p50_ms)} ms"
+        elif (tokens := point.tokens_per_s) is not None:
+            said = f"{said} of their own lengths, {figures(tokens)} tokens /s"
+        line.append(say(f"  {said}"), "not bold default")
     yield line
     if decision.undecided:
         others = ", ".join(decision.undecided)
@@ -90,7 +96,8 @@ def _table(rows: list[VariantView], say: Callable[[str], str], *, wide: bool, wh
     table = Table(box=frame, show_edge=False, pad_edge=False, padding=(0, 1 if wide else 0, 0, 0))
     table.add_column("", width=1)
     table.add_column("variant", overflow="fold", min_width=18)
-    for name in ("speed-up", "p50 ms", *(("p90 ms",) if wide else ()), "p99 ms", "best /s"):
+    traffic = ("traffic /s",) if any(v.traffic for v in rows) else ()
+    for name in ("speed-up", "p50 ms", *(("p90 ms",) if wide else ()), "p99 ms", "best /s", *traffic):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("accuracy", "size", *(("memory",) if wide else ())):
         table.add_column(name, justify="right", no_wrap=True)
@@ -105,7 +112,7 @@ def _table(rows: list[VariantView], say: Callable[[str], str], *, wide: bool, wh
             _settled(v.latency is None or v.latency.stable, v.latency.p50_ms if v.latency else None),
             *((figures(v.latency.p90_ms if v.latency else None),) if wide else ()),
             figures(v.latency.p99_ms if v.latency else None),
-            _settled(v.best is None or v.best.stable, v.best.throughput_per_s if v.best else None),
+            *(_per_s(point) for point in (v.best, *((v.traffic,) if traffic else ()))),
             v.accuracy or NONE,
             size(v.bytes),
             *((mebibytes(v.peak_rss_mib),) if wide else ()),
@@ -113,6 +120,10 @@ def _table(rows: list[VariantView], say: Callable[[str], str], *, wide: bool, wh
         ]
         table.add_row(*(Text(say(cell)) for cell in cells), style=style)
     return table
+
+
+def _per_s(point: Point | None) -> str:
+    return _settled(point is None or point.stable, point.throughput_per_s if point else None)
 
 
 def _settled(stable: bool, value: float | None) -> str:

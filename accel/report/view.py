@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from accel.core.document import RunDocument, VariantRecord
-from accel.core.values import Decision, Measurement, OutputParity, to_json
+from accel.core.values import LAYERS, Decision, Measurement, OutputParity, to_json
 from accel.report.formats import decibels, metric, metric_name, pairs, seconds, size
 
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
@@ -23,6 +23,8 @@ class GateView:
     needed: float | None
     found: float | None
     passed: bool
+    scores: tuple[float, float] | None = None
+    """Of a task metric: the variant's value and the source's own, whose share ``found`` is."""
 
     @property
     def label(self) -> str:
@@ -31,12 +33,16 @@ class GateView:
 
     @property
     def shown(self) -> str:
-        """The value found, in its unit; ``exact`` where nothing differs."""
+        """The value found, in its unit; ``exact`` where nothing differs; ``0.9100 (of 0.9200)`` beside the source's."""
+        if self.scores is not None and (own := metric(self.name, self.scores[1])) != "1.0000":
+            return f"{metric(self.name, self.scores[0])} (of {own})"
         return "exact" if self.found is None and self.passed else metric(self.name, self.found)
 
     @property
     def least(self) -> str:
-        """The least value that passes, in its unit."""
+        """The least value that passes, in its unit; of a task metric that at which the share is kept."""
+        if self.scores is not None and self.needed is not None:
+            return metric(self.name, self.needed * self.scores[1])
         return metric(self.name, self.needed)
 
 
@@ -48,8 +54,9 @@ class VariantView(VariantRecord):
         facts: of the build, and of the GPU while it was measured.
         latency: batch 1, one at a time; None where it was not measured.
         best: the batch size with the highest throughput.
+        traffic: the size of groups that answers most requests of their own lengths; None where it was not measured.
         objective: the first objective of its device; by it the rows are sorted.
-        latency_speedup / throughput_speedup: against the baseline of the same session.
+        latency_speedup / throughput_speedup / traffic_speedup: against the baseline of the same session.
         speedup_ci: the decision's interval; only the variant chosen by that objective has one.
         wins: objectives that chose it.
         lost: (objective, reason) of those that did not, where it passed its gate.
@@ -61,15 +68,18 @@ class VariantView(VariantRecord):
     facts: tuple[tuple[str, str], ...]
     latency: Measurement | None = None
     best: Measurement | None = None
+    traffic: Measurement | None = None
     objective: str = "latency"
     latency_speedup: float | None = None
     throughput_speedup: float | None = None
+    traffic_speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
     wins: tuple[str, ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
     tied: bool = False
     contested: int = 0
     baseline: bool = False
+    partly: str | None = None
 
     @property
     def precision(self) -> str | None:
@@ -106,7 +116,8 @@ class VariantView(VariantRecord):
     @property
     def speedup(self) -> float | None:
         """By the first objective of its device."""
-        return self.throughput_speedup if self.objective == "throughput" else self.latency_speedup
+        speedups = {"throughput": self.throughput_speedup, "traffic": self.traffic_speedup}
+        return speedups.get(self.objective, self.latency_speedup)
 
     @property
     def mark(self) -> str:
@@ -119,11 +130,12 @@ class VariantView(VariantRecord):
 
     @property
     def note(self) -> str | None:
-        """Why it is not, or not everywhere, the chosen one."""
-        if not self.lost:
-            return None if self.wins else self.reason
-        objective, reason = self.lost[0]
-        return f"{objective}: {reason}" if self.wins or objective != self.objective else reason
+        """Why it is not, or not everywhere, the chosen one; and if not all feeds were asked of it."""
+        told = None if self.wins else self.reason
+        if self.lost:
+            objective, told = self.lost[0]
+            told = f"{objective}: {told}" if self.wins or objective != self.objective else told
+        return "; ".join(filter(None, (told, self.partly))) or None
 
     @property
     def exact(self) -> bool:
@@ -164,6 +176,24 @@ class VariantView(VariantRecord):
         return "none"
 
     @property
+    def layers(self) -> tuple[tuple[str, str, float], ...]:
+        """Of a build of several precisions: each product's name, precision and share of the multiplications."""
+        rows = self.artifact.facts.get(LAYERS, ()) if self.artifact else ()
+        whole = isinstance(rows, list | tuple) and all(isinstance(r, list | tuple) and len(r) == 3 for r in rows)
+        told = [(str(name), precision, share) for name, precision, share in rows] if whole else []
+        known = all(p in (*PRECISIONS, "none") and isinstance(s, int | float) for _, p, s in told)
+        return tuple(told) if known else ()
+
+    @property
+    def layers_line(self) -> str:
+        """The share of the multiplications in each precision, the largest first."""
+        shares = dict.fromkeys((precision for _, precision, _ in self.layers), 0.0)
+        for _, precision, share in self.layers:
+            shares[precision] += share
+        largest = sorted(shares.items(), key=lambda row: -row[1])
+        return ", ".join(f"{'not known' if n == 'none' else n} {100 * s:.3g} %" for n, s in largest)
+
+    @property
     def built(self) -> tuple[tuple[str, str], ...]:
         """What was built, from what and where it lies, as name and text."""
         asked = self.artifact.precision if self.artifact else None
@@ -177,8 +207,8 @@ class VariantView(VariantRecord):
 
     @property
     def peak_rss_mib(self) -> float | None:
-        """Peak memory of the process that measured latency, else throughput."""
-        point = self.latency or self.best
+        """Peak memory of the process that measured latency, else throughput, else the traffic."""
+        point = self.latency or self.best or self.traffic
         return point.peak_rss_mib if point else None
 
     @property
@@ -193,18 +223,21 @@ class VariantView(VariantRecord):
     @property
     def by_batch(self) -> tuple[Measurement, ...]:
         """The best point of each batch size in process, over the scenarios that look for throughput."""
-        best: dict[int, Measurement] = {}
-        for point in self.measurements:
-            if point.scenario == "latency" or point.via != "inprocess" or point.batch < 1:
-                continue
-            if point.throughput_per_s > (best[point.batch].throughput_per_s if point.batch in best else 0.0):
-                best[point.batch] = point
-        return tuple(best[batch] for batch in sorted(best))
+        looking = [p for p in self.measurements if p.scenario not in ("latency", "traffic") and p.via == "inprocess"]
+        known = [p for p in looking if p.batch >= 1 and p.throughput_per_s > 0]
+        sizes = sorted({p.batch for p in known})
+        return tuple(max((p for p in known if p.batch == n), key=lambda p: p.throughput_per_s) for n in sizes)
+
+    @property
+    def by_group(self) -> tuple[Measurement, ...]:
+        """The newest traffic point of each size of groups."""
+        newest = {p.batch: p for p in self.measurements if p.traffic is not None}
+        return tuple(newest[batch] for batch in sorted(newest))
 
     @property
     def unstable(self) -> bool:
         """Whether a point of the table did not settle."""
-        return any(p is not None and not p.stable for p in (self.latency, self.best))
+        return any(p is not None and not p.stable for p in (self.latency, self.best, self.traffic))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,13 +247,14 @@ class DecisionView(Decision):
     Attributes:
         row: the chosen variant.
         limits: the constraints in words.
-        latency / best: the chosen one's points, as ``via`` measured it.
+        latency / best / traffic: the chosen one's points, as ``via`` measured it.
     """
 
     row: VariantView | None
     limits: tuple[str, ...]
     latency: Measurement | None
     best: Measurement | None
+    traffic: Measurement | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +341,11 @@ class RunView:
         """The settings of the run and how long its stages took, as name and text."""
         times = tuple((f"{name} took", seconds(value)) for name, value in self.document.timings_s.items())
         return tuple((name.replace("_", " "), value) for name, value in pairs(self.document.settings)) + times
+
+    @property
+    def traffic(self) -> tuple[tuple[VariantView, Measurement], ...]:
+        """The newest point of each size of groups that requests of their own lengths were answered in."""
+        return tuple((v, p) for v in self.variants for p in v.by_group)
 
     @property
     def served(self) -> tuple[tuple[VariantView, Measurement], ...]:

@@ -9,7 +9,7 @@ one that looks faster is chosen, and the decision says so.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import starmap
 from typing import Literal
 
@@ -18,7 +18,7 @@ from accel.bench.stability import Ratio, ratio_interval
 from accel.core.values import Decision, Measurement, Rejected, Status
 
 _PRECISION = {"fp32": 5, "tf32": 4, "fp16": 3, "bf16": 2, "int8": 1, "fp8": 1}
-Objective = Literal["latency", "throughput"]
+Objective = Literal["latency", "throughput", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,7 @@ class Constraints:
 
     def named(self) -> dict[str, float]:
         """Return those that are set, by name."""
-        pairs = {
-            "max_p99_ms": self.max_p99_ms,
-            "min_throughput_per_s": self.min_throughput_per_s,
-            "max_memory_mib": self.max_memory_mib,
-            "max_gpu_memory_mib": self.max_gpu_memory_mib,
-        }
-        return {name: value for name, value in pairs.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def decide(
@@ -93,7 +87,8 @@ def decide(
         if good:
             points[candidate.id] = min(good, key=_time)
         else:
-            rejected[candidate.id] = next((b for _, b in allowed if b), f"has no {objective} measurement")
+            lacks = ": not every request fits its shape" if objective == "traffic" else ""
+            rejected[candidate.id] = next((b for _, b in allowed if b), f"has no {objective} measurement{lacks}")
     field = [c for c in candidates if c.id in points]
     base = next((c for c in candidates if c.id == baseline), None)
     verdict = functools.partial(
@@ -188,7 +183,7 @@ def _place(point: Measurement) -> tuple[int, int]:
 
 
 def _time(point: Measurement) -> float:
-    return 1e3 / point.throughput_per_s if point.scenario == "throughput" else point.p50_ms or point.mean_ms
+    return point.p50_ms or point.mean_ms if point.scenario == "latency" else 1e3 / point.throughput_per_s
 
 
 def _base_in(session: str, base: Candidate | None, objective: Objective) -> Measurement | None:
@@ -288,11 +283,14 @@ def _won(
     baseline: str | None,
 ) -> str:
     at = f"{point.concurrency} requests at a time" if point.via == "triton" else f"batch {point.batch}"
-    figures: Mapping[bool, str] = {
-        True: f"{point.throughput_per_s:.4g} items/s at {at}",
-        False: f"p50 {point.p50_ms:.4g} ms" if point.p50_ms else f"a mean of {point.mean_ms:.4g} ms",
+    figures: Mapping[str, str] = {
+        "latency": f"p50 {point.p50_ms:.4g} ms" if point.p50_ms else f"a mean of {point.mean_ms:.4g} ms",
+        "throughput": f"{point.throughput_per_s:.4g} items/s at {at}",
+        "traffic": f"{point.throughput_per_s:.4g} requests/s of their own lengths in groups of {point.batch}",
     }
-    text = f"{chosen.id} passes its gate with {figures[point.scenario == 'throughput']}"
+    text = f"{chosen.id} passes its gate with {figures[point.scenario]}"
+    if (tokens := point.tokens_per_s) is not None:
+        text += f", {tokens:.4g} tokens/s"
     if chosen.id == baseline:
         text += ": nothing that passes beats the framework itself"
     elif speedup is not None:

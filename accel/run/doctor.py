@@ -43,21 +43,19 @@ def examine() -> list[Row]:
     ]
     required = [re.split(r"[^\w.-]", line)[0] for line in requires("accel") or () if "extra ==" not in line]
     installed = versions(required) | store.toolchain()
-    for package in dict.fromkeys([*required, *installed]):
-        rows.append(
-            _row(
-                package,
-                installed.get(package, ""),
-                needed=package in required,
-                fix="make demo, or pip install -c constraints.txt -e .",
-            )
-        )
-    for name in environments.ENVIRONMENTS:
-        rows.append(_row(f"environment {name}", environments.installed(name), fix=environments.fix(name)))
-    rows.append(
-        _row("tritonserver", shutil.which("tritonserver") or False, fix="only serving needs it: see docs/triton.md")
-    )
-    return rows
+    fix = "make demo, or pip install -c constraints.txt -e ."
+    return [
+        *rows,
+        *(
+            _row(package, installed.get(package, ""), needed=package in required, fix=fix)
+            for package in dict.fromkeys([*required, *installed])
+        ),
+        *(
+            _row(f"environment {name}", environments.installed(name), fix=environments.fix(name))
+            for name in environments.ENVIRONMENTS
+        ),
+        _row("tritonserver", shutil.which("tritonserver") or False, fix="only serving needs it: see docs/triton.md"),
+    ]
 
 
 def _programs() -> dict[str, list[str]]:

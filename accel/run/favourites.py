@@ -25,7 +25,7 @@ MISSING = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class EarlierRun:
     """One earlier run on one device: p50 at batch 1 (ms) of each target that passed its gate.
 
     Attributes:
@@ -77,17 +77,17 @@ def choose(
     return Favourites(tuple(chosen), f"{why}, {len(asked) - beside} shipped with accel)")
 
 
-def _behind(record: Record, targets: Sequence[str]) -> float:
+def _behind(record: EarlierRun, targets: Sequence[str]) -> float:
     """Return the time of the fastest of some targets over that of the fastest of all."""
     best = min(record.ms.values())
     return min(MISSING, min(record.ms.get(name, math.inf) for name in targets) / best)
 
 
-def _shipped() -> tuple[Record, ...]:
-    return from_json(tuple[Record, ...], json.loads(SHIPPED.read_text()))
+def _shipped() -> tuple[EarlierRun, ...]:
+    return from_json(tuple[EarlierRun, ...], json.loads(SHIPPED.read_text()))
 
 
-def _kept(runs: Path, this: Path) -> Iterator[Record]:
+def _kept(runs: Path, this: Path) -> Iterator[EarlierRun]:
     for file in sorted(runs.glob(f"*/{document.FILENAME}")):
         if file.parent.resolve() == this.resolve():
             continue
@@ -98,7 +98,7 @@ def _kept(runs: Path, this: Path) -> Iterator[Record]:
         yield from records(run)
 
 
-def records(run: document.RunDocument) -> Iterator[Record]:
+def records(run: document.RunDocument) -> Iterator[EarlierRun]:
     """Yield what a run says of each device, where it says which kind of network its model is."""
     times: dict[str, dict[str, float]] = {}
     for variant in run.variants:
@@ -107,4 +107,4 @@ def records(run: document.RunDocument) -> Iterator[Record]:
             times.setdefault(variant.device, {})[variant.target] = points[-1].p50_ms or points[-1].mean_ms
     if run.model.family is not None:
         for device, ms in times.items():
-            yield Record(run.hardware.id, run.model.family, device, ms, kept=True)
+            yield EarlierRun(run.hardware.id, run.model.family, device, ms, kept=True)

@@ -29,14 +29,15 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import SkipJsonSchema
 
-from accel.accuracy.parity import GATES_DB
 from accel.builders import targets
 from accel.core import hardware, signing
+from accel.core.accuracy.parity import GATES_DB
 from accel.core.errors import AccelError, InputError, UsageError, nearest
 from accel.core.values import GraphChoice, Target
 from accel.core.yaml_file import read_yaml
 from accel.exporters import ensemble_request, sources
-from accel.exporters.request import SourceRequest, Weights
+from accel.exporters.request import Pooling, SourceRequest, Weights
+from accel.exporters.traffic import FROM_SAMPLES
 from accel.run.decide import Constraints, Objective
 from accel.triton import releases
 
@@ -47,7 +48,7 @@ SOURCE_FIX = "accel convert SOURCE --targets cpu; `accel zoo` lists known models
 TARGETS_FIX = "--targets cpu, or --targets openvino,ort; `accel targets` lists them"
 
 
-class Mark(Enum):
+class OptionTrait(Enum):
     """What else there is to say of a field."""
 
     REPEATED = "a flag that may be given several times"
@@ -90,6 +91,27 @@ def axis_names(given: Any) -> Any:
     return dict(sources.parse_axis_name(part) for text in _texts(given) for part in text.split(","))
 
 
+def states(given: Any) -> Any:
+    """Read states given as ``OUTPUT=INPUT``, and return them by input."""
+    pairs = given.items() if isinstance(given, Mapping) else map(sources.parse_pair, _pairs(given))
+    found: dict[str, str] = {}
+    for output, input in pairs:
+        if not isinstance(input, str):
+            raise ValueError(f"{output}: {input!r} is no name of an input")
+        if found.setdefault(input, output) != output:
+            raise UsageError(f"--state: the input {input!r} is given two outputs", fix="give each state one pair")
+    return found
+
+
+def initial_states(given: Any) -> Any:
+    """Read files given as ``INPUT=FILE.npy``."""
+    return given if isinstance(given, Mapping) else dict(map(sources.parse_pair, _pairs(given)))
+
+
+def _pairs(given: Any) -> list[str]:
+    return [part for text in _texts(given) for part in text.split(",")]
+
+
 def _gates(given: Any) -> Any:
     if isinstance(given, Mapping):
         return given
@@ -114,7 +136,7 @@ def _targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
     return targets.parse(",".join(map(str, given["targets"])), devices=devices, only=device is not None)
 
 
-def default_ints(given: Mapping[str, Any]) -> str:
+def default_ints(given: Mapping[str, Any]) -> Literal["keep", "io", "interior"]:
     """Return ``io`` where a runtime takes part that gains by int32 or forces it."""
     wanted = _targets(given) if "targets" in given else ()
     return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
@@ -122,12 +144,14 @@ def default_ints(given: Mapping[str, Any]) -> str:
 
 TEXTS: Any = str | list[str]
 """How a file gives names, shapes and the like, for its JSON Schema."""
-Names = Annotated[tuple[str, ...], BeforeValidator(names, TEXTS), Mark.REPEATED]
-Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes, TEXTS | dict[str, Any]), Mark.REPEATED]
-AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names, TEXTS | dict[str, Any]), Mark.REPEATED]
-Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges, TEXTS | dict[str, Any]), Mark.REPEATED]
-Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, Any]), Mark.REPEATED]
-Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_texts, Objective | list[Objective]), Field(min_length=1)]
+Names = Annotated[tuple[str, ...], BeforeValidator(names, TEXTS), OptionTrait.REPEATED]
+Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
+AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
+Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
+States = Annotated[dict[str, str], BeforeValidator(states, TEXTS | dict[str, str]), OptionTrait.REPEATED]
+Files = Annotated[dict[str, Path], BeforeValidator(initial_states, TEXTS | dict[str, str]), OptionTrait.REPEATED]
+Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(names, Objective | list[Objective]), Field(min_length=1)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -165,6 +189,13 @@ class Job(BaseModel):
         str | None, Field(description="Part of a Hugging Face model: encoder, decoder, text, image or step")
     ] = None
     revision: Annotated[str | None, Field(description="Revision of a hub id")] = None
+    pool: Annotated[
+        Pooling | None,
+        Field(
+            description="One vector of each text: mean, cls, max, lasttoken, or none  [default: as modules.json of a "
+            "sentence-transformers folder says]"
+        ),
+    ] = None
     signature: Annotated[
         str | None, Field(description="Signature of a SavedModel  [default: serving_default, or the only one]")
     ] = None
@@ -177,6 +208,15 @@ class Job(BaseModel):
         None
     )
     random_samples: Annotated[bool, Field(description="Accept random values as samples")] = False
+    metric: Annotated[
+        str | None,
+        Field(
+            description="What variants must keep of the source's own score: accuracy, f1, mrr, cer or file.py:function"
+        ),
+    ] = None
+    labels: Annotated[str | None, Field(description="Key of each sample that holds the right answer, for --metric")] = (
+        None
+    )
     ranges: Annotated[Ranges, Field(alias="range", description="NAME=LO:HI of an integer input")] = {}
     min_shapes: Annotated[Shapes, Field(alias="min_shape", description="input_ids:1x1,…")] = {}
     opt_shapes: Annotated[Shapes, Field(alias="shape", description="input_ids:1x128,…  the typical (opt) shape")] = {}
@@ -188,28 +228,44 @@ class Job(BaseModel):
     axis_names: Annotated[
         AxisNames, Field(alias="rename_axes", description="INPUT:POSITION=NAME of an ONNX file's axis")
     ] = {}
+    states: Annotated[
+        States,
+        Field(alias="state", description="OUTPUT=INPUT of a stateful model: what a step leaves for the next"),
+    ] = {}
+    initial_states: Annotated[
+        Files,
+        Field(alias="initial_state", description="INPUT=FILE.npy  a state at the first step  [default: zeros]"),
+    ] = {}
     ints: Annotated[
         Literal["keep", "io", "interior"],
-        Field(default_factory=default_ints, description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
-    ]
+        Field(description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
+    ] = Field(default_factory=default_ints)
     allow_unproved_int64: Annotated[
         bool, Field(description="Accept OpenVINO, which has int32 for int64, where values are not proved to fit")
     ] = False
     static: Annotated[bool, Field(description="Also build for the one typical shape")] = False
     model_name: Annotated[str | None, Field(description="Name on the server")] = None
-    model_version: Annotated[int, Mark.CARRIED, Field(ge=1, description="Version folder on the server")] = 1
+    model_version: Annotated[int, OptionTrait.CARRIED, Field(ge=1, description="Version folder on the server")] = 1
     quick: Annotated[
         bool, Field(description="A first verdict, by latency: only the targets that win most often for such models")
     ] = False
+    traffic: Annotated[
+        Path | None, Field(description="Recorded lengths (.jsonl) of requests, for the objective traffic")
+    ] = None
     objectives: Annotated[
         Objectives,
-        Mark.CARRIED,
+        OptionTrait.CARRIED,
         Field(
-            default_factory=lambda given: ("latency",) if given.get("quick") else ("latency", "throughput"),
             alias="objective",
-            description="latency or throughput  [default: one decision for each]",
+            description="latency, throughput or traffic (requests of their own lengths)  [default: the first two, and "
+            "traffic where --traffic is given]",
         ),
-    ]
+    ] = Field(
+        default_factory=lambda given: (
+            *(("latency",) if given.get("quick") else ("latency", "throughput")),
+            *(("traffic",) if given.get("traffic") else ()),
+        )
+    )
     max_p99_ms: Annotated[AboveZero | None, Field(description="Constraint on the p99's upper bound")] = None
     min_throughput_per_s: Annotated[
         AboveZero | None, Field(alias="min_throughput", description="Constraint, items per second")
@@ -218,26 +274,29 @@ class Job(BaseModel):
     max_gpu_memory_mib: Annotated[AboveZero | None, Field(description="Constraint on memory of the GPU")] = None
     gates: Annotated[
         Gates,
-        Mark.CARRIED,
-        Field(alias="gate", description="NAME=VALUE: int8=25 (dB), sqnr_db=40, or a task metric"),
+        OptionTrait.CARRIED,
+        Field(
+            alias="gate",
+            description="NAME=VALUE: int8=25 (dB), sqnr_db=40; accuracy=0.98 (share of the source's own score)",
+        ),
     ] = {}
     required: Annotated[Names, Field(alias="require", description="Target that must end ok")] = ()
     timeout_s: Annotated[
-        AboveZero, Mark.CARRIED, Field(alias="timeout", description="Limit per build and measurement, s")
+        AboveZero, OptionTrait.CARRIED, Field(alias="timeout", description="Limit per build and measurement, s")
     ] = 1800.0
     threads: Annotated[
         int,
-        Field(default_factory=hardware.cpu_threads, ge=1, description="CPU threads  [default: what this cgroup has]"),
-    ]
+        Field(ge=1, description="CPU threads  [default: what this cgroup has]"),
+    ] = Field(default_factory=hardware.cpu_threads)
     triton_release: Annotated[
-        str, Mark.CARRIED, Field(description="Release that repositories are for  [default: newest]")
+        str, OptionTrait.CARRIED, Field(description="Release that repositories are for  [default: newest]")
     ] = releases.NEWEST
     triton_config: Annotated[
         Path | None, Field(description=".pbtxt with fields that override those of every emitted config")
     ] = None
     ensemble: Annotated[
-        ensemble_request.Asked | None,
-        Mark.SWITCH,
+        ensemble_request.EnsembleRequest | None,
+        OptionTrait.SWITCH,
         PlainValidator(ensemble_request.asked, json_schema_input_type=bool | dict[str, Any]),
         Field(description="Also serve text or pictures in, answers out"),
     ] = None
@@ -250,18 +309,32 @@ class Job(BaseModel):
         Field(description="Server to measure on: embedded, local or docker  [default: what is here]"),
     ] = None
     rounds: Annotated[  # one round has no interval
-        int, Mark.CARRIED, Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided")
+        int,
+        OptionTrait.CARRIED,
+        Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided"),
     ] = 60
     budget_s: Annotated[
         AboveZero,
         Field(
-            default_factory=lambda given: 30.0 if given.get("quick") else 120.0,
             description="Seconds of rounds at most, for each objective and way of measuring  [default: 120, quick 30]",
         ),
-    ]
-    round_s: Annotated[AboveZero, Mark.CARRIED, Field(description="Least seconds of each round")] = 0.5
+    ] = Field(default_factory=lambda given: 30.0 if given.get("quick") else 120.0)
+    round_s: Annotated[AboveZero, OptionTrait.CARRIED, Field(description="Least seconds of each round")] = 0.5
+    search_s: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="Seconds for which a build searches layers that must stay finer; 0 for none  [default: 60]",
+        ),
+    ] = None
+    int8: Annotated[
+        Literal["search", "all"],
+        Field(description="INT8: what holds the gate (search), or all whatever it misses (all)"),
+    ] = "search"
     exhaustive: Annotated[
-        bool, Field(description="Also build what takes long and cannot win by the model's arithmetic")
+        bool,
+        Field(description="Also build what takes long and cannot win, and prove every variant on all feeds"),
     ] = False
     opset: Annotated[int, Field(description="ONNX opset")] = 18
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
@@ -285,6 +358,8 @@ class Job(BaseModel):
             revision=self.revision,
             samples=self.samples,
             random_samples=self.random_samples,
+            metric=self.metric,
+            labels=self.labels,
             ranges=self.ranges,
             min_shapes=self.min_shapes,
             opt_shapes=self.opt_shapes,
@@ -293,7 +368,18 @@ class Job(BaseModel):
             axis_names=self.axis_names,
             model_name=self.model_name,
             graph=GraphChoice(self.signature, self.input_tensors, self.output_tensors, self.inputs_as_nchw),
+            traffic=self._traffic,
+            pool=self.pool,
+            states=self.states,
+            initial=self.initial_states,
         )
+
+    @property
+    def _traffic(self) -> str | None:
+        """What the requests of the traffic are like, as ``SourceRequest`` has it."""
+        if "traffic" not in self.objectives:
+            return None
+        return str(self.traffic.resolve()) if self.traffic is not None else FROM_SAMPLES
 
     @cached_property
     def wanted(self) -> tuple[Target, ...]:
@@ -333,7 +419,7 @@ class Job(BaseModel):
     @property
     def carried(self) -> dict[str, Any]:
         """The options that matter also where a deferred build is finished."""
-        marked = (name for name, info in Job.model_fields.items() if Mark.CARRIED in info.metadata)
+        marked = (name for name, info in Job.model_fields.items() if OptionTrait.CARRIED in info.metadata)
         return {name: getattr(self, name) for name in marked}
 
     @model_validator(mode="wrap")
@@ -354,6 +440,12 @@ class Job(BaseModel):
             raise UsageError(
                 f"--sandbox holds accel's own processes, and --bench {job.bench} runs a server beside them",
                 fix="measure in process, or run accel in a container",
+            )
+        if "traffic" in job.objectives and job.bench == "triton":
+            raise UsageError("the objective traffic is measured in process", fix="--bench both, or --bench inprocess")
+        if job.traffic is not None and "traffic" not in job.objectives:
+            raise UsageError(
+                "--traffic is for the objective traffic", fix="--objective traffic, or leave --traffic out"
             )
         if job.sign_kits is not None:
             signing.check_key(job.sign_kits)
@@ -440,6 +532,8 @@ def _explained(error: ValidationError, config: Path | None = None, typed: Iterab
             "finite_number": "a number above 0",
         }.get(kind)
         plain = found["msg"].removeprefix("Value error, ")
+        if kind == "extra_forbidden":
+            plain = f"there is no such option{nearest(name, (*Job.model_fields, *KEYS))}"
         said = f" is {found['input']!r}: expected {expected}" if expected else f": {plain}"
         messages[label + said] = None
     if from_file:

@@ -8,17 +8,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
-from accel.accuracy.parity import check_names
 from accel.builders import ConvertingBuilder, targets
+from accel.core.accuracy.metrics import METRICS
+from accel.core.accuracy.parity import TASK_SHARE, check_names
 from accel.core.dtypes import DATATYPES
-from accel.core.errors import InputError, UsageError
+from accel.core.errors import InputError, UsageError, raised_as
 from accel.core.files import stays_inside
 from accel.core.values import Dim, FileRef, ModelSource, OnnxModel, ShapeRange, TensorSpec, Variant, from_json, to_json
 from accel.exporters.onnx_file import external_files
 from accel.exporters.zoo import zoo
-from accel.run.decide import Constraints
+from accel.run.decide import Constraints, Objective
 
 FIX = "make the kit again on the machine that it comes from; do not build one from somebody you do not trust"
 LONGEST_TEXT = 1 << 16
@@ -69,6 +70,8 @@ def portable(source: ModelSource, onnx: str) -> ModelSource:
         onnx: that file, relative to the kit.
     """
     samples = source.samples if source.samples in ("zoo", "random") else "given"
+    if source.metric is not None and source.metric not in METRICS:  # a kit brings no code: the floors in dB judge
+        source = replace(source, metric=None, gate=None)
     if source.kind == "zoo":
         return replace(source, samples=samples)
     return replace(source, kind="onnx", reference=onnx, task=None, part=None, samples=samples)
@@ -94,6 +97,10 @@ def check_source(source: ModelSource, onnx: str) -> None:
         metric = None
     else:
         raise refuse(f"source is {source.kind} {source.reference!r}: expected an entry of the zoo, or onnx {onnx!r}")
+    if source.metric is not None:
+        if source.metric not in METRICS:
+            raise refuse(f"metric is {source.metric!r}: expected one of {', '.join(METRICS)}")
+        metric = METRICS[source.metric].__name__, TASK_SHARE
     if source.gate not in (None, metric):
         raise refuse(f"the gate of {source.reference} is {source.gate}: expected {metric}")
     if source.samples not in ("zoo", "random", "given"):
@@ -125,10 +132,8 @@ def check_variant(variant: Variant, source: ModelSource) -> None:
         raise refuse(f"target {name!r} does not run on {device!r}")
     if variant.static is not None and not (info.static and re.fullmatch(r"\d{1,9}(x\d{1,9})*", variant.static)):
         raise refuse(f"static is {variant.static!r}, which {name!r} is not built for")
-    try:
+    with raised_as(InputError, ValueError, "kit.json: options", fix=FIX):
         from_json(builder.options, dict(variant.options))
-    except ValueError as error:
-        raise refuse(f"options: {error}") from error
     if unknown := variant.options.keys() - {f.name for f in fields(builder.options)}:
         raise refuse(f"target {name!r} has no option {min(unknown)!r}")
     _check_profile(variant.profile, source.inputs)
@@ -159,7 +164,7 @@ def check_settings(settings: Mapping[str, Any], carried: Iterable[str], source: 
     if settings["triton_release"] not in RELEASES:
         raise refuse(f"this accel knows no Triton {settings['triton_release']!r}")
     asked = settings["objectives"]
-    if not isinstance(asked, list | tuple) or not asked or not set(asked) <= {"latency", "throughput"}:
+    if not isinstance(asked, list | tuple) or not asked or not set(asked) <= set(get_args(Objective)):
         raise refuse(f"objectives are {asked!r}")
     if not isinstance(settings["overrides"], str) or not isinstance(settings["gates"], Mapping):
         raise refuse("overrides are no text, or gates no numbers by name")
@@ -167,10 +172,8 @@ def check_settings(settings: Mapping[str, Any], carried: Iterable[str], source: 
     for name, least, most in NUMBERS:
         check_number(name, settings[name], least, most)
     said = to_json(settings["constraints"])
-    try:
+    with raised_as(InputError, ValueError, "kit.json: constraints", fix=FIX):
         constraints = from_json(Constraints, said)
-    except ValueError as error:
-        raise refuse(f"constraints: {error}") from error
     if to_json(constraints) != said:
         raise refuse(f"constraints are {said!r}")
     for name, value in constraints.named().items():
@@ -285,6 +288,8 @@ def _check_tensors(what: str, specs: tuple[TensorSpec, ...]) -> None:
             raise refuse(f"{what} {spec.name!r} is {spec.dtype} {spec.dims}, which no tensor is")
         if spec.range is not None and not -(2**63) <= spec.range[0] <= spec.range[1] < 2**63:
             raise refuse(f"{what} {spec.name!r} has the range {spec.range}")
+        if spec.ends is not None and not (spec.range and spec.range[0] <= spec.ends <= spec.range[1]):
+            raise refuse(f"{what} {spec.name!r} ends with {spec.ends}, which its range does not hold")
 
 
 def _is_dim(dim: Dim) -> bool:

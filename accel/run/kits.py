@@ -42,7 +42,7 @@ from accel.core.values import (
 )
 from accel.exporters.request import SourceRequest
 from accel.run import kit_rules
-from accel.run.job import Job, Mark
+from accel.run.job import Job, OptionTrait
 
 MANIFEST = "kit.json"
 SCRIPT = "build.sh"
@@ -116,16 +116,16 @@ def write(
     Raises:
         InputError: a gate or an override that no kit may have.
     """
-    kit = replace(kit, source=kit_rules.portable(kit.source, f"{ONNX}/{kit.onnx.file.path}"))
+    carried = kit_rules.portable(kit.source, f"{ONNX}/{kit.onnx.file.path}")
+    gates = {n: v for n, v in kit.settings["gates"].items() if carried.gate or (n,) != (kit.source.gate or ())[:1]}
+    kit = replace(kit, source=carried, settings={**kit.settings, "gates": gates})
     wanted = {f"{ONNX}/{f.path}": onnx / f.path for f in (kit.onnx.file, *kit.onnx.data)}
     wanted |= {f"{ONNX}/{p.name}": p for p in sorted(onnx.glob("*.json")) if p.name != "value.json"}
     wanted |= {f"{SAMPLES}/{f.path}": samples / f.path for f in kit.samples.files}
     wanted[REFERENCE] = reference
     for name, source in wanted.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
         # onnx's checker and loader refuse external data that has several names
-        link_or_copy(source, target, copy=name.startswith(ONNX))
+        link_or_copy(source, folder / name, copy=name.startswith(ONNX))
     kit = _with_given(kit, folder)
     script = folder / SCRIPT
     script.write_text(_script(kit))
@@ -176,7 +176,7 @@ def _check(kit: DeferredBuild, folder: Path) -> None:
         InputError: it is something else.
     """
     samples = kit.samples
-    carried = [name for name, info in Job.model_fields.items() if Mark.CARRIED in info.metadata]
+    carried = [name for name, info in Job.model_fields.items() if OptionTrait.CARRIED in info.metadata]
     kit_rules.check_source(kit.source, f"{ONNX}/{kit.onnx.file.path}")
     kit_rules.check_variant(kit.variant, kit.source)
     kit_rules.check_settings(kit.settings, carried, kit.source)
@@ -198,9 +198,32 @@ def overrides(kit: DeferredBuild, folder: Path) -> str:
     return moved(kit.settings["overrides"], lambda path: (folder / path).resolve())
 
 
+def check_together(found: Mapping[Path, DeferredBuild]) -> None:
+    """Hold kits that are to be finished and measured side by side: of one model, on the same inputs, asked the same.
+
+    Raises:
+        UsageError: they are not.
+    """
+    (first_place, first), *others = found.items()
+    for place, kit in others:
+        for name in ("source", "samples", "settings", "reference"):
+            if _common(kit, name) != _common(first, name):
+                raise UsageError(
+                    f"the kits {first_place} and {place} differ in their {name}: they cannot be measured side by side",
+                    fix="give kits of one model that one command made, or finish each by itself",
+                )
+    if len({kit.variant.id for kit in found.values()}) < len(found):
+        raise UsageError(f"two kits are of {first.variant.id}", fix="give one of them")
+
+
+def _common(kit: DeferredBuild, name: str) -> Any:
+    if name == "settings":
+        return {k: v for k, v in kit.settings.items() if k != "overrides"}
+    return [f for f in kit.files if f.path == REFERENCE] if name == "reference" else getattr(kit, name)
+
+
 def job(
-    kit: DeferredBuild,
-    folder: Path,
+    found: Mapping[Path, DeferredBuild],
     *,
     out: Path | None,
     threads: int | None,
@@ -208,13 +231,18 @@ def job(
     command: str,
     sandbox: bool = False,
 ) -> Job:
-    """Make the job that finishes a kit, from what the kit's own job asked for.
+    """Make the job that finishes kits of one model, from what their own job asked for.
 
     Args:
-        folder: where the kit lies.
-        out: run directory; ``runs/<model>-<target>`` when None.
-        threads / timeout_s: in place of this machine's, and the kit's.
+        found: folder → the kit that lies there.
+        out: run directory; ``runs/<model>-<target>`` of the first when None.
+        threads / timeout_s: in place of this machine's, and the kits'.
+
+    Raises:
+        UsageError: as ``check_together``.
     """
+    check_together(found)
+    kit = next(iter(found.values()))
     asked: dict[str, Any] = {n: v for n, v in kit.settings.items() if n not in ("constraints", "overrides")}
     asked |= {"threads": threads} if threads else {}
     asked |= {"timeout_s": timeout_s} if timeout_s else {}
@@ -223,9 +251,9 @@ def job(
         **asked,
         **kit.settings["constraints"],
         source=SourceRequest(reference, kit.source.kind, reference, model_name=kit.source.name),
-        targets=(target,),
+        targets=tuple(k.variant.target for k in found.values()),
         out=out or Path("runs") / f"{kit.source.name}-{target.name}",
-        triton={target.name: overrides(kit, folder)},
+        triton={k.variant.target.name: overrides(k, folder) for folder, k in found.items()},
         ints="keep",  # what clients see was decided when the kit was made
         opset=kit.onnx.opset,
         sandbox=sandbox,
@@ -245,8 +273,8 @@ def image_of(toolchain: str) -> str:
     return image
 
 
-def in_docker(image: str, folder: Path, out: Path, words: Sequence[str]) -> dict[str, Any]:
-    """Build the kit inside a docker image with accel as its entry point; returns the run it wrote into ``out``.
+def in_docker(image: str, folders: Sequence[Path], out: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Build kits inside a docker image with accel as its entry point; returns the run it wrote into ``out``.
 
     Args:
         words: further options of ``accel build``.
@@ -262,12 +290,14 @@ def in_docker(image: str, folder: Path, out: Path, words: Sequence[str]) -> dict
             fix="install docker, or run `accel build` inside the image yourself",
         )
     out.mkdir(parents=True, exist_ok=True)
+    inside = {f"/kit{number or ''}": folder for number, folder in enumerate(folders)}
     command = [
         *(program, "run", "--rm", "--gpus", "all", "--shm-size", "1g"),
         *("--user", f"{os.getuid()}:{os.getgid()}"),  # what is written belongs to the user
         *("-e", "HOME=/tmp", "-e", "ACCEL_HOME=/tmp/accel"),
-        *("-v", f"{folder.resolve()}:/kit:ro", "-v", f"{out.resolve()}:/run-directory"),
-        *(image, "build", "/kit", "--out", "/run-directory", *words),
+        *(word for name, folder in inside.items() for word in ("-v", f"{folder.resolve()}:{name}:ro")),
+        *("-v", f"{out.resolve()}:/run-directory"),
+        *(image, "build", *inside, "--out", "/run-directory", *words),
     ]
     before = _stamp(out / "run.json")
     done = subprocess.run(command, check=False, stdout=sys.stderr)

@@ -4,6 +4,7 @@ Knows where feeds come from and what becomes of the figures; the load itself is 
 """
 
 import datetime
+import functools
 import itertools
 import json
 import math
@@ -16,26 +17,30 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from accel.bench import ranges
-from accel.bench.load import Generator, Load
-from accel.bench.served import Labels, Method
+from accel.bench.load import Generator, Load, Window
+from accel.bench.served import Method, VariantLabels
 from accel.core import hardware, temporary
-from accel.core.errors import InputError, StageError, UsageError
+from accel.core.buckets import own_lengths
+from accel.core.errors import InputError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import write_text
-from accel.core.values import SCHEMA, TensorSpec, to_json
+from accel.core.values import SCHEMA, Measurement, TensorSpec, to_json
 from accel.triton import manifest as manifests, settings
 from accel.triton.folders import link_tree
+from accel.triton.manifest import Manifest
 from accel.triton.reading import read_points
 from accel.triton.servers import server
 from accel.triton.servers.server import Server
 
 Tool = Literal["accel", "perf_analyzer"]
+OUTSIDE = 0.2
+"""From this share of requests on that are not as long as those of the conversion, the user is told."""
 CLASSIC_CONCURRENCY = 10
 """Concurrency of the field's table: dynamic batching without and with, one and two instances."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoadTestRequest:
     """What ``accel bench`` was asked for.
 
     Attributes:
@@ -89,7 +94,7 @@ def tool(name: str) -> Tool:
     return cast(Tool, name)
 
 
-def bench(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
+def bench(asked: LoadTestRequest, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
     """Measure all loads on one server.
 
     Args:
@@ -110,7 +115,9 @@ def bench(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable
             _measure(asked, running, subject, asked.loads, logs, points, notice)
 
 
-def batching_sweep(asked: Asked, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
+def batching_sweep(
+    asked: LoadTestRequest, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]
+) -> None:
     """Measure a repository without and with dynamic batching, with one and two instances, at concurrency 10.
 
     The repository stays as it is: servers run on temporary copies of it with the config changed.
@@ -153,10 +160,18 @@ class _Subject:
     model: str
     inputs: tuple[TensorSpec, ...]
     feeds: Sequence[Feed]
-    labels: Labels
+    labels: VariantLabels
+    manifest: Manifest | None
+
+    def lengths(self) -> list[list[int]]:
+        """Return how long the rows of each feed are, by their mask; empty where none says."""
+        mask = self.manifest.mask if self.manifest is not None else None
+        if mask is None or any(mask not in feed or feed[mask].ndim != 2 for feed in self.feeds):
+            return []
+        return [own_lengths(feed[mask]).tolist() for feed in self.feeds]
 
 
-def _server(asked: Asked, target: str, logs: str) -> Server:
+def _server(asked: LoadTestRequest, target: str, logs: str) -> Server:
     if Path(target).is_dir():
         log = Path(logs) / "server.log"
         return server.start(Path(target), via=asked.via, log=log, allow_changed=asked.allow_changed)
@@ -165,21 +180,28 @@ def _server(asked: Asked, target: str, logs: str) -> Server:
     return server.connect(target)
 
 
-def _subject(asked: Asked, running: Server, logs: str) -> _Subject:
+def _subject(asked: LoadTestRequest, running: Server, logs: str) -> _Subject:
     from accel.bench import feeds as forms
 
     manifest = manifests.read(running.root) if (running.root / manifests.FILENAME).exists() else None
     if manifest is not None and asked.model in ("", manifest.models[0]):
         model, inputs, batched = manifest.models[0], manifest.inputs, manifest.max_batch_size > 0
-        labels = Labels(
+        labels = VariantLabels(
             manifest.backend, hardware.cpu_threads(), manifest.artifact.built.precision, repository=asked.target
         )
     else:
-        manifest, labels = None, Labels(threads=hardware.cpu_threads())
+        manifest, labels = None, VariantLabels(threads=hardware.cpu_threads())
         with Generator(running.endpoint.grpc, log=Path(logs) / "load.log") as generator:
             served = generator.describe(asked.model)
         model, inputs, batched = served.model, served.inputs, served.max_batch_size > 0
+    stateful = manifest is not None and manifest.states is not None
+    if stateful and asked.tool == "perf_analyzer":
+        raise UsageError(
+            "a stateful model is asked in sequences, which accel's own load keeps apart", fix="--load accel"
+        )
     own_axis = all(spec.dims and isinstance(spec.dims[0], str) for spec in inputs)
+    if (asked.batch or 1) > 1 and stateful:
+        raise UsageError("a request of a stateful model is one step of one sequence", fix="leave --batch out")
     if (asked.batch or 1) > 1 and not own_axis:
         dims = {spec.name: spec.dims for spec in inputs}
         raise UsageError(f"{model!r} has no batch axis: its inputs are {dims}", fix="leave --batch out")
@@ -188,16 +210,17 @@ def _subject(asked: Asked, running: Server, logs: str) -> _Subject:
         feeds = forms.read(asked.data, inputs, batched=batched)
     elif manifest is not None:
         points = read_points(running.root, manifest)
-        feeds = [point.inputs for name, point in points.items() if asked.mixed or name == "opt"]
+        every = asked.mixed or manifest.states
+        feeds = [point.inputs for name, point in points.items() if every or name == "opt"]
     else:
         feeds = forms.random_feeds(inputs, batch=asked.batch or 1)
     if own_axis and (asked.batch is not None or asked.data is None):
         feeds = forms.rebatch(feeds, asked.batch or 1)
-    return _Subject(model, inputs, feeds, labels)
+    return _Subject(model, inputs, feeds, labels, manifest)
 
 
 def _measure(
-    asked: Asked,
+    asked: LoadTestRequest,
     running: Server,
     subject: _Subject,
     loads: Sequence[Load],
@@ -209,36 +232,56 @@ def _measure(
     """Add each measured load to ``points``, with ``facts`` that tell its server from others."""
     from accel.bench import perf_analyzer, served
 
-    sweep = perf_analyzer.sweep if asked.tool == "perf_analyzer" else served.sweep
+    lengths = [max(rows) for rows in subject.lengths()]
+    seen: list[Sequence[Window]] = []
+
+    def add(load: Load, point: Measurement) -> None:
+        made = {"load": str(load), **(facts or {}), **to_json(point)}
+        if seen and lengths and (parts := served.by_length(seen[-1], lengths)):
+            made["by_length"] = parts
+        points.append(made)
+
+    own = functools.partial(served.sweep, on_windows=seen.append)
+    sweep = perf_analyzer.sweep if asked.tool == "perf_analyzer" else own
     raw = None
     if asked.out is not None:
         ending = "-".join(str(value) for value in (facts or {}).values())
         suffix = ".csv" if asked.tool == "perf_analyzer" else ".npz"
         raw = asked.out.with_name(f"{asked.out.stem}{'-' if ending else ''}{ending}{suffix}")
-    try:
-        sweep(
-            running.endpoint,
-            subject.model,
-            subject.feeds,
-            loads,
-            log=Path(logs) / "load.log",
-            inputs=subject.inputs,
-            method=asked.method,
-            labels=subject.labels,
-            raw=raw,
-            raw_name=raw.name if raw else "",
-            on_point=lambda load, point: points.append({"load": str(load), **(facts or {}), **to_json(point)}),
-            notice=notice,
-        )
-    except StageError as error:
-        if not running.alive():
-            raise running.failure() from error
-        raise
+    if asked.data is not None and (said := _shifted(subject)) is not None:
+        notice(said)
+    sweep(
+        running.endpoint,
+        subject.model,
+        subject.feeds,
+        loads,
+        log=Path(logs) / "load.log",
+        inputs=subject.inputs,
+        method=asked.method,
+        labels=subject.labels,
+        raw=raw,
+        raw_name=raw.name if raw else "",
+        on_point=add,
+        notice=notice,
+    )
+
+
+def _shifted(subject: _Subject) -> str | None:
+    """Say where requests are not as long as those for which the lengths of the groups were chosen."""
+    grouping = subject.manifest.grouping if subject.manifest is not None and subject.manifest.groups else None
+    own = [n for rows in subject.lengths() for n in rows]
+    if grouping is None or not grouping.usual or not own or (share := grouping.outside(own)) <= OUTSIDE:
+        return None
+    return (
+        f"{share:.0%} of the requests fall outside the lengths that {subject.model} was prepared for "
+        f"({', '.join(map(str, grouping.usual))}; here {min(own)} to {max(own)}): accel convert "
+        "--traffic FILE chooses anew"
+    )
 
 
 @contextmanager
 def _document(
-    asked: Asked, running: Server, subject: _Subject, show: Callable[[dict[str, Any]], None]
+    asked: LoadTestRequest, running: Server, subject: _Subject, show: Callable[[dict[str, Any]], None]
 ) -> Iterator[list[dict[str, Any]]]:
     """Give the list of points; whatever happens, what is in it at the end is written and shown."""
     points: list[dict[str, Any]] = []
@@ -280,6 +323,8 @@ def row(point: Mapping[str, Any]) -> dict[str, str]:
         "failed": str(point["failures"]),
         "stable": "yes" if point["stable"] else "no",
     }
+    if parts := point.get("by_length"):
+        shown["p99 by length"] = ", ".join(f"≤{p['length']}: {_figure(p.get('p99_ms'))}" for p in parts)
     if "instances" in point:
         batching = "with" if point["dynamic_batching"] else "without"
         return {"batching": batching, "instances": str(point["instances"]), **shown}

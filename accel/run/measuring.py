@@ -10,27 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from accel.bench.card import watch_card
 from accel.bench.checker import Check
 from accel.bench.expected import Expected, held_to
-from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.in_process import MeasurementPlan, ProcessRunner
 from accel.bench.race import FIRST_LOOK, LEAST_ROUNDS, Contest, Race
 from accel.bench.rounds import measure
 from accel.bench.stability import p99_calls
-from accel.core.document import Served
-from accel.core.feeds import Feed, read_feeds, write_feeds
+from accel.core.document import ServerRecord
+from accel.core.feeds import write_feeds
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware, available_memory_bytes
 from accel.core.processes import Worker
-from accel.core.values import Failed, Measurement, ModelSource, Variant
-from accel.exporters import coverage
-from accel.exporters.axes import batch_axis, batches
-from accel.run import serving, store
+from accel.core.values import Failed, Measurement, ModelSource
+from accel.run import points as timed, serving, store
 from accel.run.decide import Objective, finalists
 from accel.run.job import Job
-from accel.run.results import Result, baseline, candidate, status_of
+from accel.run.results import VariantState, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Answered, Stage, Stages
 from accel.run.tasks import Described
@@ -38,15 +35,12 @@ from accel.run.tasks import Described
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
 LEAST_CALLS = 4
 """Calls of a round that give what leaves at the first look a median."""
-FEEDS = 8
-"""Different real samples that requests to a server carry, all at the typical shape."""
-
 Progress = Callable[[str, str], None]
 """Called with (id of a variant or name of a repository, what is being done)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MeasuredVariant:
     """What one variant or repository did in a session: the key of what was measured, its points or its failure."""
 
     id: str
@@ -68,7 +62,7 @@ class MeasuringSession:
     settings: str
     scenario: str
     number: int
-    entries: tuple[Entry, ...]
+    entries: tuple[MeasuredVariant, ...]
     via: str | None = None
     release: str | None = None
 
@@ -85,7 +79,7 @@ def spare_workers() -> Iterator[dict[str, Worker]]:
 
 
 def measure_in_process(
-    results: Sequence[Result],
+    results: Sequence[VariantState],
     described: Stage[Described],
     reference: Stage[Answered] | None,
     scenario: Objective,
@@ -110,15 +104,15 @@ def measure_in_process(
         return
     made = described.value
     plan = _plan(scenario, job)
-    proved = _proved(described, reference)
-    points = {id: _points(r.variant, made.source, scenario, proved) for id, r in built.items()}
+    pairs = timed.proved(described, reference)
+    points = {id: timed.points(r.variant, made.source, scenario, pairs) for id, r in built.items()}
     settings = store.key(
         plan=plan,
         budget_s=job.budget_s,
         samples=made.samples.sha256,
         threads=job.threads,
         hardware=hardware.fingerprint,
-        code=store.code_hash("bench", "run/tasks.py", "builders/__init__.py"),
+        code=store.code_hash("bench", "run/tasks.py", "run/points.py", "builders/__init__.py"),
     )
     keys = {id: r.built.key for id, r in built.items() if r.built is not None}
     sessions = kept.all("measure", MeasuringSession)
@@ -126,17 +120,18 @@ def measure_in_process(
     for name, session in sessions.items():
         if name in kept.used:
             _show_raw(kept.root / name, f"{session.scenario}-{session.number}", job)
-    missing = [id for id in built if id not in known]
+    missing = [id for id in built if id not in known and points[id]]
     if missing:
         beside = _finalists(results, known, scenario, made.source) if known else []
         chosen = [id for id in built if id in {*missing, *beside}]
         number = 1 + max((s.number for s in sessions.values()), default=0)
         key = store.key(settings=settings, number=number, entries=[(id, keys[id]) for id in chosen])
-        with kept.writing("measure", key) as folder:
+        with kept.writing("measure") as folder:
             feeds, expected = folder / "feeds.npz", folder / "expected.npz"
-            timed = {p.key: proved[p.feed] for id in chosen for p in points[id]}
-            write_feeds(feeds, {key: pair.inputs for key, pair in timed.items()})
-            write_feeds(expected, {key: pair.outputs for key, pair in timed.items()})
+            taken = {key: pair for id in chosen for found in points[id].values() for key, pair in found.items()}
+            mask = next((s for s in made.source.inputs if s.name == made.source.mask), None)
+            write_feeds(feeds, {key: pair.inputs for key, pair in taken.items()})
+            write_feeds(expected, {key: pair.outputs for key, pair in taken.items()})
             devices = dict.fromkeys(r.variant.target.device for r in built.values())
             compared = frozenset(filter(None, (baseline(results, made.source, device) for device in devices)))
             watch = watch_card(built[id].variant.target.device for id in chosen)
@@ -147,11 +142,19 @@ def measure_in_process(
                     folder=stage.folder / FILES,
                     python=stages.python(built[id].variant),
                     log=job.run_dir / "logs" / f"{id}.log",
-                    timed_shapes=points[id],
+                    timed_shapes=tuple(points[id]),
                     precision=proof.value.precision,
                     plan=plan,
                     feeds=feeds,
-                    check=Check(expected, made.source.outputs, held_to(proof.value.parity), made.source.detections)
+                    check=Check(
+                        expected,
+                        made.source.outputs,
+                        held_to(proof.value.parity),
+                        made.source.detections,
+                        masks=feeds if mask else None,
+                        mask_input=mask.name if mask else "",
+                        mask_dims=tuple(map(str, mask.dims)) if mask else (),
+                    )
                     if proof.value.parity.passed
                     else None,
                     threads=job.threads,
@@ -174,7 +177,7 @@ def measure_in_process(
                 free_memory=(available_memory_bytes, *((watch.room_mib,) if watch else ())),
             )
             good = {id: new for id, new in found.items() if not isinstance(new, Failed)}
-            entries = tuple(Entry(id, keys[id], new) for id, new in good.items())
+            entries = tuple(MeasuredVariant(id, keys[id], new) for id, new in good.items())
             final = kept.put("measure", key, MeasuringSession(settings, scenario, number, entries), folder)
         _show_raw(final, f"{scenario}-{number}", job)
         for id, new in found.items():
@@ -189,7 +192,7 @@ def measure_in_process(
 
 
 def measure_served(
-    results: Sequence[Result],
+    results: Sequence[VariantState],
     described: Stage[Described],
     reference: Stage[Answered] | None,
     *,
@@ -197,7 +200,7 @@ def measure_served(
     kept: store.Store,
     hardware: Hardware,
     progress: Progress,
-) -> Served | None:
+) -> ServerRecord | None:
     """Measure every repository of every variant that passed, each behind a server of its own.
 
     Returns:
@@ -223,8 +226,12 @@ def measure_served(
         code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
     )
     if (session := kept.get("served", key, MeasuringSession)) is None:
-        with kept.writing("served", key) as folder:
-            samples = _samples(made.source, _proved(described, reference))
+        with kept.writing("served") as folder:
+            samples = (
+                timed.steps(described, reference)
+                if made.source.states
+                else timed.samples(made.source, timed.proved(described, reference))
+            )
             runners = [
                 ServerRunner(
                     name,
@@ -237,7 +244,7 @@ def measure_served(
                     feeds=[sample.inputs for sample in samples],
                     expected=Expected(
                         [sample.outputs for sample in samples],
-                        made.source.outputs,
+                        made.source.client_outputs,
                         held_to(proof.value.parity),
                         detections=made.source.detections,
                     ),
@@ -260,7 +267,7 @@ def measure_served(
         owner.points = (*owner.points, *entry.points)
         if entry.failed is not None:
             owner.unserved[entry.id] = entry.failed.cause
-    return Served(via=session.via, release=session.release)
+    return ServerRecord(via=session.via, release=session.release)
 
 
 def serve(
@@ -293,7 +300,9 @@ def serve(
         progress=progress,
     )
     entries = tuple(
-        Entry(name, keys[name], (), new) if isinstance(new, Failed) else Entry(name, keys[name], new)
+        MeasuredVariant(name, keys[name], (), new)
+        if isinstance(new, Failed)
+        else MeasuredVariant(name, keys[name], new)
         for name, new in found.items()
     )
     answered = [r.endpoint for r in runners if r.endpoint is not None and not isinstance(found[r.name], Failed)]
@@ -320,58 +329,15 @@ def _race(runners: Sequence[ProcessRunner], ok: Mapping[str, bool], compared: fr
     return Race(contests, job.budget_s)
 
 
-def _plan(scenario: Objective, job: Job) -> Plan:
-    plan = Plan("throughput", job.rounds, min(job.round_s, THROUGHPUT_ROUND_S), THROUGHPUT_WARM_S, least=1)
+def _plan(scenario: Objective, job: Job) -> MeasurementPlan:
+    plan = MeasurementPlan("throughput", job.rounds, min(job.round_s, THROUGHPUT_ROUND_S), THROUGHPUT_WARM_S, least=1)
+    if scenario == "traffic":
+        plan = replace(plan, scenario="traffic")
     if scenario == "latency":
-        plan = Plan("latency", job.rounds, job.round_s, min(1.5, 3 * job.round_s), least=LEAST_CALLS)
+        plan = MeasurementPlan("latency", job.rounds, job.round_s, min(1.5, 3 * job.round_s), least=LEAST_CALLS)
     if (limit := job.constraints.max_p99_ms) is None:
         return plan
     return replace(plan, least=p99_calls(min(LEAST_ROUNDS, plan.rounds)), limit_ms=limit)
-
-
-class _Pair(NamedTuple):
-    """A feed and what the source answered to it."""
-
-    inputs: Feed
-    outputs: Feed
-
-
-def _proved(described: Stage[Described], reference: Stage[Answered]) -> dict[str, _Pair]:
-    """Return the feeds of the proof that are timed and served, all real samples without padding, by name."""
-    files = described.value.samples
-    wanted = {"opt", *map(coverage.timed, batches(described.value.source))}
-    feeds = read_feeds(described.folder / files.shapes.path, only=wanted)
-    feeds |= read_feeds(described.folder / files.coverage.path, only=wanted) if files.coverage else {}
-    answers = read_feeds(reference.folder / reference.value.file, only=wanted)
-    return {n: _Pair(feed, answers[n]) for n, feed in feeds.items() if n in answers}
-
-
-def _samples(source: ModelSource, proved: Mapping[str, _Pair]) -> list[_Pair]:
-    """Return up to ``FEEDS`` different samples of the typical shape: rows of a timed batch, where rows are items."""
-    axis = batch_axis(source)
-    most = max((n for n in batches(source) if n <= FEEDS and coverage.timed(n) in proved), default=0)
-    smallest = source.profile[source.inputs[0].name].min[0] if axis else 0
-    if not most or smallest != 1 or any(spec.dims[:1] != (axis,) for spec in source.outputs):
-        return [proved["opt"]]
-    inputs, outputs = proved[coverage.timed(most)]
-    rows = [tuple({k: v[i : i + 1] for k, v in side.items()} for side in (inputs, outputs)) for i in range(most)]
-    return [_Pair(*row) for row in rows]
-
-
-def _points(
-    variant: Variant, source: ModelSource, scenario: Objective, proved: Mapping[str, _Pair]
-) -> tuple[TimedShape, ...]:
-    opt = {name: shape.opt for name, shape in variant.profile.items()}
-    if variant.static is not None:
-        batch = next(iter(opt.values()))[0] if batch_axis(source) else 1
-        return (TimedShape(f"static-{variant.static}", batch, opt, "opt"),)
-    axis = batch_axis(source)
-    sizes = batches(source)[:1] if scenario == "latency" else batches(source)
-    return tuple(
-        TimedShape(name, n, {k: (n, *shape[1:]) if axis else shape for k, shape in opt.items()}, name)
-        for n in sizes
-        if (name := coverage.timed(n)) in proved  # what the source refuses is not timed
-    )
 
 
 def _known(
@@ -393,7 +359,10 @@ def _known(
 
 
 def _finalists(
-    results: Sequence[Result], known: Mapping[str, tuple[Measurement, ...]], scenario: Objective, source: ModelSource
+    results: Sequence[VariantState],
+    known: Mapping[str, tuple[Measurement, ...]],
+    scenario: Objective,
+    source: ModelSource,
 ) -> list[str]:
     """Return the ids that a newcomer is measured beside: of each device the best so far, and the baseline."""
     found = []

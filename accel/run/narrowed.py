@@ -13,7 +13,7 @@ from accel.graph.narrow.report import NarrowReport
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowed:
+class NarrowedModel:
     """A narrowed ONNX model.
 
     Attributes:
@@ -25,7 +25,7 @@ class Narrowed:
     unproved: tuple[str, ...]
 
 
-def applied(source: ModelSource, narrowed: Narrowed) -> ModelSource:
+def applied(source: ModelSource, narrowed: NarrowedModel) -> ModelSource:
     """Return the source as clients see it: narrowed dtypes, the preconditions as ranges, what is not proved."""
     dtypes = {s.name: s.dtype for s in (*narrowed.onnx.inputs, *narrowed.onnx.outputs)}
     assumed = {r.name: (r.lo, r.hi) for r in narrowed.report.inputs}

@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from accel.accuracy import parity
 from accel.builders import targets
-from accel.core.document import Served
+from accel.core.accuracy import parity
+from accel.core.document import ServerRecord
 from accel.core.hardware import Hardware
 from accel.core.values import Decision, Deferred, Failed, Measurement, ModelSource, Skipped, Status, Variant
 from accel.run.decide import Candidate
@@ -18,7 +18,7 @@ Outcome = Skipped | Deferred | Failed
 
 
 @dataclass(slots=True)
-class Result:
+class VariantState:
     """What became of one variant so far.
 
     Attributes:
@@ -35,6 +35,7 @@ class Result:
     typed: Stage | None = None
     typed_proof: Stage | None = None
     kit: Stage | None = None
+    seal: str | None = None
     built: Stage | None = None
     proof: Stage | None = None
     emitted: Stage | None = None
@@ -64,14 +65,14 @@ class Run:
     described: Described
     onnx: Stage | None
     narrowed: Stage | None
-    results: list[Result]
-    served: Served | None = None
+    results: list[VariantState]
+    served: ServerRecord | None = None
     decisions: tuple[Decision, ...] = ()
     timings_s: dict[str, float] = field(default_factory=dict)
     first_tried: str | None = None
 
 
-def candidate(result: Result) -> Candidate:
+def candidate(result: VariantState) -> Candidate:
     """Reduce a result to what the choice looks at, as it was measured in process."""
     status, reason, _ = status_of(result)
     proof: Proof | None = result.proof.value if result.proof else None
@@ -88,7 +89,7 @@ def candidate(result: Result) -> Candidate:
     )
 
 
-def served_candidates(result: Result) -> list[Candidate]:
+def served_candidates(result: VariantState) -> list[Candidate]:
     """Reduce a result to what the choice looks at, one for each of its repositories, as a server answered."""
     found = []
     for name in result.repositories:
@@ -107,7 +108,7 @@ def served_candidates(result: Result) -> list[Candidate]:
 def rerun_command(variant: Variant, job: Job) -> str:
     """Return the job's command with this variant's target alone, writing beside the run."""
     words = shlex.split(job.command)
-    if words[1:2] == ["build"]:  # a kit holds one variant
+    if words[1:2] == ["build"]:  # it names kits, no targets
         return job.command
     words = [w for w in words if not w.startswith(("--targets=", "--out="))]
     for flag in ("--targets", "-t", "--out", "-o"):
@@ -116,7 +117,7 @@ def rerun_command(variant: Variant, job: Job) -> str:
     return shlex.join([*words, "--targets", str(variant.target), "-o", f"{job.run_dir}-{variant.target.name}"])
 
 
-def status_of(result: Result) -> tuple[Status, str | None, str | None]:
+def status_of(result: VariantState) -> tuple[Status, str | None, str | None]:
     """Return a result's status, reason and fix, as run.json has them."""
     if isinstance(result.outcome, Failed):
         where = f" (log: {result.outcome.log})" if result.outcome.log else ""
@@ -136,7 +137,7 @@ def status_of(result: Result) -> tuple[Status, str | None, str | None]:
     return "ok", None, None
 
 
-def baseline(results: Sequence[Result], source: ModelSource, device: str) -> str | None:
+def baseline(results: Sequence[VariantState], source: ModelSource, device: str) -> str | None:
     """Return the id of the source framework's own variant on a device, if it was asked for."""
     target = targets.baseline(source.framework)
     found = [r.variant.id for r in results if r.variant.target.name == target and not r.variant.static]

@@ -21,15 +21,15 @@ from accel.core.document import (
     Build,
     Integers,
     Machine,
-    Model,
     RunDocument,
+    RunModel,
     Samples,
     Typing,
     VariantRecord,
     Verdict,
 )
 from accel.core.errors import OutputError
-from accel.core.files import remove, replace_folder, write_text, writing
+from accel.core.files import load_json, remove, replace_folder, write_text, writing
 from accel.core.values import (
     SCHEMA,
     Artifact,
@@ -45,7 +45,7 @@ from accel.core.values import (
 from accel.exporters.sources import content_key
 from accel.run import store
 from accel.run.job import PYTHON_VARIANT, Job
-from accel.run.results import Result, Run, rerun_command, status_of
+from accel.run.results import Run, VariantState, rerun_command, status_of
 from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
 
@@ -69,7 +69,7 @@ def check_folder(job: Job) -> None:
     models = []
     for file in (folder / FILENAME, *folder.glob(".store/source-*/value.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            held = json.loads(file.read_text())
+            held = load_json(file.read_text())
             model = held["model"] if file.name == FILENAME else held["value"]["source"]
             models.append((model["kind"], model.get("reference", model.get("source")), model.get("key")))
     others = [name for name in found if not name.startswith(".") and name not in OWN]
@@ -132,7 +132,7 @@ def write(run: Run) -> dict[str, Any]:
     return document
 
 
-def _show_variant(folder: Path, result: Result, run: Run) -> None:
+def _show_variant(folder: Path, result: VariantState, run: Run) -> None:
     id = result.variant.id
     if result.built is not None:
         about = f"# Builds, proves and measures {id} again, from nothing but the source."
@@ -162,7 +162,7 @@ def _document(run: Run) -> RunDocument:
         accel=version("accel"),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         command=job.command,
-        model=Model(
+        model=RunModel(
             name=source.name,
             source=source.reference,
             kind=source.kind,
@@ -202,6 +202,7 @@ def _document(run: Run) -> RunDocument:
             "ints": job.ints,
             "bench": job.bench,
             "gates": dict(job.gates),
+            **({"traffic": str(job.traffic or "the samples")} if "traffic" in job.objectives else {}),
         },
         variants=tuple(_variant(r) for r in run.results),
         served=run.served,
@@ -251,7 +252,7 @@ def _baseline(source: ModelSource) -> Baseline:
     return Baseline(target=target, name=f"{name} (exported)" if source.kind == "exported" else name)
 
 
-def _variant(result: Result) -> VariantRecord:
+def _variant(result: VariantState) -> VariantRecord:
     status, reason, fix = status_of(result)
     artifact: Artifact | None = result.built.value if result.built else None
     proof: Proof | None = result.proof.value if result.proof else None
@@ -298,7 +299,7 @@ def _build(artifact: Artifact, proof: Proof | None) -> Build:
     )
 
 
-def _typing(result: Result) -> Typing | None:
+def _typing(result: VariantState) -> Typing | None:
     """Say how the ONNX file was typed and what that cost, where the precision is made there."""
     if result.typing is None or result.typed_proof is None:
         return None
@@ -308,11 +309,12 @@ def _typing(result: Result) -> Typing | None:
         facts=typed.facts,
         parity=_verdict(result.typed_proof.value),
         kit=f"variants/{result.variant.id}/kit" if result.kit is not None else None,
+        seal=result.kit.value.seal if result.kit is not None else result.seal,
     )
 
 
 def _verdict(proof: Proof) -> Verdict:
-    return extended(Verdict, proof.parity, held_as=proof.asked, feeds=proof.feeds)
+    return extended(Verdict, proof.parity, held_as=proof.asked, feeds=proof.feeds, of=proof.of)
 
 
 def _keep_history(folder: Path) -> None:
@@ -321,7 +323,7 @@ def _keep_history(folder: Path) -> None:
     if not last.exists():
         return
     try:
-        created: Mapping[str, Any] = json.loads(last.read_text())
+        created: Mapping[str, Any] = load_json(last.read_text())
         stamp = re.sub(r"[^0-9A-Za-z.-]", "", str(created["created"]))
     except (ValueError, KeyError, TypeError):
         stamp = f"unreadable-{int(last.stat().st_mtime)}"

@@ -18,7 +18,7 @@ from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
 from accel.bench.load import Generator, Load, Window, fit_feeds
 from accel.bench.race import LEAST_ROUNDS
-from accel.bench.served import Labels, Span, mark, summarise
+from accel.bench.served import Span, VariantLabels, mark, summarise
 from accel.core.errors import CheckFailed, StageError
 from accel.core.feeds import Feed
 from accel.core.values import Measurement
@@ -68,9 +68,9 @@ class ServerRunner:
         expected: Expected | None = None,
     ) -> None:
         self.name, self._root, self._has_python_variant = name, root, has_python_variant
-        self._labels = Labels(backend, job.threads, precision, f"repositories/{name}")
+        self._labels = VariantLabels(backend, job.threads, precision, f"repositories/{name}")
         self._job, self._feeds, self._expected = job, feeds, expected
-        self._turns = 0
+        self._turns = self._checked = 0
         self._seen = {n: _Seen() for n in CONCURRENCY}
         self._last: list[int] = []
         self._load_ms = 0.0
@@ -129,8 +129,13 @@ class ServerRunner:
             if not verdict.passed:
                 raise CheckFailed(f"served under load, it answers otherwise than in process: {verdict.reasons[0]}")
         self._turns += 1
-        answered = all(len(self._seen[n].windows[-1].answered) for n in self._last)
-        if answered and self._turns & (self._turns - 1) == 0:  # after 1, 2, 4, 8… turns: large shapes take long
+        if self._turns & (self._turns - 1) == 0:  # after 1, 2, 4, 8… turns, and when it leaves: large shapes take long
+            self._check_after_load()
+
+    def _check_after_load(self) -> None:
+        """Hold the answers against what they were, where the last turn got any and they were not looked at since."""
+        if self._checked < self._turns and all(len(self._seen[n].windows[-1].answered) for n in self._last):
+            self._checked = self._turns
             self._check("served, after the load")
 
     def _check(self, when: str) -> None:
@@ -159,7 +164,8 @@ class ServerRunner:
         return [w.seconds * 1e3 / len(w.answered) for w in windows]
 
     def leave(self) -> None:
-        """Stop the server: no other session takes it."""
+        """Look at its answers once more, and stop the server: no other session takes it."""
+        self._check_after_load()
         self.close()
 
     def close(self) -> None:

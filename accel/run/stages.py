@@ -6,32 +6,39 @@ where the result depends on the machine, the hardware's fingerprint. What happen
 """
 
 import dataclasses
+import functools
 import shutil
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from accel import exporters
-from accel.accuracy import parity
 from accel.builders import TargetInfo, targets
 from accel.builders.requirements import versions
 from accel.core import environments, imports
+from accel.core.accuracy import parity
+from accel.core.errors import StageError, UsageError, WorkerDied
 from accel.core.hardware import Hardware
 from accel.core.processes import Worker
 from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant
 from accel.exporters import sources
+from accel.exporters.axes import extents, with_fixed
 from accel.exporters.processing_files import find
+from accel.exporters.request import SourceRequest
 from accel.graph.arithmetic import Arithmetic
 from accel.run import kits, store, tasks
+from accel.run.group_check import GroupCheck, check_groups
 from accel.run.job import PYTHON_VARIANT, Job
-from accel.run.narrowed import Narrowed
-from accel.run.tasks import Described, Emitted
-from accel.triton import releases
+from accel.run.narrowed import NarrowedModel
+from accel.run.stream_check import check_streams
+from accel.run.tasks import Described, Emitted, Ran
+from accel.triton import manifest as manifests, overrides as changes, releases, settings as schedules
 from accel.triton.launch import image
 from accel.triton.overrides import file_hashes
+from accel.triton.rescheduled import emit
 
 T = TypeVar("T")
 FILES = "files"
@@ -42,12 +49,26 @@ REPOSITORY = "repository"
 """Folder of the Triton model repository inside an emission's result."""
 
 
+class AxesLost(StageError):
+    """An export failed with axes that vary, or made numbers of their sizes, and nobody had asked that they vary.
+
+    Args:
+        request: the same source with these axes fixed.
+        error: what the export failed with; None where it made numbers of the sizes.
+    """
+
+    def __init__(self, request: SourceRequest, error: StageError | None = None) -> None:
+        super().__init__(f"the export does not let the sizes {', '.join(request.fixed)} vary")
+        self.request, self.error = request, error
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The reference outputs of a source: a file in the stage's folder."""
+    """The reference outputs of a source: a file in the stage's folder, and what computing them took."""
 
     file: str
     feeds: int
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +79,21 @@ class Proof:
         precision: what it really computed in.
         asked: the precision whose gate it was held against.
         feeds: how many feeds it was compared on; a build of one fixed shape cannot take them all.
+        of: how many it can take; where these are more, it was proved on what a first proof asks.
+        groups: whether requests of different lengths may share its calls.
     """
 
     parity: Parity
     precision: str
     asked: str
     feeds: int
+    groups: GroupCheck = field(default_factory=GroupCheck)
+    of: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it was proved on all feeds that it can take."""
+        return self.of in (None, self.feeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +124,8 @@ class Stages:
         self._store = kept
         self._versions = _versions(*exporters.PACKAGES)
         self._measuring_noise = threading.Lock()
+        self._shared = kept.root / "shared"
+        shutil.rmtree(self._shared, ignore_errors=True)  # what an earlier command left may be another version's
         self.threads = job.threads
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
@@ -116,12 +148,15 @@ class Stages:
     def describe(self, worker: Worker) -> Stage[Described]:
         """Load the source once, and make its samples."""
         request = self._job.request
-        quick = sources.quick_key(request) or worker.call(tasks.source_of, request).key
+        quick = sources.quick_key(request)
+        quick = quick or sources.quick_key(request, worker.call(tasks.source_of, request).key)
         code = store.code_hash("exporters", "core/feeds.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
         stage = self._stage("source", key, Described, lambda folder: worker.call(tasks.describe, request, folder))
         if self._job.ensemble is not None:
+            if stage.value.source.states:
+                raise UsageError("an ensemble around a stateful model is not made", fix="leave --ensemble out")
             find(stage.value.source, self._job.ensemble)  # a step that cannot be ends the run before anything is built
         return stage
 
@@ -131,7 +166,8 @@ class Stages:
 
         def make(folder: Path) -> Answered:
             out = folder / "reference.npz"
-            return Answered(out.name, worker.call(tasks.reference, made, described.folder, out))
+            asked = worker.call(tasks.reference, made, described.folder, out)
+            return Answered(out.name, asked.feeds, asked.cpu_s)
 
         return self._stage("reference", self._reference_key(made), Answered, make)
 
@@ -151,24 +187,37 @@ class Stages:
 
         Args:
             reference: gives the reference once it is there; called when the file is written.
+
+        Raises:
+            AxesLost: axes came out as sizes, and nobody asked that they vary.
         """
         made = described.value
         key = store.key(
             source=made.source,
             opset=self._job.opset,
             reference=self._reference_key(made),
-            code=store.code_hash("exporters", "accuracy"),
+            code=store.code_hash("exporters", "core/accuracy"),
             versions=self._versions,
         )
 
         def make(folder: Path) -> OnnxModel:
-            worker.call(tasks.export, made.source, folder, self._job.opset)
+            error, lost = None, tuple(extents(made.source.inputs, made.source.profile))
+            try:
+                lost = worker.call(tasks.export, made.source, folder, self._job.opset)
+            except StageError as failed:
+                if isinstance(failed, WorkerDied):
+                    raise
+                error = failed
+            if lost and (request := with_fixed(self._job.request, made.source, lost)):
+                raise AxesLost(request, error)
+            if error is not None:
+                raise error
             truth = reference()
             return worker.call(tasks.check, made, described.folder, truth.folder / truth.value.file, folder)
 
         return self._stage("onnx", key, OnnxModel, make)
 
-    def narrow(self, described: Stage[Described], onnx: Stage[OnnxModel], worker: Worker) -> Stage[Narrowed]:
+    def narrow(self, described: Stage[Described], onnx: Stage[OnnxModel], worker: Worker) -> Stage[NarrowedModel]:
         """Narrow the exported model's integers at the job's level, as far as that is proved."""
         source = described.value.source
         key = store.key(
@@ -177,10 +226,10 @@ class Stages:
             versions=self._versions,
         )
 
-        def make(folder: Path) -> Narrowed:
+        def make(folder: Path) -> NarrowedModel:
             return worker.call(tasks.narrow, source, onnx.value, onnx.folder, folder, self._job.ints)
 
-        return self._stage("narrow", key, Narrowed, make)
+        return self._stage("narrow", key, NarrowedModel, make)
 
     def prepare(
         self,
@@ -210,22 +259,32 @@ class Stages:
         return self._stage(f"typed-{variant.id}", key, Typed, make)
 
     def prove_typed(
-        self, variant: Variant, typed: Stage[Typed], described: Stage[Described], reference: Stage[Answered]
+        self,
+        variant: Variant,
+        typed: Stage[Typed],
+        described: Stage[Described],
+        reference: Stage[Answered],
+        *,
+        first: bool = False,
     ) -> Stage[Proof]:
-        """Run a typed ONNX file over all feeds on the CPU and hold it against the variant's gate."""
-        asked = targets.info(variant.target).precision
-        key = store.key(
-            typed=typed.key,
-            reference=reference.key,
-            gates=dict(self._job.gates),
-            code=store.code_hash("accuracy", "run/tasks.py"),
-            hardware=self._hardware.fingerprint,
-        )
+        """Run a typed ONNX file over the feeds on the CPU and hold it against the variant's gate.
 
-        def make(folder: Path) -> Proof:
+        Args:
+            first: as of ``prove``.
+        """
+        asked = targets.info(variant.target).precision
+        parts = {
+            "typed": typed.key,
+            "reference": reference.key,
+            "gates": dict(self._job.gates),
+            "code": store.code_hash("core/accuracy", "run/tasks.py"),
+            "hardware": self._hardware.fingerprint,
+        }
+
+        def make(folder: Path, *, first: bool) -> Proof:
             found = folder / "answers.npz"
             with self.worker(variant.id) as worker:
-                feeds = worker.call(
+                ran = worker.call(
                     tasks.typed_answers,
                     variant.target.name,
                     typed.value,
@@ -235,12 +294,13 @@ class Stages:
                     found,
                     self.threads,
                     reference.folder / reference.value.file,
+                    first,
                 )
                 verdict = self.judge(worker, asked, found, described, reference)
             found.unlink()
-            return Proof(verdict, asked, asked, feeds)
+            return Proof(_on(ran, verdict), asked, asked, ran.feeds, of=ran.of)
 
-        return self._stage(f"typed-proof-{variant.id}", key, Proof, make)
+        return self._proof(f"typed-proof-{variant.id}", parts, make, first=first)
 
     def kit(
         self,
@@ -303,11 +363,14 @@ class Stages:
         described: Stage[Described],
         onnx: Stage[OnnxModel] | None,
         worker: Worker,
+        *,
+        room: float = 1.0,
     ) -> Stage[Artifact]:
         """Build one variant, from the typed ONNX file where it has one.
 
         Args:
             worker: a process of the variant's environment that did nothing yet.
+            room: as of ``BuildRequest``.
         """
         made = described.value
         info = targets.info(variant.target)
@@ -319,6 +382,7 @@ class Stages:
             data=[f.sha256 for f in onnx.value.data] if onnx and info.needs == "onnx" else [],
             calibration=made.samples.sha256 if info.calibration or _measures_ranges(info) else None,
             gates=self._gates(variant),
+            room=room,
             **_builder(variant),
             kind=(made.source.mask, made.source.family),
             hardware=self._hardware.fingerprint,
@@ -329,7 +393,8 @@ class Stages:
             files.mkdir()
             log = self.logs / f"{variant.id}.log"
             log.unlink(missing_ok=True)
-            artifact = worker.call(tasks.build, self._request(variant, described, onnx), files, parent)
+            request = dataclasses.replace(self._request(variant, described, onnx), room=room)
+            artifact = worker.call(tasks.build, request, files, parent)
             shutil.copyfile(log, folder / LOG)
             for file in files.rglob("*"):
                 if file.is_file():
@@ -345,27 +410,34 @@ class Stages:
         reference: Stage[Answered],
         own: Worker,
         worker: Worker,
+        *,
+        first: bool = False,
     ) -> Stage[Proof]:
         """Run a built variant over all feeds and hold it against its gate.
 
         Args:
             own: a process of the variant's environment.
             worker: a process of accel's own environment; may be the same.
+            first: ask only what a first proof does, unless that leaves open what all samples would say. A proof on all
+                feeds that is stored serves as well.
         """
         artifact, made = built.value, described.value
         asked = targets.info(artifact.variant.target).precision
         int32_inside = targets.info(artifact.variant.target).int64_as_int32
         gates = dict(self._job.gates)
-        key = store.key(
-            build=built.key,
-            reference=reference.key,
-            gates=gates,
-            unproved=made.source.unproved_int64 if int32_inside and not self._job.allow_unproved_int64 else (),
-            code=store.code_hash("accuracy", "run/tasks.py", "builders/__init__.py"),
-            hardware=self._hardware.fingerprint,
-        )
+        parts = {
+            "build": built.key,
+            "reference": reference.key,
+            "gates": gates,
+            "unproved": made.source.unproved_int64 if int32_inside and not self._job.allow_unproved_int64 else (),
+            "code": store.code_hash(
+                *("core/accuracy", "run/tasks.py", "run/group_check.py", "run/stream_check.py", "triton/grouping.py"),
+                *("builders/__init__.py", *(("exporters/streams.py",) if made.source.states else ())),
+            ),
+            "hardware": self._hardware.fingerprint,
+        }
 
-        def make(folder: Path) -> Proof:
+        def make(folder: Path, *, first: bool) -> Proof:
             found = folder / "answers.npz"
             ran = own.call(
                 tasks.answers,
@@ -376,11 +448,12 @@ class Stages:
                 found,
                 self.threads,
                 reference.folder / reference.value.file,
+                first,
             )
             held = ran.precision if asked == "none" else asked
             if parity.coarser(made.source.computes, held):
                 held = made.source.computes
-            verdict = self.judge(worker, held, found, described, reference)
+            verdict = _on(ran, self.judge(worker, held, found, described, reference))
             found.unlink()
             if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:
                 values = "; ".join(made.source.unproved_int64[:3])
@@ -392,9 +465,33 @@ class Stages:
             if parity.coarser(ran.precision, held):
                 reason = f"computes in {ran.precision}, and {held} was asked for"
                 verdict = parity.refused(verdict, reason)
-            return Proof(verdict, ran.precision, held, ran.feeds)
+            whole = ran.feeds == ran.of
+            groups = GroupCheck(why_not=None if whole or made.source.mask is None else "asked only after a whole proof")
+            if verdict.passed and whole:
+                files = built.folder / FILES
+                task = made.source.gate[:1] if made.source.gate else ()
+                gate = {name: least for name, least in verdict.gate.items() if name not in task}
+                if "sqnr_db" in gate:  # what a task metric lets a variant lose, its neighbours may not take
+                    gate["sqnr_db"] = max(gate["sqnr_db"], parity.GATES_DB.get(held, parity.GATES_DB["fp32"]))
+                if not made.source.states:
+                    groups = own.call(check_groups, artifact, files, made, described.folder, gate, self.threads)
+            if verdict.passed and made.source.states:
+                truth = reference.folder / reference.value.file
+                given = artifact, built.folder / FILES, made, described.folder, truth, verdict, self.threads
+                verdict = own.call(check_streams, *given)
+            return Proof(verdict, ran.precision, held, ran.feeds, groups, ran.of)
 
-        return self._stage(f"proof-{artifact.variant.id}", key, Proof, make)
+        return self._proof(f"proof-{artifact.variant.id}", parts, make, first=first)
+
+    def _proof(self, name: str, parts: dict[str, Any], make: Callable[..., Proof], *, first: bool) -> Stage[Proof]:
+        """Return the stored proof on all feeds, a first one where that is wanted and settles it, or a new one."""
+        key = store.key(**parts)
+        if first and self._store.get(name, key, Proof) is None:
+            key_of_first = store.key(**parts, first=True)
+            stage = self._stage(f"first-{name}", key_of_first, Proof, functools.partial(make, first=True))
+            if parity.settled(stage.value.parity):
+                return stage
+        return self._stage(name, key, Proof, functools.partial(make, first=False))
 
     def emit(
         self,
@@ -450,7 +547,10 @@ class Stages:
                 model_version=self._job.model_version,
                 samples=described.folder / made.samples.shapes.path,
                 reference=reference.folder / reference.value.file,
+                streams=described.folder / made.samples.streams.path if made.samples.streams else None,
                 parity=proof.value.parity if proof else None,
+                grouping=proof.value.groups.grouping if proof else None,
+                ungrouped=proof.value.groups.why_not if proof else None,
                 python=python_variant,
                 overrides=overrides,
                 pipeline=pipeline,
@@ -459,6 +559,34 @@ class Stages:
             )
 
         return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if python_variant else ''}", key, Emitted, make)
+
+    def rescheduled(self, emitted: Stage[Emitted], largest: int, reason: str) -> Stage[Emitted]:
+        """Limit what an emitted repository merges, by what was measured; its manifest says why.
+
+        What the user said of batching stays, and so does a repository that merges nothing.
+
+        Args:
+            largest: items of the largest batch that is formed; 0 leaves the limit that clients have.
+        """
+        repository, root = emitted.value.repository, emitted.folder / REPOSITORY
+        if repository is None or not repository.batches:
+            return emitted
+        manifest = manifests.read(root)
+        asked = changes.parse(manifest.overrides)
+        if manifest.max_batch_size < 2 or asked.HasField("dynamic_batching") or asked.HasField("sequence_batching"):
+            return emitted
+
+        def change(model: Any) -> None:
+            if 0 < largest < model.max_batch_size:
+                schedules.limit_batches(model, largest)
+
+        def make(folder: Path) -> Emitted:
+            emit(root, change, folder / REPOSITORY, reason=reason)
+            return emitted.value
+
+        name = manifest.variant + (PYTHON_VARIANT if repository.backend == "python" else "")
+        key = store.key(emitted=emitted.key, largest=largest, reason=reason)
+        return self._stage(f"schedule-{name}", key, Emitted, make)
 
     def _request(self, variant: Variant, described: Stage[Described], onnx: Stage[OnnxModel] | None) -> BuildRequest:
         return BuildRequest(
@@ -470,6 +598,7 @@ class Stages:
             samples_folder=str(described.folder),
             threads=self.threads,
             gates=self._gates(variant),
+            shared=str(self._shared),
         )
 
     def _gates(self, variant: Variant) -> dict[str, float]:
@@ -505,7 +634,7 @@ class Stages:
         key = store.key(
             reference=reference.key,
             coverage=coverage,
-            code=store.code_hash("exporters", "accuracy", "run/tasks.py"),
+            code=store.code_hash("exporters", "core/accuracy", "run/tasks.py"),
             versions=self._versions,
         )
 
@@ -546,9 +675,21 @@ class Stages:
     def _stage(self, name: str, key: str, cls: type[T], make: Callable[[Path], T]) -> Stage[T]:
         if (value := self._store.get(name, key, cls)) is not None:
             return Stage(value, self._store.folder(name, key), key, cached=True)
-        with self._store.writing(name, key) as folder:
+        with self._store.writing(name) as folder:
             value = make(folder)
             return Stage(value, self._store.put(name, key, value, folder), key, cached=False)
+
+
+def _on(ran: Ran, verdict: Parity) -> Parity:
+    """Say of a verdict that it was found on part of the feeds, where it was."""
+    if ran.feeds == ran.of:
+        return verdict
+    partly = f"{ran.feeds} of {ran.of} feeds"
+    note = (
+        f"proved on {partly}: part of the samples, every batch that is timed, and one or two of each other kind; all "
+        "are asked of what is chosen, and with --exhaustive of every variant"
+    )
+    return dataclasses.replace(verdict, notes=(note, *verdict.notes), partly=partly)
 
 
 def _versions(*packages: str) -> dict[str, str]:
@@ -568,5 +709,5 @@ def _builder(variant: Variant) -> dict[str, Any]:
 
 
 def _measures_ranges(info: TargetInfo) -> bool:
-    """Say whether a build looks at samples to find what half precision cannot hold."""
-    return info.needs == "onnx" and info.precision in ("fp16", "bf16")
+    """Say whether a build looks at samples to find what half precision, maybe the runtime's choice, cannot hold."""
+    return info.needs == "onnx" and info.precision in ("fp16", "bf16", "none")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from accel import exporters
 from accel.builders import targets
 from accel.builders.requirements import versions
-from accel.core.files import exchange, writing
+from accel.core.files import exchange, load_json, writing
 from accel.core.values import SCHEMA, from_json, sha256_json, to_json
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Store:
         """Return the stored value, or None where there is none that this version can read."""
         file = self.folder(stage, key) / "value.json"
         try:
-            stored = json.loads(file.read_text())
+            stored = load_json(file.read_text())
             if stored["schema"] != SCHEMA or stored["key"] != key or stored["files"] != _stamps(file.parent):
                 return None
             value = from_json(cls, stored["value"])
@@ -67,13 +67,13 @@ class Store:
         found = {}
         for folder in sorted(self.root.glob(f"{stage}-*")):
             with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                stored = json.loads((folder / "value.json").read_text())
+                stored = load_json((folder / "value.json").read_text())
                 if stored["schema"] == SCHEMA:
                     found[folder.name] = from_json(cls, stored["value"])
         return found
 
     @contextlib.contextmanager
-    def writing(self, stage: str, key: str) -> Iterator[Path]:
+    def writing(self, stage: str) -> Iterator[Path]:
         """Give a temporary folder for the files of a result; ``put`` makes it final.
 
         Raises:

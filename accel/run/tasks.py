@@ -5,8 +5,10 @@ loads only its own runtime; a source that one task loaded stays loaded for the n
 """
 
 import contextlib
+import math
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,10 +16,11 @@ from typing import Literal
 import numpy as np
 
 from accel import exporters
-from accel.accuracy.parity import FEW_ITEMS, KERNELS_ROOM_DB, NOISE_ROOM_DB, Noise
 from accel.builders import ConvertingBuilder, targets
-from accel.core.errors import StageError
-from accel.core.feeds import Feed, fit_inputs, fixed_parts, read_feeds, write_feeds
+from accel.core import temporary
+from accel.core.accuracy.parity import FEW_ITEMS, KERNELS_ROOM_DB, NOISE_ROOM_DB, Noise, is_sample
+from accel.core.errors import SampleError, StageError
+from accel.core.feeds import Feed, feed_names, fit_inputs, fixed_parts, read_feeds, write_feeds
 from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
@@ -28,16 +31,18 @@ from accel.core.values import (
     Repository,
     SampleSet,
     Skipped,
-    TensorSpec,
     Typed,
     file_refs,
 )
-from accel.exporters.check import Point, check_onnx, read_onnx
+from accel.exporters.axes import cut, hidden_axes, sizes_of
+from accel.exporters.check import Point, check_onnx, lost_axes, read_onnx
 from accel.exporters.request import SourceRequest
-from accel.exporters.source_model import IN_FLOAT64, SourceModel, another_way
+from accel.exporters.source_model import IN_FLOAT64, IN_MOVED_INPUTS, SourceModel, another_way, with_moved_inputs
+from accel.exporters.streams import Run, Streams, play
 from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
-from accel.run.narrowed import Narrowed
+from accel.run.narrowed import NarrowedModel
+from accel.triton.grouping import Grouping
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +66,26 @@ class Described:
                 f"only {items} distinct sample{'s' * (items != 1)} to compare on: outputs are held to a tolerance, and "
                 f"accuracy is unproved; give at least {FEW_ITEMS * 3 // 2} distinct ones with --samples (every third "
                 "calibrates)"
+                + (f", and {self.source.gate[0]} is not asked" if self.source.metric and self.source.gate else "")
             )
         return "; ".join(lines) or None
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """On how many feeds a variant ran, and what it really computed in."""
+    """On how many feeds a variant ran, of how many that it can take, and what it really computed in."""
 
     feeds: int
+    of: int
     precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How many feeds a source answered, and the CPU time that took."""
+
+    feeds: int
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,31 +106,69 @@ def describe(request: SourceRequest, out_dir: Path) -> Described:
     from accel.exporters import samples
 
     source = exporters.describe(request)
-    return Described(source, samples.make_samples(source, request, out_dir))
+    run = _load(source).run if source.states else None
+    return Described(source, samples.make_samples(source, request, out_dir, run=run))
 
 
-def reference(described: Described, samples_folder: Path, out: Path) -> int:
-    """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out`` and return how many they are.
+def reference(described: Described, samples_folder: Path, out: Path) -> Asked:
+    """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out``.
 
-    Coverage feeds get as long as samples and shapes took, and at least ``COVERAGE_S``; one that the source refuses is
-    left out.
+    Coverage feeds get as long as samples and shapes took, and at least ``COVERAGE_S``; one that the source refuses,
+    or has no number for, is left out.
+
+    Raises:
+        SampleError: requests of the traffic are answered otherwise in a group than alone, or the task metric finds
+            nothing right in the source's own answers.
+        InputError: the metric raised, or gave no number.
     """
-    from accel.exporters import coverage
+    from accel.exporters import coverage, traffic
 
     model = _load(described.source)
-    begin = time.monotonic()
-    found = {name: model.run(feed) for name, feed in gate_feeds(described.samples, samples_folder).items()}
+    streams = streams_of(described.samples, samples_folder)
+    played: Feeds = {name: answer for name, _, answer in steps_of(described.source, model.run, streams)}
+    begin, cpu = time.monotonic(), time.process_time()
+    feeds = gate_feeds(described.samples, samples_folder)
+    found: Feeds = {name: model.run(feed) for name, feed in feeds.items()}
+    _check_metric(described, samples_folder, feeds, found)
     deadline = time.monotonic() + max(COVERAGE_S, time.monotonic() - begin)
-    for name, feed in _coverage(described.samples, samples_folder).items():
+    more = _coverage(described.samples, samples_folder)
+    for name, feed in more.items():
         if coverage.needed(name) or time.monotonic() < deadline:
             with contextlib.suppress(StageError):
-                found[name] = model.run(feed)
-    write_feeds(out, found)
-    return len(found)
+                answer = model.run(feed)
+                found |= {name: answer} if coverage.answered(name, answer) else {}
+    if (wrong := traffic.check(described.source, more, found, model.run)) is not None:
+        raise SampleError(
+            f"{described.source.name} answers requests otherwise when they are grouped by length than alone: {wrong}",
+            fix="its mask does not hide padding, or rows depend on each other: measure without the objective traffic",
+        )
+    write_feeds(out, found | played)
+    return Asked(len(found), time.process_time() - cpu)
+
+
+def _check_metric(described: Described, samples_folder: Path, feeds: "Feeds", found: "Feeds") -> None:
+    """Score the source's own answers by labels, so that a metric that cannot judge ends the run before it builds."""
+    from accel.exporters import verdict
+
+    source, labels = described.source, verdict.labels_of(described.samples, samples_folder, "gate")
+    if source.gate is None or (labels is None and source.metric is None):
+        return
+    samples = {name: answer for name, answer in found.items() if is_sample(name)}
+    held = verdict.compare(source, feeds, samples, samples, {source.gate[0]: 0.0}, labels=labels)
+    own = held.scores.get(source.gate[0], (math.nan, math.nan))[1]
+    if not own > 0:
+        raise SampleError(
+            f"{source.gate[0]} of {source.name} itself is {own:g} over {described.samples.gate_items} samples: nothing "
+            "that a variant could keep",
+            fix="the labels are not in the model's own order or form, or the metric is none where higher is better",
+        )
 
 
 def noise(described: Described, samples_folder: Path, reference: Path, coverage: tuple[str, ...]) -> Noise | None:
     """Hold the source against itself, computed in another way: what no variant of it can be asked to undercut.
+
+    At coverage feeds the farther of float64 and moved inputs counts: where all values are alike, a norm makes of the
+    last bits of its input what it makes of values elsewhere.
 
     Args:
         coverage: coverage feeds of which that is to be known, beside samples and checked shapes.
@@ -124,21 +177,33 @@ def noise(described: Described, samples_folder: Path, reference: Path, coverage:
         None where there is no other way to compute it.
     """
     from accel.exporters import verdict
+    from accel.exporters.from_torch import exportable_layers
 
     feeds = dict(list(gate_feeds(described.samples, samples_folder).items())[-NOISE_FEEDS:])  # checked shapes come last
-    way = another_way(_load(described.source), next(iter(feeds.values())))
+    model = _load(described.source)
+    way = another_way(model, next(iter(feeds.values())), lend=exportable_layers)
     if way is None:
         return None
     how, answer = way
     feeds |= {name: feed for name, feed in _coverage(described.samples, samples_folder).items() if name in coverage}
     found = {name: answer(feed) for name, feed in feeds.items()}
-    outputs = verdict.compare(described.source, feeds, read_feeds(reference), found, {}).outputs
-    return Noise(how, outputs, NOISE_ROOM_DB if how == IN_FLOAT64 else KERNELS_ROOM_DB)
+    truth = read_feeds(reference)
+    room_db = NOISE_ROOM_DB if how == IN_FLOAT64 else KERNELS_ROOM_DB
+    if how == IN_FLOAT64 and coverage and (moved := with_moved_inputs(model)) is not None:
+        how = f"{how} or {IN_MOVED_INPUTS}"
+        for name in coverage:
+            other = moved(feeds[name])
+            found[name] = other if _error(truth[name], other) > _error(truth[name], found[name]) else found[name]
+    return Noise(how, verdict.compare(described.source, feeds, truth, found, {}).outputs, room_db)
 
 
-def export(source: ModelSource, out_dir: Path, opset: int) -> None:
-    """Export the source to ONNX; ``check`` holds the file against it."""
-    exporters.write_onnx(_load(source), out_dir, opset=opset)
+def _error(truth: Feed, found: Feed) -> float:
+    return sum(float(np.square(found[n] - v.astype(np.float64)).sum()) for n, v in truth.items() if v.dtype.kind == "f")
+
+
+def export(source: ModelSource, out_dir: Path, opset: int) -> tuple[str, ...]:
+    """Export the source to ONNX and return the axes that came out as sizes; ``check`` holds the file against it."""
+    return lost_axes(source, exporters.write_onnx(_load(source), out_dir, opset=opset))
 
 
 def check(described: Described, samples_folder: Path, reference: Path, folder: Path) -> OnnxModel:
@@ -155,7 +220,7 @@ def check(described: Described, samples_folder: Path, reference: Path, folder: P
 
 def narrow(
     source: ModelSource, onnx: OnnxModel, folder: Path, out_dir: Path, level: Literal["keep", "io", "interior"]
-) -> Narrowed:
+) -> NarrowedModel:
     """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32.
 
     Args:
@@ -166,7 +231,7 @@ def narrow(
     report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
     unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
     values = tuple(u.reason for u in unproved)
-    return Narrowed(read_onnx(out), report, values)
+    return NarrowedModel(read_onnx(out), report, values)
 
 
 def arithmetic(
@@ -219,21 +284,25 @@ def typed_answers(
     out: Path,
     threads: int,
     reference: Path | None = None,
-) -> int:
-    """Run the typed ONNX file of a target over all feeds on the CPU, and return how many they are.
+    first: bool = False,
+) -> Ran:
+    """Run the typed ONNX file of a target over the feeds on the CPU.
 
     Args:
         folder: where the typed files lie.
         out: file for the answers.
-        reference: as for ``answers``.
+        reference / first: as for ``answers``.
     """
+    from accel.exporters import coverage
+
     builder = targets.discover()[target]
     assert isinstance(builder, ConvertingBuilder)
     session = builder.open_typed(typed, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
         feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[target].precision)
-        write_feeds(out, {name: session.run(feed) for name, feed in feeds.items()})
-        return len(feeds)
+        asked = coverage.first(feeds) if first else feeds
+        write_feeds(out, {name: session.run(feed) for name, feed in asked.items()})
+        return Ran(len(asked), len(feeds), builder.targets[target].precision)
 
 
 def answers(
@@ -244,6 +313,7 @@ def answers(
     out: Path,
     threads: int,
     reference: Path | None = None,
+    first: bool = False,
 ) -> Ran:
     """Run a built variant over all feeds it can take, and say in what precision it really ran.
 
@@ -251,7 +321,10 @@ def answers(
         folder: where the artifact's files lie.
         out: file for the answers.
         reference: the source's answers: what it did not answer is not asked for; None asks for all.
+        first: ask only what a first proof does (``coverage.first``).
     """
+    from accel.exporters import coverage
+
     variant, source = artifact.variant, described.source
     builder = targets.discover()[variant.target.name]
     feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[variant.target.name].precision)
@@ -259,16 +332,12 @@ def answers(
     with contextlib.closing(session):
         if variant.static:
             fixed = {name: shape.opt for name, shape in variant.profile.items()}
-            hidden = _hidden_axes(source)
-            results = {}
-            grouped = source.batched and all(o.dims[:1] == ("batch",) for o in source.outputs)
-            for name, feed in feeds.items():
-                if all(feed[i.name].shape == fixed[i.name] for i in source.inputs):
-                    results[name] = session.run(feed)
-                elif grouped and all(_fits(feed[i.name].shape, fixed[i.name], i.dims, hidden) for i in source.inputs):
-                    results[name] = _run_fixed(session.run, feed, source, fixed)
+            feeds = {name: feed for name, feed in feeds.items() if holds(source, fixed, feed)}
+        asked = coverage.first(feeds) if first else feeds
+        if variant.static:
+            results = {name: _run_fixed(session.run, feed, source, fixed) for name, feed in asked.items()}
         else:
-            results = {name: session.run(feed) for name, feed in feeds.items()}
+            results = {name: session.run(feed) for name, feed in asked.items()}
         if variant.static and _different(feeds[name] for name in results) < min(2, described.samples.gate_items):
             fits = "one gate sample alone fits" if results else "no gate sample fits"
             raise StageError(
@@ -276,7 +345,7 @@ def answers(
                 fix="give samples of that shape with --samples, or leave --static out",
             )
         write_feeds(out, results)
-        return Ran(len(results), session.precision())
+        return Ran(len(results), len(feeds), session.precision())
 
 
 def compare(
@@ -296,10 +365,11 @@ def compare(
     """
     from accel.exporters import coverage, verdict
 
-    feeds, truth = proof_feeds(described.samples, samples_folder), read_feeds(reference)
-    found = {name: answer for name, answer in read_feeds(answers).items() if name in truth}
-    held = verdict.compare(described.source, feeds, truth, found, gate, noise)
-    said = coverage.covered(described.source, {name: feeds[name] for name in found}, len(feeds.keys() - truth.keys()))
+    feeds, known = proof_feeds(described.samples, samples_folder), set(feed_names(reference))
+    found = {name: answer for name, answer in read_feeds(answers).items() if name in known}
+    labels = verdict.labels_of(described.samples, samples_folder, "gate")
+    held = verdict.compare(described.source, feeds, read_feeds(reference, only=found), found, gate, noise, labels)
+    said = coverage.covered(described.source, {name: feeds[name] for name in found}, len(feeds.keys() - known))
     return replace(held, notes=(*held.notes, said))
 
 
@@ -313,7 +383,10 @@ def emit(
     model_version: int,
     samples: Path,
     reference: Path,
+    streams: Path | None,
     parity: Parity | None,
+    grouping: Grouping | None,
+    ungrouped: str | None,
     python: bool,
     overrides: str,
     pipeline: Pipeline | None,
@@ -325,7 +398,9 @@ def emit(
     Args:
         folder: where the artifact's files lie.
         samples / reference: inputs and outputs at the checked shapes.
+        streams: what clients of a stateful model send; answers to it are in ``reference``, too.
         parity: None for a variant that only a server can run.
+        grouping / ungrouped: how requests of different lengths share calls, or why they do not.
         python: serve it through the Python backend.
         overrides: what the user changes in the config, as the text of a partial ``config.pbtxt``.
         pipeline: the steps of an ensemble around the model, or None.
@@ -333,29 +408,43 @@ def emit(
     """
     from accel.triton import ensemble, repository
 
-    emitted = repository.emit(
-        artifact,
-        folder,
-        inputs=source.inputs,
-        outputs=source.outputs,
-        unproved=source.unproved_int64,
-        mask=source.mask,
-        detections=source.detections,
-        call=source.call,
-        parity=parity,
-        python=python,
-        builder=targets.discover()[artifact.variant.target.name],
-        release=release,
-        root=root,
-        run_dir=root.parent,
-        model_name=source.name,
-        model_version=model_version,
-        samples=samples,
-        reference=reference,
-        overrides=overrides,
-        threads=threads,
-        hardware=hardware,
-    )
+    with contextlib.ExitStack() as held:
+        initial: Feed = {}
+        if streams is not None:
+            scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="steps-", dir=temporary.root())))
+            given = Streams.of(read_feeds(streams))
+            steps = {str(k): step for k, step in enumerate(given.steps[0][:STORED_STEPS])}
+            truth = read_feeds(reference, only=[f"s0.{k}" for k in steps])
+            initial, samples, reference = given.initial, scratch / "samples.npz", scratch / "reference.npz"
+            write_feeds(samples, steps)
+            write_feeds(reference, {k: truth[f"s0.{k}"] for k in steps})
+        emitted = repository.emit(
+            artifact,
+            folder,
+            inputs=source.inputs,
+            outputs=source.outputs,
+            states=source.states,
+            initial=initial,
+            unproved=source.unproved_int64,
+            mask=source.mask,
+            detections=source.detections,
+            call=source.call,
+            parity=parity,
+            grouping=grouping,
+            ungrouped=ungrouped,
+            python=python,
+            builder=targets.discover()[artifact.variant.target.name],
+            release=release,
+            root=root,
+            run_dir=root.parent,
+            model_name=source.name,
+            model_version=model_version,
+            samples=samples,
+            reference=reference,
+            overrides=overrides,
+            threads=threads,
+            hardware=hardware,
+        )
     if isinstance(emitted, Skipped):
         return Emitted(None, emitted.reason)
     if pipeline is not None:
@@ -368,6 +457,8 @@ COVERAGE_S = 10.0
 """Least time that the source gets for coverage feeds."""
 NOISE_FEEDS = 20
 """Feeds on which the source is held against itself: some samples, and the checked shapes."""
+STORED_STEPS = 64
+"""Steps of a stream that a repository keeps, to be held against a server's answers."""
 CALIBRATED = ("int8", "fp8")
 """Precisions whose ranges come from samples."""
 
@@ -389,6 +480,18 @@ def gate_feeds(samples: SampleSet, folder: Path) -> Feeds:
     return read_feeds(folder / samples.gate.path) | read_feeds(folder / samples.shapes.path)
 
 
+def streams_of(samples: SampleSet, folder: Path) -> Streams:
+    """Return the streams of a stateful model; of any other there are none."""
+    return Streams.of(read_feeds(folder / samples.streams.path)) if samples.streams else Streams((), {})
+
+
+def steps_of(source: ModelSource, run: Run, streams: Streams) -> Iterator[tuple[str, Feed, dict[str, np.ndarray]]]:
+    """Run a stateful model over its streams; yield each step's name (``s0.12``), feed and outputs."""
+    for number, stream in enumerate(streams.steps):
+        for step, (feed, outputs) in enumerate(play(source, run, stream, streams.initial)):
+            yield f"s{number}.{step}", feed, dict(outputs)
+
+
 def _coverage(samples: SampleSet, folder: Path) -> Feeds:
     return read_feeds(folder / samples.coverage.path) if samples.coverage else {}
 
@@ -400,15 +503,14 @@ def proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None,
         reference: leaves out what the source did not answer.
         precision: leaves out what is not asked of it.
     """
-    from accel.exporters.coverage import BEYOND_FEED
+    from accel.exporters.coverage import UNCALIBRATED
 
     feeds = gate_feeds(samples, folder) | _coverage(samples, folder)
     if reference is not None:
-        with np.load(reference, allow_pickle=False) as stored:
-            answered = {key.partition("/")[0] for key in stored.files}
+        answered = set(feed_names(reference))
         feeds = {name: feed for name, feed in feeds.items() if name in answered}
     if precision in CALIBRATED:
-        feeds.pop(BEYOND_FEED, None)
+        feeds = {name: feed for name, feed in feeds.items() if name not in UNCALIBRATED}
     return feeds
 
 
@@ -422,22 +524,18 @@ def _rows(feed: Feed) -> range:
     return range(min((value.shape[0] for value in feed.values() if value.ndim), default=1))
 
 
-def _hidden_axes(source: ModelSource) -> Set[int | str]:
-    """Return the axes that may be padded: the mask hides what is added, and every output can be cut back by its axes.
-
-    An output may have an axis of its own, as the keys of a decoder's past and the new position have: where padding
-    ends in it nothing says.
-    """
-    given = {d for spec in source.inputs for d in spec.dims}
-    if any(isinstance(d, str) and d not in given for spec in source.outputs for d in spec.dims):
-        return set()
-    return {d for spec in source.inputs if spec.name == source.mask for d in spec.dims[1:]}
-
-
-def _fits(shape: tuple[int, ...], fixed: tuple[int, ...], dims: tuple[int | str, ...], hidden: Set[int | str]) -> bool:
+def holds(source: ModelSource, fixed: Mapping[str, tuple[int, ...]], feed: Feed) -> bool:
     """Say whether a feed can be brought to a fixed shape: items in groups, axes that the mask hides padded."""
-    axes = zip(dims[1:], shape[1:], fixed[1:], strict=True)
-    return all(size <= limit if dim in hidden else size == limit for dim, size, limit in axes)
+    if all(feed[spec.name].shape == fixed[spec.name] for spec in source.inputs):
+        return True
+    if not source.batched or any(spec.dims[:1] != ("batch",) for spec in source.outputs):
+        return False
+    hidden = hidden_axes(source)
+    return all(
+        size <= limit if dim in hidden else size == limit
+        for spec in source.inputs
+        for dim, size, limit in zip(spec.dims[1:], feed[spec.name].shape[1:], fixed[spec.name][1:], strict=True)
+    )
 
 
 def _run_fixed(
@@ -448,12 +546,8 @@ def _run_fixed(
     Padding is what a client of a static build does; the mask of the feed, padded alike, hides it. Outputs are cut
     back to the feed's own sizes, axis by axis name.
     """
-    sizes: dict[str, int] = {}
-    for spec in source.inputs:
-        sizes |= {d: n for d, n in zip(spec.dims, feed[spec.name].shape, strict=True) if isinstance(d, str)}
+    if all(feed[name].shape == shape for name, shape in fixed.items()):
+        return run(feed)
+    sizes = sizes_of(source.inputs, feed)
     parts = [run(part) for part in fixed_parts(feed, fixed)]
-    return {spec.name: _cut(spec, np.concatenate([p[spec.name] for p in parts]), sizes) for spec in source.outputs}
-
-
-def _cut(spec: TensorSpec, value: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-    return value[tuple(slice(sizes.get(d)) if isinstance(d, str) else slice(None) for d in spec.dims)]
+    return {spec.name: cut(spec, np.concatenate([p[spec.name] for p in parts]), sizes) for spec in source.outputs}

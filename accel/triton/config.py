@@ -77,6 +77,16 @@ def tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"data_type": datatype(spec.dtype), "dims": dims(spec)}
 
 
+def allow_lengths(model: Any) -> None:
+    """Let the server hand over requests of a ``ModelConfig`` together whose inputs differ along axes that vary.
+
+    Source: server docs/user_guide/ragged_batching.md. For the Python backend requests stay apart all the same.
+    """
+    for spec in model.input:
+        if -1 in spec.dims:
+            spec.allow_ragged_batch = True
+
+
 def step(model: str, input_map: Mapping[str, str], output_map: Mapping[str, str]) -> dict[str, Any]:
     """Return one step of an ensemble: its model, and model tensor name → ensemble tensor name for both directions."""
     return {"model_name": model, "model_version": -1, "input_map": input_map, "output_map": output_map}

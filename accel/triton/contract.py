@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from accel.builders import targets
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError
-from accel.core.values import Artifact, TensorSpec, TritonModel
+from accel.core.values import Artifact, TensorSpec, TritonModel, axis_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,8 @@ def agree(
             differs from what clients were promised.
     """
     profile = artifact.variant.profile
-    sizes: dict[str, int] = {}
-    if artifact.variant.static is not None:
-        for spec in inputs:
-            for dim, size in zip(spec.dims, profile[spec.name].opt, strict=True):
-                if isinstance(dim, str):
-                    sizes[dim] = size
+    fixed = artifact.variant.static is not None
+    sizes = axis_sizes(inputs, {name: shape.opt for name, shape in profile.items()}) if fixed else {}
     built = {s.name: s for s in (*artifact.built.inputs, *artifact.built.outputs)}
     converts = targets.backend(served.backend).converts
 
@@ -67,7 +63,7 @@ def agree(
                 fix="build it with a Cast at its boundary, or serve it through the Python backend",
             )
         dims = tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.dims)
-        if artifact.variant.static is not None:
+        if fixed:
             dims = tuple(
                 f if isinstance(d, str) and isinstance(f, int) else d for d, f in zip(dims, found.dims, strict=True)
             )

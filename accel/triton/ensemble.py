@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.errors import InputError
-from accel.core.files import stays_inside, writing
+from accel.core.files import load_json, stays_inside, writing
 from accel.core.processing import CustomStep, File, Pipeline, Tokenize
 from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch, manifest as manifests
-from accel.triton.config import BATCHING, model_config, step, to_text
+from accel.triton.config import BATCHING, allow_lengths, model_config, step, to_text
 from accel.triton.manifest import Manifest
 from accel.triton.releases import release
 from accel.triton.step_models import StepModel, after, before
@@ -116,7 +116,7 @@ def read(root: Path) -> Pipeline | None:
         return None
     path = root / manifest.pipeline / str(manifest.version) / DECLARED
     try:
-        pipeline = from_json(Pipeline, json.loads(path.read_text(encoding="utf-8")))
+        pipeline = from_json(Pipeline, load_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}", fix="emit the repository again") from error
 
@@ -246,6 +246,8 @@ def _write_step(fresh: Path, model: StepModel, manifest: Manifest) -> None:
         default_model_filename="model.py",
         dynamic_batching=BATCHING if manifest.max_batch_size > 1 else None,
     )
+    if manifest.groups:  # each request is answered on its own in any case
+        allow_lengths(config)
     for output in config.output:
         output.label_filename = model.label_files.get(output.name, "")
     _write_config(fresh / model.name, to_text(config))

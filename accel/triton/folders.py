@@ -26,7 +26,6 @@ def link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) 
                 f"artifact file {origin} has {status.st_size} bytes or is no plain file, expected {file.bytes} bytes",
                 fix="build the variant again",
             )
-        copy.parent.mkdir(parents=True, exist_ok=True)
         link_or_copy(origin, copy)
         path = copy.relative_to(root).as_posix()
         known[path] = FileRef(path, file.sha256, file.bytes)

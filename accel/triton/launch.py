@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.builders import targets
 from accel.core.values import Artifact
-from accel.triton.releases import Release
+from accel.triton.releases import TritonRelease
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -38,7 +38,7 @@ Source: triton-inference-server/server, src/command_line_parser.cc, at r24.05 an
 
 
 def script(
-    release: Release,
+    release: TritonRelease,
     artifact: Artifact,
     models: Sequence[Any] = (),
     *,
@@ -112,7 +112,7 @@ def _template(name: str) -> "Template":
     return environment.get_template(name)
 
 
-def image(release: Release) -> str:
+def image(release: TritonRelease) -> str:
     """Return the name of the release's image."""
     return f"nvcr.io/nvidia/tritonserver:{release.name}-py3"
 
@@ -149,7 +149,7 @@ def _policies(models: Sequence[Any]) -> list[str]:
     return list(found)
 
 
-def require(text: str, release: Release, packages: Sequence[str]) -> str:
+def require(text: str, release: TritonRelease, packages: Sequence[str]) -> str:
     """Return the text of a ``launch.sh`` whose server's Python backend also needs ``packages``."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
@@ -163,14 +163,14 @@ def require(text: str, release: Release, packages: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _needs_of(release: Release, requires: Mapping[str, str]) -> list[str]:
+def _needs_of(release: TritonRelease, requires: Mapping[str, str]) -> list[str]:
     """Return the comments on the Python backend's interpreter: what it must have, and which Python accel needs."""
     lines = _needs(release, [f"{n}=={v.partition('+')[0]}" for n, v in sorted(requires.items()) if n != "numpy"])
     old = release.python is not None and tuple(map(int, release.python.split(".")[:2])) < (3, 11)
     return [*lines, "# accel needs Python 3.11: use a server whose Python backend embeds it."] if old else lines
 
 
-def _needs(release: Release, packages: Sequence[str]) -> list[str]:
+def _needs(release: TritonRelease, packages: Sequence[str]) -> list[str]:
     """Return the comment that names the packages of the Python backend's interpreter."""
     numpy = "numpy<2" if release.numpy_below_2 else "numpy"
     wanted = " ".join(shlex.quote(p) for p in (numpy, *packages))
@@ -181,7 +181,21 @@ def _needs(release: Release, packages: Sequence[str]) -> list[str]:
     ]
 
 
-def write_launch(root: Path, text: str, release: Release) -> None:
+def flags_of(text: str) -> list[str]:
+    """Return the flags of a ``launch.sh`` that decide how models are served, for who starts a server without it.
+
+    Variables have their defaults; addresses, ports and what a variable switches on are left out.
+    """
+    found = re.findall(r"^  (--(?!model-repository|http|grpc|metrics|exit-timeout)\S+) \\$", text, re.M)
+    return [re.sub(r'"\$\{\w+:-(\w+)\}"', r"\1", flag) for flag in found]
+
+
+def exports_of(text: str) -> list[tuple[str, str]]:
+    """Return the variables that a ``launch.sh`` exports, each with the value that it has unless it is set."""
+    return re.findall(r'^export (\w+)="\$\{\1:-(\w+)\}"', text, re.M)
+
+
+def write_launch(root: Path, text: str, release: TritonRelease) -> None:
     """Write ``launch.sh``, and the Dockerfile of the image that it needs where it needs one of its own."""
     (root / "launch.sh").write_text(text, encoding="utf-8")
     (root / "launch.sh").chmod(0o755)
@@ -194,7 +208,7 @@ def write_launch(root: Path, text: str, release: Release) -> None:
         )
 
 
-def kubernetes(release: Release, artifact: Artifact, *, model: str, threads: int | None) -> str:
+def kubernetes(release: TritonRelease, artifact: Artifact, *, model: str, threads: int | None) -> str:
     """Return ``kubernetes.yaml``: a Deployment and a Service that run ``launch.sh`` from a volume.
 
     Source: KServe, "Open Inference Protocol" (health endpoints); Kubernetes documentation, "Object Names and IDs"

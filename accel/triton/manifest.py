@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from accel.core.calls import CallForm
 from accel.core.errors import InputError
 from accel.core.files import read_value, write_text
-from accel.core.values import SCHEMA, Artifact, Detections, FileRef, Parity, TensorSpec, to_json
+from accel.core.values import SCHEMA, UNLESS_NONE, Artifact, Detections, FileRef, Parity, TensorSpec, to_json
+from accel.triton.grouping import Grouping
+from accel.triton.sequences import State
 
 FILENAME = "manifest.json"
 REFERENCE = "reference.npz"
@@ -40,7 +42,8 @@ class Manifest:
         parity: what the gate found when the artifact ran in process; None where it was not held against one.
         unproved_int64: 64-bit values inside the model that are not proved to fit int32 (OpenVINO would wrap them).
         reference_points: shape points whose inputs and outputs lie in ``reference.npz``, under the keys
-            ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``.
+            ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``; of a stateful model the steps of one stream, in
+            order, and ``initial/<name>``.
         overrides: what the user changed in the config, as the text of a partial ``config.pbtxt``.
         hardware: name of the config below ``configs/`` that the emitting machine measured, if any.
         pipeline: the ensemble that takes text or pictures and gives answers, where one was added.
@@ -48,6 +51,9 @@ class Manifest:
         detections: the outputs that are compared as sets of rows, when there are any.
         call: how Python code calls the model that the artifact was built from (``accel.load``).
         tuned: why the instances and the batching are what they are, where they were measured.
+        grouping: how the Python backend's model lets requests of different lengths share calls, and the proof that it
+            may; None where the model has no lengths, or ``ungrouped`` says why not.
+        states: of a stateful model, what each step of a sequence leaves for the next; clients see nothing of it.
     """
 
     variant: str
@@ -72,7 +78,33 @@ class Manifest:
     detections: Detections | None = None
     call: CallForm | None = None
     tuned: str | None = None
+    grouping: Grouping | None = field(default=None, metadata=UNLESS_NONE)
+    ungrouped: str | None = field(default=None, metadata=UNLESS_NONE)
+    states: tuple[State, ...] | None = field(default=None, metadata=UNLESS_NONE)
     schema: int = field(default=SCHEMA)
+
+    @property
+    def model_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of the model itself: those of the contract, and the states."""
+        return (*self.inputs, *(state.input for state in self.states or ()))
+
+    @property
+    def model_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of the model itself, the states among them."""
+        return (*self.outputs, *(replace(state.input, name=state.output) for state in self.states or ()))
+
+    @property
+    def unproved(self) -> str | None:
+        """Why its variant may not be chosen: it failed the gate, or all feeds were never asked of it; else None."""
+        if self.parity is None or (self.parity.passed and self.parity.partly is None):
+            return None
+        held = f"was proved on {self.parity.partly} only" if self.parity.passed else "failed its gate"
+        return f"{self.variant} {held}"
+
+    @property
+    def groups(self) -> bool:
+        """Whether requests of different lengths share calls."""
+        return self.grouping is not None and self.backend == "python" and self.max_batch_size > 0
 
 
 @dataclass(frozen=True, slots=True)

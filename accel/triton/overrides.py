@@ -14,8 +14,9 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 
-from accel.core.errors import InputError, UsageError, nearest
+from accel.core.errors import InputError, UsageError, nearest, raised_as
 from accel.core.values import sha256_file
+from accel.core.yaml_file import positions
 from accel.triton.config import to_text
 
 TARGETS = "targets"
@@ -81,10 +82,8 @@ def from_file(path: Path) -> str:
     Raises:
         InputError: it cannot be read, is no ModelConfig in text form, or names a file that is not there.
     """
-    try:
+    with raised_as(InputError, (OSError, UnicodeDecodeError), f"--triton-config {path} cannot be read"):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--triton-config {path} cannot be read: {error}") from error
     return _anchored(parse(text, str(path)), path.parent, str(path))
 
 
@@ -159,22 +158,8 @@ def _place(path: Path, steps: Sequence[str | int]) -> str:
 
 def _line(path: Path, steps: Sequence[str | int]) -> int:
     """Return the line of the job file on which a value below ``triton:`` stands, as near as the keys lead to it."""
-    import yaml
-
-    node = yaml.compose(path.read_text(encoding="utf-8"))
-    line = 1
-    for step in ("triton", *steps):
-        if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == str(step)), None)
-            if found is None:
-                break
-            line, node = found[0].start_mark.line + 1, found[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line
+    lines, way = positions(path, "job file"), ("triton", *steps)
+    return next((lines[way[:n]] for n in range(len(way), 0, -1) if way[:n] in lines), 1)
 
 
 def merged(*texts: str) -> str:
@@ -319,9 +304,9 @@ def _files(model: Any) -> Iterator[tuple[Any, str, str]]:
 def _anchored(given: Any, folder: Path, source: str) -> str:
     """Make the files that overrides name absolute, and return the text."""
     for holder, field, _ in _files(given):
-        path = (folder / getattr(holder, field)).resolve()
-        if not path.is_file():
-            raise InputError(f"{source}: {field} {getattr(holder, field)!r} is no file beside it")
+        named = getattr(holder, field)
+        if "\0" in named or not (path := (folder / named).resolve()).is_file():
+            raise InputError(f"{source}: {field} {named!r} is no file beside it")
         setattr(holder, field, str(path))
     return to_text(given)
 

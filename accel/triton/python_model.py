@@ -9,12 +9,20 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from accel.builders import Builder
 from accel.core.errors import InputError
+from accel.core.feeds import Feed
 from accel.core.imports import modules_of
 from accel.core.values import SCHEMA, Artifact, TensorSpec, to_json
+from accel.triton.grouping import Grouping
+from accel.triton.sequences import State
 
 ALWAYS = ("accel.core.values", "accel.core.errors", "accel.core.hardware", "accel.builders")
+PLAIN, GROUPED, STATEFUL = "model.py", "grouped.py", "stateful.py"
+"""The file that the server loads. Beside the first: the second where requests of different lengths share calls, the
+third for a stateful model."""
 DATA_SUFFIXES = (".txt", ".json")
 """Files beside a shipped module that go along: a zoo entry reads its vocabulary or sentences from there."""
 
@@ -28,6 +36,9 @@ def write_model(
     outputs: tuple[TensorSpec, ...],
     batched: bool,
     numpy_below_2: bool,
+    grouping: Grouping | None = None,
+    states: tuple[State, ...] = (),
+    initial: Feed | None = None,
 ) -> None:
     """Write ``model.py``, ``artifact.json`` and the accel modules it imports into a version folder.
 
@@ -35,6 +46,8 @@ def write_model(
         inputs / outputs: the client contract, batch axis included.
         batched: whether the server merges requests along the leading axis.
         numpy_below_2: whether the release's Python backend cannot work with NumPy 2; then the model refuses to load.
+        grouping: how requests of different lengths share calls; None where they do not.
+        states: of a stateful model; ``initial`` has those of a first step, by input.
 
     Raises:
         InputError: the builder's module does not offer it as ``BUILDER``.
@@ -55,10 +68,16 @@ def write_model(
         "outputs": to_json(outputs),
         "batched": batched,
         "numpy_below_2": numpy_below_2,
+        **({"grouping": to_json(grouping)} if grouping else {}),
+        **({"states": to_json(states)} if states else {}),
     }
     (folder / "artifact.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
-    shutil.copyfile(Path(__file__).with_name("backend_py") / "model.py", folder / "model.py")
-    for name, path in modules_of(module, *ALWAYS).items():
+    if states:
+        np.savez(folder / "initial.npz", **(initial or {}))  # type: ignore[arg-type]
+    more = {GROUPED: "accel.triton.grouping"} if grouping else {STATEFUL: "accel.triton.sequences"} if states else {}
+    for file in (PLAIN, *more):
+        shutil.copyfile(Path(__file__).with_name("backend_py") / file, folder / file)
+    for name, path in modules_of(module, *ALWAYS, *more.values()).items():
         parts = name.split(".")
         target = folder.joinpath(*parts, "__init__.py") if path.name == "__init__.py" else folder.joinpath(*parts)
         target = target if target.suffix == ".py" else target.with_suffix(".py")

@@ -24,8 +24,8 @@ from accel.triton.config import check, check_model_name, parse, to_text
 from accel.triton.folders import describe, link_tree
 from accel.triton.launch import script, write_launch
 from accel.triton.manifest import Manifest
-from accel.triton.reading import CONFIG, read_configs, read_points
-from accel.triton.releases import Release, release as find_release
+from accel.triton.reading import CONFIG, read_configs, read_initial, read_points
+from accel.triton.releases import TritonRelease, release as find_release
 from accel.triton.repository import emit
 
 
@@ -65,8 +65,10 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         made = emit(
             manifest.artifact,
             files,
-            inputs=manifest.inputs,
-            outputs=manifest.outputs,
+            inputs=manifest.model_inputs,
+            outputs=manifest.model_outputs,
+            states={s.input.name: s.output for s in manifest.states or ()},
+            initial=read_initial(root, manifest),
             builder=builder,
             release=release,
             root=fresh,
@@ -80,6 +82,8 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
             mask=manifest.mask,
             detections=manifest.detections,
             call=manifest.call,
+            grouping=manifest.grouping,
+            ungrouped=manifest.ungrouped,
             python=True,
             overrides=_batch_asked(manifest),
         )
@@ -143,8 +147,12 @@ def _keep(native: Any, origin: Path, folder: Path) -> None:
     batches = native.max_batch_size == 0 < emitted.max_batch_size
     if batches:
         kept.max_batch_size = emitted.max_batch_size
-        kept.dynamic_batching.CopyFrom(emitted.dynamic_batching)
-    if batches or [t.name for t in native.input] != [t.name for t in emitted.input]:
+        if not kept.HasField("sequence_batching"):  # the two are one choice
+            kept.dynamic_batching.CopyFrom(emitted.dynamic_batching)
+    implicit = len(kept.sequence_batching.state) > 0
+    if implicit:  # accel's model keeps the states; it is warmed up, which a model with implicit state cannot be
+        del kept.sequence_batching.state[:]
+    if batches or implicit or [t.name for t in native.input] != [t.name for t in emitted.input]:
         kept.ClearField("model_warmup")
         kept.model_warmup.extend(emitted.model_warmup)
     else:
@@ -158,7 +166,7 @@ def _keep(native: Any, origin: Path, folder: Path) -> None:
     file.write_text(to_text(kept), encoding="utf-8")
 
 
-def _describe(out: Path, native: Manifest, row: Release, *, name: str, carried: Sequence[str]) -> None:
+def _describe(out: Path, native: Manifest, row: TritonRelease, *, name: str, carried: Sequence[str]) -> None:
     """Write ``launch.sh`` and the manifest of the finished variant.
 
     The artifact and the carried models were hashed before, and are not hashed again.

@@ -22,7 +22,7 @@ BACKENDS = frozenset({"tensorrt", "onnxruntime", "pytorch", "openvino", "python"
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class TritonRelease:
     """One release of Triton Inference Server.
 
     Attributes:
@@ -66,7 +66,9 @@ class Release:
         return self.name < "24.11"
 
 
-def _row(name: str, server: str, ort: str, openvino: str, *, python: str | None, torch: str | None = None) -> Release:
+def _row(
+    name: str, server: str, ort: str, openvino: str, *, python: str | None, torch: str | None = None
+) -> TritonRelease:
     build = f"{_SERVER}/blob/r{name}/build.py: ONNX Runtime, OpenVINO"
     # The exact TensorRT of the py3 image stands only in a support matrix that could not be read. Its major version
     # follows from the ONNX Runtime backend's move to 11 in the 26.06 cycle, and from the TensorRT-LLM images of the
@@ -81,10 +83,10 @@ def _row(name: str, server: str, ort: str, openvino: str, *, python: str | None,
         known.append(f"{_MATRIX}: Python, of the vLLM image of this release")
     known.append(f"{_BACKENDS_DOC.format('r25.02')}: supported backends; TensorFlow until 25.02")
     backends = BACKENDS | {"tensorflow"} if name <= "25.02" else BACKENDS
-    return Release(name, server, ort, openvino, tensorrt, torch, python, backends, tuple(known))
+    return TritonRelease(name, server, ort, openvino, tensorrt, torch, python, backends, tuple(known))
 
 
-RELEASES: Mapping[str, Release] = {
+RELEASES: Mapping[str, TritonRelease] = {
     row.name: row
     for row in (
         _row("24.10", "2.51.0", "1.19.2", "2024.4.0", python="3.10.12"),
@@ -116,7 +118,7 @@ NEWEST = max(RELEASES)
 """The newest release this table knows; what ``--triton-release`` defaults to."""
 
 
-def release(name: str) -> Release:
+def release(name: str) -> TritonRelease:
     """Return the release of that name.
 
     Raises:
@@ -129,7 +131,7 @@ def release(name: str) -> Release:
     return RELEASES[name]
 
 
-def unservable(served: TritonModel, release: Release) -> Skipped | None:
+def unservable(served: TritonModel, release: TritonRelease) -> Skipped | None:
     """Say that a release cannot serve a model as its builder says; None where it can."""
     if served.backend not in release.backends:
         return Skipped(f"Triton {release.name} has no {served.backend} backend", "choose another --triton-release")
@@ -155,12 +157,12 @@ def runtimes(backend: str, accelerators: tuple[str, ...] = ()) -> tuple[str, ...
     return native.get(backend, ()) + tuple(a for a in accelerators if a in ("tensorrt", "openvino"))
 
 
-def carried(release: Release, backend: str) -> dict[str, str | None]:
+def carried(release: TritonRelease, backend: str) -> dict[str, str | None]:
     """Return package → version that the release carries of what one backend runs on; None where it is not known."""
     return {package: _carried(release)[package] for package in runtimes(backend)}
 
 
-def _carried(release: Release) -> dict[str, str | None]:
+def _carried(release: TritonRelease) -> dict[str, str | None]:
     return {
         "onnxruntime": release.onnxruntime,
         "openvino": release.openvino,
@@ -171,7 +173,7 @@ def _carried(release: Release) -> dict[str, str | None]:
 
 
 def differences(
-    versions: Mapping[str, str], release: Release, *, backend: str, accelerators: tuple[str, ...]
+    versions: Mapping[str, str], release: TritonRelease, *, backend: str, accelerators: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Compare as ``unverified`` does, leaving out what took part in a build and does not serve under that backend."""
     wanted = runtimes(backend, accelerators)
@@ -182,7 +184,7 @@ def _normal(package: str) -> str:
     return package.lower().replace("_", "-")
 
 
-def unverified(versions: Mapping[str, str], release: Release) -> tuple[str, ...]:
+def unverified(versions: Mapping[str, str], release: TritonRelease) -> tuple[str, ...]:
     """Compare an artifact's toolchain with what the release carries; one sentence for each difference.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any
 from accel.builders import Builder, targets
 from accel.core.calls import CallForm
 from accel.core.errors import InputError, UsageError
+from accel.core.feeds import Feed
 from accel.core.files import replacing
 from accel.core.values import (
     VERSION_FOLDER,
@@ -29,6 +30,7 @@ from accel.core.values import (
 from accel.triton import manifest as manifests, overrides as changes
 from accel.triton.config import (
     BATCHING,
+    allow_lengths,
     byte_size,
     check,
     check_model_name,
@@ -38,10 +40,12 @@ from accel.triton.config import (
 )
 from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
+from accel.triton.grouping import Grouping
 from accel.triton.launch import kubernetes, script, write_launch
-from accel.triton.python_model import write_model
+from accel.triton.python_model import GROUPED, PLAIN, STATEFUL, write_model
 from accel.triton.releases import differences, release as find_release, unservable
-from accel.triton.samples import load_points, warmup, write_reference
+from accel.triton.samples import FIRST_STEP, Warmup, load_points, warmup, write_reference
+from accel.triton.sequences import State, initial_file, scheduling
 from accel.triton.verify import verify
 
 __all__ = ["emit", "verify"]
@@ -67,11 +71,15 @@ def emit(
     model_version: int,
     samples: Path,
     reference: Path,
+    states: Mapping[str, str] | None = None,
+    initial: Feed | None = None,
     parity: Parity | None = None,
     unproved: tuple[str, ...] = (),
     mask: str | None = manifests.MASK,
     detections: Detections | None = None,
     call: CallForm | None = None,
+    grouping: Grouping | None = None,
+    ungrouped: str | None = None,
     python: bool = False,
     overrides: str = "",
     threads: int | None = None,
@@ -85,12 +93,17 @@ def emit(
         release: Triton release to emit for.
         run_dir: the run's folder; ``Repository.root`` is relative to it.
         samples / reference: ``.npz`` files with the keys ``<point>/<input>`` and ``<point>/<output>`` for the shape
-            points ``min``, ``odd``, ``opt`` and ``max``; used for warmup and stored for ``accel verify``.
+            points ``min``, ``odd``, ``opt`` and ``max``; used for warmup and stored for ``accel verify``. Of a stateful
+            model the points are the steps of a stream, ``0``, ``1``, ….
+        states: of a stateful model, by input that holds a state the output that left it; clients see neither.
+            ``initial`` has those of a first step, by input.
         parity: what the gate found in process; a served answer is held against it.
         unproved: 64-bit values inside the model that are not proved to fit int32.
         mask: name of the input that is 0 at padded positions.
         detections: the outputs that are compared as sets of rows.
         call: how Python code calls the model.
+        grouping: how requests of different lengths may share calls, where the Python backend serves them; ``ungrouped``
+            says why they may not.
         python: serve it through the Python backend, whatever backend the builder would choose.
         overrides: what the user changes in the config, as the text of a partial ``config.pbtxt`` (``overrides``).
         threads: CPU threads it was measured with; None leaves them to the backend.
@@ -116,16 +129,32 @@ def emit(
     )
     if isinstance(served, Skipped):
         return served
+    kept, begin = _states(inputs, states or {}), initial or {}
+    shown = (
+        tuple(s for s in inputs if s.name not in {state.input.name for state in kept}),
+        tuple(s for s in outputs if s.name not in {state.output for state in kept}),
+    )
+    implicit = bool(kept) and _keeps(served, artifact, kept)
+    if kept and not implicit:
+        served = TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
     if (reason := unservable(served, row)) is not None:
         return reason
-    contract = _batched(agree(artifact, inputs, outputs, served=served), overrides, artifact.variant.id)
+    is_python = served.backend == "python"
+    contract = agree(artifact, *shown, served=served)
+    if kept:
+        contract = _of_steps(contract, kept, implicit=implicit)
+    contract = _batched(contract, overrides, artifact.variant.id)
+    groups = grouping if is_python and contract.batch else None
+    own_file = STATEFUL if kept else GROUPED if groups else PLAIN
     with replacing(root) as fresh:
-        is_python = served.backend == "python"
         renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
         inner = f"{model_name}_{targets.family(artifact.variant.target.name)}" if renamed else model_name
         models = (model_name, inner) if renamed else (model_name,)
         points = load_points(samples, reference, inputs=contract.inputs, outputs=contract.outputs)
-        warm = warmup(points, contract.inputs, batch=contract.batch, profile=artifact.variant.profile)
+        shapes = {"opt": points[FIRST_STEP]} if kept else points
+        warm = warmup(shapes, contract.inputs, batch=contract.batch, profile=artifact.variant.profile, grouping=groups)
+        if implicit:
+            warm = Warmup((), {})
         inside = model_config(
             inner,
             _rename(contract.without_batch(contract.inputs), served.input_names if renamed else {}),
@@ -138,13 +167,18 @@ def emit(
             graph_level=served.graph_level,
             backend=served.backend,
             platform=served.platform,
-            default_model_filename="model.py" if is_python else served.filename,
-            dynamic_batching=BATCHING if contract.batch > 1 else None,
+            default_model_filename=own_file if is_python else served.filename,
+            dynamic_batching=BATCHING if contract.batch > 1 and not kept else None,
+            sequence_batching=scheduling(kept, begin, implicit=implicit, batch=contract.batch) if kept else None,
             model_warmup=warm.renamed(served.input_names if renamed else {}),
         )
+        if groups:
+            allow_lengths(inside)
         edits, given_files = changes.take_files(overrides)
         # The Python backend's model finds its threads itself, on any machine.
         worker = _overridden(inside, served, edits, threads=None if is_python else threads)
+        if kept:
+            _check_sequences(worker)
         built = artifact.built.versions.items()
         requires = {n: v for n, v in built if n not in builder.build_only} if is_python else None
         emitted = Repository(
@@ -171,6 +205,9 @@ def emit(
                 outputs=contract.outputs,
                 batched=contract.batch > 0,
                 numpy_below_2=row.numpy_below_2,
+                grouping=groups,
+                states=kept,
+                initial=begin,
             )
         elif not (version_folder / served.filename).exists():
             raise InputError(f"{artifact.variant.id} has no file {served.filename!r}, which Triton is to load")
@@ -179,6 +216,11 @@ def emit(
             written.insert(0, _write_front(fresh, model_name, contract, inside=inside, served=served, overrides=edits))
         (fresh / inner / "config.pbtxt").write_text(to_text(worker), encoding="utf-8")
         _write_data(fresh / inner, worker, warm.files, given_files, files=artifact.files)
+        for state in kept if implicit else ():
+            if (value := begin[state.input.name]).any():
+                place = fresh / inner / "initial_state" / initial_file(state.input.name)
+                place.parent.mkdir(exist_ok=True)
+                place.write_bytes(value.tobytes())
         if renamed:  # labels are looked for beside the config that names them
             _write_data(fresh / model_name, written[0], {}, given_files, files=())
         if hardware is not None:
@@ -195,7 +237,7 @@ def emit(
         write_launch(fresh, launch, row)
         deployment = kubernetes(row, artifact, model=model_name, threads=threads)
         (fresh / "kubernetes.yaml").write_text(deployment, encoding="utf-8")
-        write_reference(fresh / manifests.REFERENCE, points)
+        write_reference(fresh / manifests.REFERENCE, points, begin)
         manifests.write(
             manifests.Manifest(
                 variant=artifact.variant.id,
@@ -218,10 +260,55 @@ def emit(
                 mask=mask,
                 detections=detections,
                 call=call,
+                grouping=grouping,
+                ungrouped=ungrouped,
+                states=kept or None,
             ),
             fresh,
         )
     return emitted
+
+
+def _states(inputs: tuple[TensorSpec, ...], states: Mapping[str, str]) -> tuple[State, ...]:
+    return tuple(State(spec, states[spec.name]) for spec in inputs if spec.name in states)
+
+
+def _keeps(served: TritonModel, artifact: Artifact, states: tuple[State, ...]) -> bool:
+    """Say whether the backend takes the states from the server: it must know how, and find them by their names."""
+    built = {s.name: s for s in (*artifact.built.inputs, *artifact.built.outputs)}
+    named = not served.input_names and not served.output_names
+    return (
+        targets.backend(served.backend).keeps_states
+        and named
+        and all(built[name].dtype == s.input.dtype for s in states for name in (s.input.name, s.output))
+    )
+
+
+def _of_steps(contract: Contract, states: tuple[State, ...], *, implicit: bool) -> Contract:
+    """Return the contract of a stateful model, each request of which is one step of one sequence.
+
+    Requests are merged where every state has the batch, too; the server joins implicit states along their first axis.
+    """
+    merge = all(s.axis == 0 if implicit else s.axis is not None for s in states)
+    return contract if merge else replace(contract, batch=0)
+
+
+def _check_sequences(model: Any) -> None:
+    """Refuse overrides under which a stateful model would be asked as if it had no states.
+
+    Raises:
+        InputError: another scheduler, or a strategy that sends accel's model slots without a request (core, direct).
+    """
+    if not model.HasField("sequence_batching"):
+        raise InputError(
+            f"{model.name!r} is stateful, and the overrides give it dynamic_batching",
+            fix="change sequence_batching.oldest",
+        )
+    if model.backend == "python" and model.sequence_batching.HasField("direct"):
+        raise InputError(
+            f"{model.name!r} keeps its states by sequence, and the overrides ask for the strategy direct",
+            fix="keep sequence_batching.oldest",
+        )
 
 
 def _batched(contract: Contract, overrides: str, variant: str) -> Contract:

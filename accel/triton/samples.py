@@ -16,8 +16,11 @@ from accel.core.dtypes import datatype
 from accel.core.errors import InputError, SampleError
 from accel.core.feeds import Feed, fit_inputs, read_feeds
 from accel.core.values import Profile, TensorSpec
+from accel.triton.grouping import Grouping
 
 POINTS = ("min", "odd", "opt", "max")
+FIRST_STEP = "0"
+"""Reference point of a stateful model: the steps of one stream are called by their numbers."""
 LARGEST_FILE_BYTES = 4 << 20
 """Floating-point warm-up data beyond this is fed as zeros: integers steer the network (ids), floats do not."""
 LARGEST_POINT_BYTES = 16 << 20
@@ -25,7 +28,7 @@ LARGEST_POINT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ReferencePoint:
     """Inputs and reference outputs at one shape."""
 
     inputs: Feed
@@ -46,47 +49,64 @@ class Warmup:
 
 def load_points(
     samples: Path, reference: Path, *, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
-) -> dict[str, Point]:
+) -> dict[str, ReferencePoint]:
     """Read the shape points that fit the contract (a static build fits one), smallest first.
+
+    Of a stateful model these are the steps of a stream, in order, and the first stands for the opt shape.
 
     Raises:
         InputError: a file is no ``.npz``, or the opt point is missing, does not fit the contract or lacks an output.
     """
     feeds, answers = read_feeds(samples), read_feeds(reference)
-    points: dict[str, Point] = {}
-    for point in POINTS:
+    points: dict[str, ReferencePoint] = {}
+    steps = tuple(feeds) if FIRST_STEP in feeds else ()
+    needed = FIRST_STEP if steps else "opt"
+    for point in steps or POINTS:
         given, found = feeds.get(point, {}), answers.get(point, {})
         feed = {s.name: given[s.name] for s in inputs if s.name in given}
         answer = {s.name: found[s.name] for s in outputs if s.name in found}
         try:
             fitted = fit_inputs(feed, inputs)
         except SampleError as error:
-            if point == "opt":
-                raise InputError(f"{samples}: the opt shape does not fit the model: {error.message}") from error
+            if point == needed or steps:
+                raise InputError(f"{samples}: the {point} shape does not fit the model: {error.message}") from error
             continue
         if missing := [s.name for s in outputs if s.name not in answer]:
-            if point == "opt":
-                raise InputError(f"{reference} has no opt/{missing[0]}: it has {sorted(found)}")
+            if point == needed or steps:
+                raise InputError(f"{reference} has no {point}/{missing[0]}: it has {sorted(found)}")
             continue
         size = sum(a.nbytes for a in (*fitted.values(), *answer.values()))
-        if point == "opt" or size <= LARGEST_POINT_BYTES:
-            points[point] = Point(fitted, answer)
+        room = LARGEST_POINT_BYTES - (sum(map(_size, points.values())) if steps else 0)
+        if point == needed or size <= room:
+            points[point] = ReferencePoint(fitted, answer)
+        elif steps:
+            break  # a stream without a gap
     return points
 
 
-def write_reference(path: Path, points: Mapping[str, Point]) -> None:
-    """Store the points under ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``."""
+def _size(point: ReferencePoint) -> int:
+    return sum(a.nbytes for a in (*point.inputs.values(), *point.outputs.values()))
+
+
+def write_reference(path: Path, points: Mapping[str, ReferencePoint], initial: Feed) -> None:
+    """Store the points under ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``, states as ``initial/<name>``."""
     arrays = {
         f"{kind}/{name}/{key}": value
         for name, point in points.items()
         for kind, feed in (("inputs", point.inputs), ("outputs", point.outputs))
         for key, value in feed.items()
     }
-    with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    np.savez(path, **arrays, **{f"initial/{name}": value for name, value in initial.items()})  # type: ignore[arg-type]
 
 
-def warmup(points: Mapping[str, Point], inputs: tuple[TensorSpec, ...], *, batch: int, profile: Profile) -> Warmup:
+def warmup(
+    points: Mapping[str, ReferencePoint],
+    inputs: tuple[TensorSpec, ...],
+    *,
+    batch: int,
+    profile: Profile,
+    grouping: Grouping | None = None,
+) -> Warmup:
     """Make warm-up samples: each shape point at batch 1, and the opt shape at the largest batch.
 
     Runtimes prepare kernels and memory for each shape they meet, so the shapes that were measured are met before the
@@ -98,15 +118,22 @@ def warmup(points: Mapping[str, Point], inputs: tuple[TensorSpec, ...], *, batch
         inputs: the contract, batch axis included.
         batch: the config's ``max_batch_size``; 0 where the server does not batch.
         profile: shape ranges of the artifact, for the largest batch where the model has a batch axis of its own.
+        grouping: lengths that requests are padded to: each is met alone, those of the samples in a full group, too.
     """
     leading = {s.dims[0] if s.dims else 0 for s in inputs}
     rows_vary = len(leading) == 1 and isinstance(next(iter(leading)), str)
     largest = batch or (min(profile[s.name].max[0] for s in inputs) if rows_vary else 1)
+    feeds = {name: point.inputs for name, point in points.items()}
+    wanted = [("opt", 1), ("opt", largest), *((name, 1) for name in points if name != "opt")]
+    if grouping is not None:
+        feeds |= {f"length{n}": _of_length(feeds["opt"], inputs, grouping, n) for n in grouping.lengths}
+        batches = {n: (1, largest) if n in grouping.usual else (1,) for n in grouping.lengths}
+        wanted += [(f"length{n}", size) for n, sizes in batches.items() for size in sizes]
     samples: dict[tuple[int, tuple[tuple[int, ...], ...]], Mapping[str, Any]] = {}
     files: dict[str, bytes] = {}
-    for point, size in [("opt", 1), ("opt", largest), *((name, 1) for name in points if name != "opt")]:
+    for point, size in wanted:
         requests, rows = (size, 1) if batch else (1, size)
-        feed = dict(points[point].inputs)
+        feed = dict(feeds[point])
         if rows_vary:
             feed = {name: np.resize(value, (rows, *value.shape[1:])) for name, value in feed.items()}
         shape = (requests, tuple(feed[s.name].shape for s in inputs))
@@ -125,3 +152,15 @@ def warmup(points: Mapping[str, Point], inputs: tuple[TensorSpec, ...], *, batch
         label = f"{point}_batch{size}" if rows_vary else point
         samples[shape] = {"name": label, "batch_size": requests, "count": 1, "inputs": data}
     return Warmup(tuple(samples.values()), files)
+
+
+def _of_length(feed: Feed, inputs: tuple[TensorSpec, ...], grouping: Grouping, length: int) -> Feed:
+    """Return a feed of another length: its values repeated or cut, with a mask that shows all of them."""
+    made = {}
+    for spec in inputs:
+        value = feed[spec.name]
+        if grouping.axis in spec.dims:
+            at = spec.dims.index(grouping.axis)
+            value = np.take(value, np.arange(length) % value.shape[at], axis=at)
+        made[spec.name] = np.ones_like(value) if spec.name == grouping.mask else value
+    return made

@@ -4,7 +4,7 @@ The contract with clients stays as it is, ``max_batch_size`` with it: a smaller 
 accepted before. How many requests are merged is limited by ``preferred_batch_size`` instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,25 @@ class Settings:
         return ", ".join(words) + (f", {self.delay_us} µs delay" if self.delay_us else "")
 
 
+def merging(model: Any) -> Any:
+    """Return what says how requests of a ``ModelConfig`` are merged: ``dynamic_batching``, or that of sequences.
+
+    The two are one choice of the message: to set the first would drop the second.
+    """
+    return model.sequence_batching.oldest if model.HasField("sequence_batching") else model.dynamic_batching
+
+
 def read(model: Any) -> Settings:
     """Return the settings of a ``ModelConfig``."""
     given = [int(model.parameters[k].string_value or 0) for k in THREADS[:2] if k in model.parameters]
-    batching = model.dynamic_batching
+    batching = merging(model)
+    sequences = model.HasField("sequence_batching")
     return Settings(
         sum(group.count for group in model.instance_group) or 1,
         given[0] if given and given[0] > 0 else None,
-        model.HasField("dynamic_batching"),
+        list(batching.preferred_batch_size) != [1] and model.max_batch_size > 0
+        if sequences
+        else model.HasField("dynamic_batching"),
         tuple(batching.preferred_batch_size),
         batching.max_queue_delay_microseconds,
     )
@@ -66,11 +77,11 @@ def apply(model: Any, settings: Settings, *, cpu_threads: int) -> None:
     Args:
         cpu_threads: what the instances share where ``settings`` name no threads and the config states some.
     """
-    if model.max_batch_size > 0 and settings.batching:
-        batching = model.dynamic_batching
+    if model.max_batch_size > 0 and (settings.batching or model.HasField("sequence_batching")):
+        batching = merging(model)
         batching.SetInParent()
         del batching.preferred_batch_size[:]
-        batching.preferred_batch_size.extend(settings.preferred)
+        batching.preferred_batch_size.extend(settings.preferred if settings.batching else [1])
         batching.max_queue_delay_microseconds = settings.delay_us
     else:
         model.ClearField("dynamic_batching")
@@ -89,17 +100,37 @@ def apply(model: Any, settings: Settings, *, cpu_threads: int) -> None:
 def write(root: Path, settings: Settings, *, cpu_threads: int, models: Sequence[str] = ()) -> bool:
     """Set the settings of a repository's models but ensembles; False where batching is asked for and none can.
 
+    Args:
+        models: as for ``rewrite``.
+    """
+    written = rewrite(root, lambda model: apply(model, settings, cpu_threads=cpu_threads), models=models)
+    return not settings.batching or any(model.max_batch_size > 0 for model in written)
+
+
+def rewrite(root: Path, change: Callable[[Any], None], *, models: Sequence[str] = ()) -> list[Any]:
+    """Change the configs of a repository's models but ensembles; return the ``ModelConfig`` of each as it is now.
+
     Files are replaced, never written in place: they may be hard links to another repository's.
 
     Args:
         models: folders of those that are meant; none of them means all. Their configs by hardware change as well.
     """
-    can = False
+    changed = []
     for file in sorted([*root.glob("*/config.pbtxt"), *root.glob("*/configs/*.pbtxt")]):
         model = configs.parse(file.read_text(encoding="utf-8"))
         if model.HasField("ensemble_scheduling") or (models and model.name not in models):
             continue
-        can |= model.max_batch_size > 0
-        apply(model, settings, cpu_threads=cpu_threads)
+        change(model)
         write_text(file, configs.to_text(model))
-    return can or not settings.batching
+        changed.append(model)
+    return changed
+
+
+def limit_batches(model: Any, largest: int) -> None:
+    """Let no more items be merged than these; the queue and its policy stay, and so does what clients may send.
+
+    Source: triton-inference-server/core, src/dynamic_batch_scheduler.cc, GetDynamicBatch: without a delay no batch
+    grows beyond the largest preferred size.
+    """
+    del merging(model).preferred_batch_size[:]
+    merging(model).preferred_batch_size.append(largest)

@@ -50,14 +50,21 @@ def before(pipeline: Pipeline, manifest: Manifest) -> StepModel | None:
     step, post = pipeline.pre, pipeline.post
     if isinstance(step, Tokenize):
         read = (MASK,) if isinstance(post, Pool) else post.inputs if isinstance(post, CustomStep) else ()
-        return _tokenizer(step, manifest, read=tuple(n for n in TOKENS if n in read))
+        shown = manifest.outputs if post is None else () if isinstance(post, Pool | Labels) else None
+        whole = shown is None or any(manifest.inputs[0].dims[1] in spec.dims for spec in shown)
+        return _tokenizer(step, manifest, read=tuple(n for n in TOKENS if n in read), whole=whole)
     if isinstance(step, Picture):
         return _picture(step, manifest)
     return None if step is None else _own_before(step, manifest)
 
 
-def _tokenizer(step: Tokenize, manifest: Manifest, *, read: tuple[str, ...]) -> StepModel:
-    """Make the tokenizer; ``read`` are those of its tensors that the step after the model needs."""
+def _tokenizer(step: Tokenize, manifest: Manifest, *, read: tuple[str, ...], whole: bool) -> StepModel:
+    """Make the tokenizer. A model that groups requests by length gets each at its own, whatever ``padding`` says.
+
+    Args:
+        read: those of its tensors that the step after the model needs.
+        whole: whether clients may see how long the padded texts are.
+    """
     outputs = {s.name: s for s in manifest.inputs}
     if unknown := [n for n in outputs if n not in TOKENS]:
         raise InputError(f"a tokenizer does not give the input {unknown[0]!r}", fix="give a step of your own")
@@ -81,8 +88,10 @@ def _tokenizer(step: Tokenize, manifest: Manifest, *, read: tuple[str, ...]) -> 
         "tokenizer",
         {
             "max_length": longest,
-            "min_length": max(shapes.min[1], longest if step.padding == "max_length" else 1),
-            "together": step.padding == "call",
+            "min_length": max(
+                shapes.min[1], longest if step.padding == "max_length" and (whole or not manifest.groups) else 1
+            ),
+            "together": step.padding == "call" and not manifest.groups,
             "pad_token": step.pad_token,
             "padding_side": step.padding_side,
             "truncation_side": step.truncation_side,

@@ -41,6 +41,9 @@ def verify(root: Path) -> tuple[Finding, ...]:
         Finding("warning", FILENAME, "unverified", text, "build with the release's versions, or test on it")
         for text in manifest.unverified
     ]
+    if (why := manifest.unproved) is not None:
+        fix = f"take what the run chose, or accel convert … --require {manifest.variant}"
+        found.append(Finding("warning", FILENAME, "parity", why, fix))
     return tuple(sorted(found, key=lambda f: (f.severity, f.file, f.field)))
 
 

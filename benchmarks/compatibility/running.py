@@ -1,5 +1,6 @@
 """Run ``accel convert`` on one source as a person would, in a process of its own, and write down what became of it."""
 
+import functools
 import json
 import os
 import re
@@ -66,6 +67,7 @@ def run(
         "wants": source.wants,
         "targets": targets,
         "warm": warm,
+        "commit": commit(),
         "stage": "nothing",
     }
     if warm:
@@ -98,6 +100,14 @@ def run(
         "accuracy": document["model"]["accuracy"] if document else None,
     }
     return _without_paths({**row, **found, **_ending(ended, start)}, folder)
+
+
+@functools.cache
+def commit() -> str | None:
+    """Return the commit that runs here, in short, with ``+`` where files differ from it; none without git."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip() or None
 
 
 def make(source: Source, folder: Path) -> int:

@@ -37,7 +37,7 @@ UPSTREAM = {
 """Words of a reason → the upstream's own issue."""
 KEPT = (
     *("id", "kind", "architecture", "origin", "operator", "wants", "targets", "warm", "here", "stage", "chosen"),
-    *("accuracy", "exit_code", "timed_out", "traceback", "error", "fix", "seconds"),
+    *("accuracy", "commit", "exit_code", "timed_out", "traceback", "error", "fix", "seconds"),
 )
 """What is kept of a row; of each variant its target, status, reason and remedy."""
 LONGEST = 600
@@ -93,12 +93,14 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
     yield from _table(header, cells, align="lrrrrrrr")
     warm = sum(bool(r.get("warm")) for r in rows)
     listed = {k: v for k, *v in listing.counts()}["all"]
+    commits = Counter(r.get("commit") or "not recorded" for r in rows)
     tracebacks = [markdown.code(r["id"]) for r in rows if r["traceback"]]
     raw = [markdown.code(r["id"]) for r in rows if unexplained(r)]
     yield from (
         "",
         f"{len(rows)} of {listed[0] + listed[2]} sources ({listed[2]} of single operators) were run, {warm} of them "
-        "in processes forked from one that had imported the frameworks.",
+        "in processes forked from one that had imported the frameworks. Commits: "
+        f"{', '.join(f'{markdown.code(c)} ({n})' for c, n in commits.most_common())}.",
         "",
         f"Tracebacks: {', '.join(tracebacks) or 'none'}. Errors that nothing explains: {', '.join(raw) or 'none'}.",
     )

@@ -1,5 +1,6 @@
 """``accel.load`` in a process that has NumPy, accel's core and one runtime, and nothing else."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -12,7 +13,7 @@ import tiny_module
 import torch
 
 import accel
-from accel.core.errors import InputError, UnavailableError
+from accel.core.errors import InputError, SampleError, UnavailableError
 
 HERE = Path(accel.__file__).parent
 SCRIPT = """
@@ -93,3 +94,87 @@ def test_another_environments_variant_says_which_interpreter_runs_it(result, tmp
     with pytest.raises(UnavailableError, match="ort-openvino") as raised:
         accel.load(root)
     assert "bin/python" in str(raised.value)
+
+
+@pytest.fixture
+def fed(result):
+    """The variant for ONNX Runtime, and a feed that it has answered."""
+    sample = tiny_module.samples(1)[0]
+    feed = {"ids": sample["ids"], "mask": sample["mask"], "extra_bias": sample["extra"]["bias"]}
+    with accel.load(result.variants["ort@cpu"].repository, threads=1) as model:
+        yield model, {name: value.numpy() for name, value in feed.items()}
+
+
+@pytest.mark.parametrize("few", [0, 256])
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("ids", lambda v: np.where(np.arange(3) == 2, 50, v), "holds 50 at index"),
+        ("ids", lambda v: np.where(np.arange(3) == 1, -1000, v), "holds -1000 at index"),
+        ("ids", lambda v: v.astype(np.float32), "has dtype float32"),
+        ("ids", lambda v: v[:, :2], "axis"),
+        ("ids", lambda v: v[0], "expected rank 2"),
+        ("mask", lambda v: v * np.array([1, np.nan, 1], np.float32), "holds nan at index"),
+        ("mask", lambda v: v * np.array([1, 1, np.inf], np.float32), "holds inf at index"),
+        ("mask", lambda v: v * np.array([-np.inf, 1, 1], np.float32), "holds -inf at index"),
+        ("mask", lambda v: v > 0, "has dtype bool"),
+        ("other", lambda v: np.ones(1), "no input 'other'"),
+        ("mask", None, "'mask' is missing"),
+    ],
+)
+def test_a_feed_like_an_earlier_one_is_checked_as_the_first(fed, monkeypatch, few, name, wrong, message):
+    monkeypatch.setattr("accel.api.model.FEW", few)
+    model, feed = fed
+    model.run(feed)
+    changed = {**feed, name: wrong(feed.get(name))} if wrong else {n: v for n, v in feed.items() if n != name}
+    for _ in range(2):
+        with pytest.raises(SampleError, match=message):
+            model.run(changed)
+    model.run(feed)
+
+
+def test_casts_and_layouts_of_an_earlier_feed_are_made_again(fed):
+    model, feed = fed
+    expected = model.run(feed)
+    ways = [
+        {**feed, "ids": feed["ids"].astype(np.int32)},
+        {**feed, "ids": feed["ids"].astype(">i8")},
+        {**feed, "mask": feed["mask"].astype(np.float64)},
+        {**feed, "extra_bias": np.asfortranarray(feed["extra_bias"])},
+        {**feed, "extra_bias": np.ascontiguousarray(feed["extra_bias"][:, ::-1])[:, ::-1]},
+        dict(reversed(feed.items())),
+    ]
+    for given in [way for way in ways for _ in range(2)]:
+        found = model.run(given)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("range", [None, (-(2**63), 2**63 - 1), (0, 50)])
+def test_no_integer_wraps_round_in_an_earlier_layout(fed, range):
+    """As for a variant that computes in int32 what clients send as int64."""
+    model, feed = fed
+    model._specs["ids"] = dataclasses.replace(model._specs["ids"], dtype="int32", range=range)
+    model._fitted(feed)
+    assert model._plain(feed)["ids"].dtype == np.int32
+    for value in (2**31, 2**32, -(2**40)):
+        assert model._plain({**feed, "ids": np.full_like(feed["ids"], value)}) is None
+
+
+def test_a_second_call_runs_little_code(fed):
+    """The time of a call by itself is ``benchmarks/call_overhead.py``'s to tell; here count the functions it enters."""
+    model, feed = fed
+    model.run(feed)
+    entered, package = list[str](), Path(accel.__file__).parent
+
+    def note(frame, event, _):
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(package):
+            entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        model.run(feed)
+    finally:
+        sys.setprofile(None)
+    assert "OrtSession.call" in entered
+    assert len(entered) <= 8, entered

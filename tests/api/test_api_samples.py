@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import accel
 from accel.api import samples
 from accel.core.calls import CallForm, Outputs, Structure, structure
-from accel.core.errors import SampleError
+from accel.core.errors import SampleError, UsageError
 from accel.core.values import from_json, to_json
 
 DATA = torch.arange(40, dtype=torch.float32).reshape(10, 4)
@@ -120,6 +121,13 @@ def test_a_result_is_made_again_from_its_tensors(result, names):
     assert type(again) is type(result)
 
 
+def test_an_output_with_the_name_of_an_input_has_one_of_its_own():
+    result = {"wave": DATA, "energy": DATA}
+    found = structure(result, ["wave", "output_energy"])
+    assert list(found.names()) == ["output_wave", "energy"]
+    assert found.build({"output_wave": 1, "energy": 2}) == {"wave": 1, "energy": 2}
+
+
 def test_a_class_that_this_process_does_not_know_becomes_outputs():
     made = Structure("object", "nowhere.at_all:Answer", ("logits",), (Structure("tensor", "logits"),)).build(
         {"logits": 1}
@@ -144,6 +152,16 @@ def test_what_was_given_by_name_is_called_by_name():
     assert samples.by_keyword(only.bound) == ((DATA,), {"y": DATA})
     several = samples.calls(lambda x, *rest: None, [(DATA, DATA)], "the model")[0]
     assert samples.by_keyword(several.bound) == ((DATA, DATA), {})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, which people still use
+def test_what_cannot_be_taken_says_what_can(tmp_path):
+    scripted = torch.jit.script(torch.nn.Linear(2, 3))
+    with pytest.raises(UsageError, match="Linear is TorchScript") as caught:
+        accel.optimize(scripted, [torch.ones(1, 2)], targets="ort", out=tmp_path)
+    assert "torch.jit.save" in caught.value.fix
+    with pytest.raises(UsageError, match=r"targts: there is no such option \(did you mean targets\?\)"):
+        accel.optimize("model.onnx", targts="ort")
 
 
 def test_a_result_without_tensors_is_refused():

@@ -25,6 +25,18 @@ def first_block() -> str:
     return found[1]
 
 
+def lines(code: str) -> list[str]:
+    return [line.partition("  #")[0].strip() for line in code.splitlines()]
+
+
+def test_the_front_page_shows_lines_of_it():
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"## From Python\n\n((?:    .+\n)+)", readme)
+    assert shown
+    assert len(lines(shown[1])) >= 2
+    assert set(lines(shown[1])) <= set(lines(first_block()))
+
+
 def test_the_code_runs_word_for_word(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)

@@ -99,6 +99,8 @@ def test_a_file_is_optimised_by_its_path(source, file):
         x = feeds[0]["x"]
         np.testing.assert_allclose(result.best(x).y, np.tanh(x @ WEIGHT), atol=1e-5)
         np.testing.assert_allclose(result.best(x=x)["y"], np.tanh(x @ WEIGHT), atol=1e-5)
+        # as it was measured, whatever the machine has
+        assert result.best._session._session.get_session_options().intra_op_num_threads == 1
 
 
 def test_measurements_decide_wherever_they_come_from(source, artifact):

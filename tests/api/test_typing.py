@@ -53,7 +53,7 @@ async def main(module: object, batches: list[dict[str, np.ndarray]]) -> None:
     before: object = accel.replace(module, "encoder", result.best)
     print(before, accel.NEWEST)
     try:
-        accel.convert(accel.Job(source="bert", targets="ort"))  # type: ignore[call-arg]
+        accel.convert(accel.Job(source="bert", targets="ort"))
     except accel.AccelError as error:
         print(error.message, error.fix)
     result.close()

@@ -84,6 +84,26 @@ def test_a_load_that_held_by_chance_is_found_out():
     assert (found.best.count, found.best.requests) == (3, 900)
 
 
+def test_a_server_that_grew_slower_is_followed_down_when_all_probes_were_made():
+    """What held in a search breaks when it is confirmed: that nothing is held would not have been shown."""
+    found = Bisection(100.0)
+    while (load := found.next()) is not None:
+        found.add(open_loop(140.0)(load))
+    while sum(p.count for p in found.probes) < MOST_PROBES:
+        found.add(Probe(found.best.load, found.best.load, 1000, 0))
+    slower = open_loop(20.0)
+    for known in [p.load for p in found.probes if p.held]:
+        for _ in range(MOST_PROBES):
+            found.add(slower(known))
+    assert found.best is None
+    asked = 0
+    while (load := found.next()) is not None:
+        found.add(slower(load))
+        asked += 1
+    assert 5 <= found.best.load <= 20
+    assert asked <= 8
+
+
 def test_late_counts_against_the_share_that_p99_allows():
     assert Probe(1, 1, 300, 3).held
     assert not Probe(1, 1, 300, 4).held

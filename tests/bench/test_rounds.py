@@ -8,14 +8,14 @@ import pytest
 
 from accel.bench import rounds
 from accel.bench.checker import Check
-from accel.bench.in_process import Plan, ProcessRunner, TimedShape
+from accel.bench.in_process import MeasurementPlan, ProcessRunner, TimedShape
 from accel.bench.race import Contest, Race
 from accel.bench.rounds import measure
 from accel.core import processes
 from accel.core.values import Artifact, Built, Failed, Target, TensorSpec, Variant, file_refs
 
 SPEC = TensorSpec("x", "int64", ("batch", 4))
-LATENCY = Plan("latency", rounds=3, round_s=0.01, warm_s=0.01)
+LATENCY = MeasurementPlan("latency", rounds=3, round_s=0.01, warm_s=0.01)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_failing_runner_leaves_whatever_class_its_error_has(session):
 @pytest.mark.parametrize("scenario", ["latency", "throughput"])
 def test_wrong_answers_while_timed_are_a_failure(session, tmp_path, scenario):
     """The null target answers zeros: it keeps its figures only where zeros are right."""
-    plan = Plan(scenario, rounds=2, round_s=0.02, warm_s=0.01)
+    plan = MeasurementPlan(scenario, rounds=2, round_s=0.02, warm_s=0.01)
     outputs = (TensorSpec("y", "float32", ("batch",)),)
     for name, value in (("right", 0.0), ("wrong", 1.0)):
         np.savez(tmp_path / f"{name}.npz", **{"b1/y": np.full(1, value, np.float32)})
@@ -96,7 +96,7 @@ def test_wrong_answers_while_timed_are_a_failure(session, tmp_path, scenario):
 @pytest.mark.parametrize("reserve", [0.0, 2.0])
 def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(session, monkeypatch, reserve):
     monkeypatch.setattr(rounds, "MEMORY_RESERVE", reserve)
-    plan = Plan("throughput", rounds=2, round_s=0.05, warm_s=0.01, least=1)
+    plan = MeasurementPlan("throughput", rounds=2, round_s=0.05, warm_s=0.01, least=1)
     found = session(plan=plan, a='{"latency_ms": 2}', b='{"latency_ms": 8}')
     (a,), (b,) = found["a"], found["b"]
     assert a.session == b.session

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from accel.bench import feeds as forms, perf_analyzer, served, usage
-from accel.bench.calls import COUNTERS, Served
+from accel.bench.calls import COUNTERS, ServedModel
 from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
 from accel.bench.load import Load, Window
 from accel.bench.ranges import concurrencies
-from accel.bench.served import Labels, Mark, Method, agree, summarise
+from accel.bench.served import Method, Snapshot, VariantLabels, agree, summarise
 from accel.builders import targets
 from accel.core.errors import CheckFailed, InputError, SampleError, StageError, UnavailableError, UsageError
 from accel.core.values import Measurement, TensorSpec, from_json, to_json
@@ -80,12 +80,12 @@ def test_a_point_is_reduced_to_its_figures():
     later = {key: value + 7 for key, value in counted.items()}
     spans = [
         (
-            Mark(0, counted, 1.0, 100.0, {"nv_gpu_utilization": 0.5}),
-            Mark(10**9, counted, 2.0, 110.0, {"nv_gpu_utilization": 0.7}),
+            Snapshot(0, counted, 1.0, 100.0, {"nv_gpu_utilization": 0.5}),
+            Snapshot(10**9, counted, 2.0, 110.0, {"nv_gpu_utilization": 0.7}),
         ),
         (
-            Mark(5 * 10**9, later, 7.0, 120.0, {"nv_gpu_utilization": 0.5}),
-            Mark(6 * 10**9, later | {k: v + 7 for k, v in SPENT.items()}, 9.0, 90.0, {"nv_gpu_utilization": 0.7}),
+            Snapshot(5 * 10**9, later, 7.0, 120.0, {"nv_gpu_utilization": 0.5}),
+            Snapshot(6 * 10**9, later | {k: v + 7 for k, v in SPENT.items()}, 9.0, 90.0, {"nv_gpu_utilization": 0.7}),
         ),
     ]
     found = summarise(
@@ -93,9 +93,9 @@ def test_a_point_is_reduced_to_its_figures():
         windows,
         spans,
         feeds((2, 4), (6, 4)),
-        Served("m", "onnxruntime", 8, null_repository.INPUTS, null_repository.OUTPUTS),
+        ServedModel("m", "onnxruntime", 8, null_repository.INPUTS, null_repository.OUTPUTS),
         Sent(),
-        labels=Labels(threads=2, precision="int8", repository="repositories/x"),
+        labels=VariantLabels(threads=2, precision="int8", repository="repositories/x"),
         raw="raw.npz",
         session="s",
     )
@@ -125,11 +125,11 @@ def test_a_point_without_an_answer_is_an_error():
         summarise(
             Load(concurrency=1),
             [window([1.0], ok=0)],
-            [(Mark(0, dict.fromkeys(COUNTERS, 0), None, 0.0, {}),) * 2],
+            [(Snapshot(0, dict.fromkeys(COUNTERS, 0), None, 0.0, {}),) * 2],
             feeds((1, 4)),
-            Served("m", "python", 8, null_repository.INPUTS, null_repository.OUTPUTS),
+            ServedModel("m", "python", 8, null_repository.INPUTS, null_repository.OUTPUTS),
             Sent(),
-            labels=Labels(),
+            labels=VariantLabels(),
             raw="",
             session="",
         )
@@ -365,6 +365,10 @@ def test_feeds_survive_being_written_for_perf_analyzer(tmp_path):
         ({"scale": [1.0]}, "has 1 values"),
         ({"text": {"b64": "CQAAAGFi"}}, "ends before"),
         ({"more": [1]}, "expected"),
+        ({"ids": {"content": [1, 2, 3], "shape": {"a": 1}}}, "has 3 values, expected"),
+        ({"ids": {"content": [1, 2, 3], "shape": 3}}, "has 3 values, expected"),
+        ({"ids": {"content": [1, 2, 3], "shape": [1e400]}}, "has 3 values, expected"),
+        ({"ids": {"content": [1, 2, 3], "shape": [-1, -3]}}, "has 3 values, expected"),
     ],
 )
 def test_json_data_that_do_not_fit_say_where(tmp_path, changed, said):
@@ -381,6 +385,10 @@ def test_files_that_are_no_feeds(tmp_path):
     for name in ("x.txt", "gone.json", "gone.npz"):
         with pytest.raises(InputError):
             forms.read(tmp_path / name, SPECS, batched=True)
+    for one in (None, True, 1.5, "ids", []):  # the last two have an order, but no names of inputs
+        (tmp_path / "x.json").write_text(json.dumps({"data": [entry(), one]}))
+        with pytest.raises(InputError, match=r"has inputs|sequence model"):
+            forms.read(tmp_path / "x.json", SPECS, batched=True)
 
 
 def test_npz_feeds_and_batches(tmp_path):
@@ -428,7 +436,7 @@ ROW = """Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Serv
 Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency
 4,725.849,3,438,2473,22,2423,141,1,5210,7102,7715,9791
 """
-FACTS = perf_analyzer.Facts(1, {"input_ids": (1, 4)}, 3.0, "s", "raw.csv", Labels("python", 2, "fp32"))
+FACTS = perf_analyzer.Facts(1, {"input_ids": (1, 4)}, 3.0, "s", "raw.csv", VariantLabels("python", 2, "fp32"))
 
 
 def test_a_row_of_perf_analyzer_is_a_measurement():
@@ -567,7 +575,7 @@ def state(root):
 @pytest.mark.slow
 def test_the_classic_table(null_root, tmp_path):
     before = state(null_root)
-    asked = load_test.Asked(
+    asked = load_test.LoadTestRequest(
         str(null_root), (), via="embedded", method=Method(seconds=0.15), out=tmp_path / "table.json"
     )
     shown = []
@@ -610,7 +618,7 @@ def test_a_config_is_changed_and_its_twin_by_hard_link_is_not(null_root, tmp_pat
 
 
 def test_a_url_is_told_from_a_folder(tmp_path):
-    asked = load_test.Asked(str(tmp_path / "no-such"), ())
+    asked = load_test.LoadTestRequest(str(tmp_path / "no-such"), ())
     with pytest.raises(InputError, match="is no folder"):
         load_test.bench(asked, print, print)
     with pytest.raises(UnavailableError):

@@ -1,10 +1,26 @@
 """Small ONNX files with a known weakness, made by hand."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from accel import exporters
+from accel.exporters import samples
+from accel.exporters.sources import recognise
+
+
+def prepared(path: Path, folder: Path, feeds: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Describe a file with the input ``x (1 to 8, *shape)``, make its samples of ``feeds`` and export it."""
+    np.savez(folder / "feeds.npz", **feeds)  # type: ignore[arg-type]
+    sizes = {f"{point}_shapes": {"x": (batch, *shape)} for point, batch in (("min", 1), ("opt", 4), ("max", 8))}
+    asked = recognise(str(path), samples=str(folder / "feeds.npz"), **sizes)
+    described = exporters.describe(asked)
+    made = samples.make_samples(described, asked, folder)
+    return described, made, exporters.export_onnx(described, folder / "onnx")
 
 
 def mlp(path: Path, *, layers: int = 4, width: int = 32, hostile: int | None = None, gemm: bool = False) -> Path:

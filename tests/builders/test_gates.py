@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import small_onnx
 from small_onnx import convnet
 
-from accel import exporters
-from accel.accuracy import parity
-from accel.builders import held_back, targets
+from accel.builders import held_back, openvino_mixing, targets
+from accel.core.accuracy import parity
 from accel.core.feeds import read_feeds
 from accel.core.values import BuildRequest, Target, Variant
-from accel.exporters import samples
-from accel.exporters.sources import recognise
 
 WIDTH, LAYERS = 32, 6
 
@@ -46,17 +44,7 @@ def source(request, tmp_path_factory):
     random = np.random.default_rng(1)
     shape = (WIDTH,) if request.param == "products" else (3, 8, 8)
     feeds = {f"{i}/x": random.standard_normal((4, *shape)).astype(np.float32) for i in range(96)}
-    np.savez(folder / "feeds.npz", **feeds)
-    asked = recognise(
-        str(path),
-        samples=str(folder / "feeds.npz"),
-        min_shapes={"x": (1, *shape)},
-        opt_shapes={"x": (4, *shape)},
-        max_shapes={"x": (8, *shape)},
-    )
-    described = exporters.describe(asked)
-    made = samples.make_samples(described, asked, folder)
-    return request.param, folder, described, made, exporters.export_onnx(described, folder / "onnx")
+    return request.param, folder, *small_onnx.prepared(path, folder, feeds, shape)
 
 
 def build(source: Any, target: Target, out: Path, gates: Mapping[str, float], **options: Any) -> tuple[Any, Path]:
@@ -103,11 +91,16 @@ def test_tensorrt_and_openvino_search_by_it_too(source, tmp_path):
     if kind == "products":
         plain, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov", {})
         held, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-held", {"int8": 10.0})
-        exact, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-strict", {"int8": 45.0})
-        assert exact["fake_quantize_nodes"] < held["fake_quantize_nodes"] == plain["fake_quantize_nodes"]
+        exact, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-strict", {"int8": 25.0})
+        assert 0 < exact["fake_quantize_nodes"] < held["fake_quantize_nodes"] == plain["fake_quantize_nodes"]
+        assert exact["held_back_score"] >= 25.0 + openvino_mixing.ROOM_DB
+        # No product alone holds 45 dB in INT8: what is called INT8 is INT8, and its gate fails.
+        none, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-none", {"int8": 45.0})
+        assert none["fake_quantize_nodes"] == plain["fake_quantize_nodes"]
+        assert none["mixed"] == "no part of it was found to hold the gate"
 
 
 def test_gates_of_other_precisions_do_not_bear():
     given = {"int8": 25.0, "fp16": 50.0, "sqnr_db": 30.0, "rank_correlation": 0.99}
     assert parity.bearing(given, "int8") == {"int8": 25.0, "sqnr_db": 30.0, "rank_correlation": 0.99}
-    assert parity.bearing(given, "none") == {"sqnr_db": 30.0, "rank_correlation": 0.99}
+    assert parity.bearing(given, "none") == given  # what its runtime chooses is held against the gate of that precision

@@ -45,13 +45,16 @@ def test_openvino(tmp_path):
 
 
 def test_an_ir_with_bytes_of_no_text(tmp_path):
-    """OpenVINO puts them into its message, which then is none."""
+    """OpenVINO puts them into its message, which then is none, or into names."""
     ov = import_openvino()
     ov.save_model(ov.Core().read_model(mlp(tmp_path / "m.onnx")), tmp_path / "m.xml")
     path = tmp_path / "m.xml"
-    path.write_bytes(path.read_bytes().replace(b'type="MatMul"', b'type="Mat\x80"'))
-    with pytest.raises(InputError, match="is no OpenVINO IR"):
-        inspect(path)
+    whole = path.read_bytes()
+    for text, broken in ((b'type="MatMul"', b'type="Mat\x80"'), (b'names="y"', b'names="\xff"')):
+        assert text in whole
+        path.write_bytes(whole.replace(text, broken))
+        with pytest.raises(InputError, match="is no OpenVINO IR"):
+            inspect(path)
 
 
 def test_a_run(tmp_path):

@@ -23,7 +23,7 @@ def accel(*words, cwd=None):
         (["convert", "bert", "-t", "cpu", "--range", "input_ids=5"], 2, "range"),
         (["convert", "bert", "-t", "cpu", "--range", "input_ids=9:1"], 2, "input_ids"),
         (["convert", "bert", "-t", "cpu", "--gate", "int8"], 2, "NAME=VALUE"),
-        (["convert", "bert", "-t", "cpu", "--objective", "speed"], 2, "latency or throughput"),
+        (["convert", "bert", "-t", "cpu", "--objective", "speed"], 2, "latency, throughput or traffic"),
         (["convert", "bert", "-t", "cpu", "--triton-release", "26.60"], 2, "26.60"),
         (["convert", "bert", "-t", "ort", "--require", "openvino"], 2, "not among the targets"),
         (["convert", "bert", "-t", "cpu", "-c", "gone.yaml"], 2, "gone.yaml"),

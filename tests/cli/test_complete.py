@@ -38,7 +38,7 @@ def test_words_are_completed(folder):
     [
         ("accel convert mini", ["minilm", "minimal.onnx"]),
         ("accel convert bert --targets ort,openvino-i", ["ort,openvino-int8"]),
-        ("accel convert bert --objective ", ["latency", "throughput"]),
+        ("accel convert bert --objective ", ["latency", "throughput", "traffic"]),
         ("accel serve ", ["runs/bert/best/cpu"]),
     ],
 )

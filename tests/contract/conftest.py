@@ -17,9 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import pytest
 
-from accel.accuracy.parity import gate_for
 from accel.builders import targets
 from accel.core import environments
+from accel.core.accuracy.parity import gate_for
 from accel.core.feeds import read_feeds
 from accel.core.processes import Worker
 from accel.core.values import (

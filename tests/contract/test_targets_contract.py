@@ -217,6 +217,13 @@ def test_options_have_defaults_and_unknown_files_are_refused(bench, target, arti
         builder.open(artifact, tmp_path, threads=1, mode="latency")
 
 
+@pytest.mark.parametrize("target", [Target("aoti", "cpu")], ids=str)
+def test_a_package_for_a_cpu_has_frozen_weights(bench, target):
+    if (skipped := bench.skip_reason(target)) is not None:
+        pytest.skip(f"{target}: {skipped.reason}")
+    assert bench.build(target).built.facts["frozen"] is True
+
+
 STATIC = [t for t in ALL if targets.info(t).static and t.device == "cpu"]
 
 

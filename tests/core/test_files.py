@@ -75,3 +75,11 @@ def test_a_run_directory_that_is_moved_meanwhile_is_said_so(tmp_path: Path, fail
     assert "-o DIR" in str(caught.value.fix)
     with files.lock(tmp_path / "elsewhere", "accel convert"):
         pass
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '["\\ud800"]', '{"\\udc00": 1}', "{"])
+def test_what_only_pythons_reader_takes_is_no_json(text: str) -> None:
+    """Half of a character can be in no file name: looking for such a file was a traceback."""
+    with pytest.raises(ValueError):
+        files.parse_json(text)
+    assert files.parse_json('["\\ud83d\\ude00", 1.5]') == ["😀", 1.5]

@@ -206,13 +206,13 @@ from pathlib import Path
 import numpy as np
 from accel.core.values import Artifact, Built, Target, TensorSpec, Variant, file_refs, to_json
 from accel.bench.card import watch_card
-from accel.bench.in_process import Plan, TimedShape, ProcessRunner
+from accel.bench.in_process import MeasurementPlan, TimedShape, ProcessRunner
 from accel.bench.race import Contest, Race
 from accel.bench.rounds import measure
 folder = Path(sys.argv[1])
 np.savez(folder / "feeds.npz", **{"b2/x": np.zeros((2, 4), np.int64)})
 built = Built("null.json", (TensorSpec("x", "int64", ("n", 4)),), (TensorSpec("y", "float32", ("n",)),), "none", {}, {})
-plan = Plan("latency", rounds=2, round_s=0.2, warm_s=0.05)
+plan = MeasurementPlan("latency", rounds=2, round_s=0.2, warm_s=0.05)
 watch = watch_card(("cuda", "cpu"))
 runners = []
 for device in ("cuda", "cpu"):

@@ -169,6 +169,15 @@ def test_half_a_line_is_a_death(tasks_file):
         run("half", tasks_file)
 
 
+def test_a_process_outlives_the_thread_that_started_it(tasks_file):
+    """A resumed run found its source described: the thread of the reference started the process, and took it along."""
+    with Worker(tasks_file, threads=1, timeout_s=30) as child:
+        first = threading.Thread(target=child.call, args=(known["threads"],))
+        first.start()
+        first.join()
+        assert child.call(known["threads"]) == "1"
+
+
 def test_a_prompt_gets_nothing_and_eats_no_request(tasks_file):
     with Worker(tasks_file, threads=1, timeout_s=30) as child:
         with pytest.raises(StageError, match="EOFError"):

@@ -1,5 +1,6 @@
 """Signatures of folders: what was signed is accepted anywhere, and nothing else is."""
 
+import base64
 import shutil
 import sys
 from pathlib import Path
@@ -99,6 +100,21 @@ def test_what_is_no_key_is_refused(tmp_path: Path, content: str) -> None:
         signing.check_key(tmp_path / "key.pem")
     with pytest.raises(InputError, match="no private key"):
         signing.check_key(tmp_path / "missing.pem")
+
+
+def test_a_key_of_an_unknown_curve_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> None:
+    """One flipped bit in its curve's number: cryptography says so with an error that is neither value nor type."""
+    folder, public = signed
+    pem = public.read_text().splitlines()
+    der = bytearray(base64.b64decode("".join(pem[1:-1])))
+    curve = bytes.fromhex("2a8648ce3d030107")
+    der[der.index(curve) + 4] ^= 1
+    odd = tmp_path / "odd.pub"
+    odd.write_text("\n".join((pem[0], base64.encodebytes(der).decode().strip(), pem[-1])))
+    with pytest.raises(InputError, match="no public key"):
+        signing.verify(folder, odd)
+    with pytest.raises(InputError, match="no public key"):
+        signing.check_text("text", b"", odd)
 
 
 def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

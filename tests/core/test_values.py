@@ -86,3 +86,11 @@ def test_hash_ignores_order_of_keys():
 def test_an_integer_that_no_float_holds_is_an_error_and_no_crash():
     with pytest.raises(ValueError, match="no number"):
         from_json(dict[str, float], {"sqnr_db": 10**400})
+
+
+def test_an_end_of_texts_stands_in_json_only_where_there_is_one() -> None:
+    plain = TensorSpec("ids", "int64", ("batch", "seq"), (0, 9))
+    ended = TensorSpec("ids", "int64", ("batch", "seq"), (0, 9), 2)
+    assert "ends" not in to_json(plain)
+    assert to_json(ended)["ends"] == 2
+    assert [from_json(TensorSpec, to_json(s)) for s in (plain, ended)] == [plain, ended]

@@ -116,3 +116,40 @@ def test_a_model_without_a_batch_axis_has_feeds_too():
     assert coverage.feeds(source, lambda shapes: {"scale": np.ones(shapes["scale"], np.float32)}).keys() == {
         "b1", "flat low", "flat high", "beyond",
     }  # fmt: skip
+
+
+def test_a_made_up_feed_that_has_no_answer_proves_nothing():
+    """A temperature of 0, which no sample holds, gives 0/0; at a sample itself, or at infinity, there is an answer."""
+    answer, nothing = {"out": np.array([1, np.inf], np.float32)}, {"out": np.array([1, np.nan], np.float32)}
+    assert not any(coverage.answered(name, nothing) for name in ("flat low", "flat high", "beyond"))
+    assert coverage.answered("b4", nothing)
+    assert coverage.answered("value 1", nothing)
+    assert coverage.answered("flat low", answer)
+    names = made(source_of(SCALE))
+    assert {"flat low", "flat high", "beyond"} <= names.keys()
+
+
+def test_a_first_proof_asks_what_is_timed_and_one_or_two_of_each_kind(feeds):
+    rng = np.random.default_rng(1)
+    samples = {str(i): {"ids": rng.integers(0, 50, (8, 9))} for i in range(32)}
+    shapes = {name: {"ids": rng.integers(0, 50, size)} for name, size in [("min", (1, 1)), ("max", (16, 32))]}
+    every = {**samples, **shapes, "t8.0": samples["0"], "t8.1": samples["1"], **feeds}
+    chosen = coverage.first(every)
+    assert list(chosen) == [name for name in every if name in chosen]
+    assert sum(name.isdigit() for name in chosen) == coverage.FIRST_FEEDS
+    assert {"min", "t8.0", "t8.1", "b1", "b2", "b4", "b8", "b16"} <= chosen.keys()
+    assert "max" not in chosen
+
+    def kinds(names):
+        return {name.rstrip("0123456789") for name in names} - {"max"}
+
+    assert kinds(chosen) == kinds(every)
+    sizes = {f["ids"].shape[1] for name, f in chosen.items() if name.startswith("seq")}
+    assert max(sizes) == 32
+    assert sum(name.startswith(("values", "seq", "n")) for name in chosen) <= 5
+
+
+@pytest.mark.parametrize(("count", "items", "asked"), [(4, 8, 4), (31, 1, 31), (256, 1, 64), (40, 8, 8)])
+def test_few_samples_are_all_asked_at_first(count, items, asked):
+    samples = {str(i): {"x": np.zeros((items, 3), np.float32)} for i in range(count)}
+    assert len(coverage.first(samples)) == asked

@@ -7,7 +7,7 @@ import pytest
 
 from accel.core.errors import AccelError
 from accel.core.values import TensorSpec
-from accel.exporters.ensemble_request import Asked, asked
+from accel.exporters.ensemble_request import EnsembleRequest, asked
 from accel.run.job import assemble
 
 WORDS = {"name": "words", "dtype": "str", "dims": ["batch", 1]}
@@ -22,11 +22,11 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_flag_and_what_switches_it_off():
-    assert asked(True) == Asked({}, {})
+    assert asked(True) == EnsembleRequest({}, {})
     assert asked(False) is None
     assert asked(None) is None
-    assert asked({}) == Asked({}, {})
-    assert asked({"pre": None, "post": {"top_k": 3}}) == Asked(None, {"top_k": 3})
+    assert asked({}) == EnsembleRequest({}, {})
+    assert asked({"pre": None, "post": {"top_k": 3}}) == EnsembleRequest(None, {"top_k": 3})
 
 
 def test_a_step_of_the_user_s(tmp_path):
@@ -81,10 +81,10 @@ def test_the_flag_takes_the_job_file_s_words(tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text("source: minilm\ntargets: ort\nensemble: {post: {normalise: false}}\n")
     for given in ({}, {"ensemble": True}):
-        assert assemble(given, job, command="").ensemble == Asked({}, {"normalise": False})
+        assert assemble(given, job, command="").ensemble == EnsembleRequest({}, {"normalise": False})
     job.write_text("source: minilm\ntargets: ort\n")
     assert assemble({}, job, command="").ensemble is None
-    assert assemble({"ensemble": True}, job, command="").ensemble == Asked()
+    assert assemble({"ensemble": True}, job, command="").ensemble == EnsembleRequest()
     job.write_text("source: minilm\ntargets: ort\nensemble: 3\n")
     with pytest.raises(AccelError, match="ensemble"):
         assemble({}, job, command="")

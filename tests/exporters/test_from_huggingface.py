@@ -11,7 +11,9 @@ import torch
 from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.feeds import read_feeds
 from accel.exporters import describe, export_onnx, load
+from accel.exporters.from_torch import exportable_layers
 from accel.exporters.samples import make_samples
+from accel.exporters.source_model import another_way
 from accel.exporters.sources import recognise
 
 
@@ -91,6 +93,9 @@ def test_broken_folders_say_so(hf_folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchModel"]}))
     with pytest.raises(UnavailableError, match="no class 'NoSuchModel'"):
         describe(recognise(str(folder)))
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1 << 31}))  # it would build for ever
+    with pytest.raises(InputError, match="num_hidden_layers is 2147483648"):
+        describe(recognise(str(folder)))
 
 
 def test_code_of_a_repository_is_not_run(hf_folder: Path, tmp_path: Path) -> None:
@@ -123,3 +128,18 @@ def test_a_picture_model_is_described_and_fed(tmp_path: Path) -> None:
     export_onnx(source, tmp_path / "onnx")
     samples = make_samples(source, request, tmp_path / "samples")
     assert (samples.calibration_items, samples.gate_items) == (128, 256)
+
+
+def test_the_sources_noise_holds_both_of_its_forms_of_attention(hf_folder: Path) -> None:
+    """A row without a key has no answer that one form of attention could be held to: CLIP, padded at the left."""
+    model = load(describe(recognise(str(hf_folder))))
+    ids = np.arange(12).reshape(2, 6)
+    feed = {spec.name: np.zeros_like(ids) for spec in model.source.inputs} | {"input_ids": ids}
+    feed["attention_mask"] = np.stack([np.ones(6, np.int64), np.zeros(6, np.int64)])
+    way = another_way(model, feed, lend=exportable_layers)
+    assert way is not None
+    truth, other = model.run(feed), way[1](feed)
+    off = {name: np.abs(truth[name] - other[name]).reshape(2, -1).max(axis=1) for name in truth}
+    assert all(error[0] < 1e-5 for error in off.values()), off
+    assert any(error[1] > 1e-3 for error in off.values()), off
+    assert model.run(feed).keys() == truth.keys()

@@ -1,10 +1,12 @@
 """ONNX files: described as they are, copied with their data, refused when broken or malicious."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from accel.core.errors import InputError, SampleError, StageError, UsageError
@@ -13,6 +15,8 @@ from accel.exporters import describe, export_onnx, load
 from accel.exporters.samples import make_samples
 from accel.exporters.source_model import another_way
 from accel.exporters.sources import quick_key, recognise
+from accel.graph import passes
+from accel.graph.opset import RaiseOpset
 
 MakeOnnx = Callable[..., Path]
 
@@ -39,6 +43,70 @@ def test_the_key_covers_external_data(make_onnx: MakeOnnx, tmp_path: Path) -> No
     assert quick_key(request) != before
 
 
+def test_poolings_and_transforms_are_written_for_every_runtime(tmp_path: Path) -> None:
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    around = onnx.numpy_helper.from_array(np.array([0, 0, 1, 0, 0, 1]), "around")
+    graph = helper.make_graph(
+        [
+            helper.make_node("DFT", ["x"], ["spectrum"], axis=1, onesided=1),
+            helper.make_node("Pad", ["spectrum", "around"], ["wide"]),
+            helper.make_node("MaxPool", ["wide"], ["y"], kernel_shape=[2]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", kind, ["batch", 6, 1])],
+        [helper.make_tensor_value_info("y", kind, ["batch", 4, 3])],
+        [around],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "m.onnx")
+    export_onnx(describe(recognise(str(tmp_path / "m.onnx"))), tmp_path / "out")
+    nodes = onnx.load(str(tmp_path / "out" / "model.onnx")).graph.node
+    assert [n.op_type for n in nodes] == ["Reshape", "MatMul", "Reshape", "Pad", "MaxPool"]
+    assert len(nodes[3].input) == 4
+
+
+@pytest.mark.parametrize(
+    "case", ["BatchNorm2d_eval", "GLU", "Linear", "PReLU_2d_multiparam", "PReLU_3d", "AvgPool3d", "operator_addmm"]
+)
+def test_an_opset_that_no_runtime_runs_is_raised(tmp_path: Path, case: str) -> None:
+    """Files of 2017 with the answers of their day, as onnx ships them; ONNX Runtime refuses each as it stands."""
+    suite = "pytorch-operator" if case.startswith("operator") else "pytorch-converted"
+    folder = Path(onnx.__file__).parent / "backend/test/data" / suite / f"test_{case}"
+
+    def stored(what: str) -> list[np.ndarray]:
+        files = sorted((folder / "test_data_set_0").glob(f"{what}_*.pb"))
+        return [onnx.numpy_helper.to_array(onnx.load_tensor(file)) for file in files]
+
+    assert onnx.load(folder / "model.onnx").opset_import[0].version < 7
+    source = describe(recognise(str(folder / "model.onnx")))
+    assert "its opset is raised to 7" in str(source.notice)
+    feed = {s.name: value for s, value in zip(source.inputs, stored("input"), strict=True)}
+    answer = load(source).run(feed)
+    for spec, expected in zip(source.outputs, stored("output"), strict=True):
+        np.testing.assert_allclose(answer[spec.name], expected, rtol=1e-4, atol=1e-5)
+    assert export_onnx(source, tmp_path / "out").opset == 7
+
+
+def test_slopes_by_channel_are_refused_where_nothing_says_which_axis_that_is(tmp_path: Path) -> None:
+    helper, kind = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["x", "shape"], ["some"]),
+            helper.make_node("PRelu", ["some", "slope"], ["y"]),
+        ],
+        "g",
+        [
+            helper.make_tensor_value_info("x", kind.FLOAT, [2, 6]),
+            helper.make_tensor_value_info("shape", kind.INT64, ["rank"]),
+        ],
+        [helper.make_tensor_value_info("y", kind.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.ones(3, np.float32), "slope")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=4)
+    with pytest.raises(StageError, match=r"nothing says how many axes the input of node 'y' \(PRelu\) has"):
+        passes.run(ir.from_proto(model), RaiseOpset(7))
+
+
 def test_unnamed_axes_get_names(make_onnx: MakeOnnx, tmp_path: Path) -> None:
     path = make_onnx()
     model = onnx.load(str(path))
@@ -57,6 +125,37 @@ def test_an_axis_of_unknown_size_asks_for_shapes(make_onnx: MakeOnnx) -> None:
     onnx.save(model, str(path))
     with pytest.raises(UsageError, match="axis 1 \\('width'\\)"):
         describe(recognise(str(path)))
+
+
+@pytest.mark.parametrize("form", ["items", "stacked", "lines", "folder"])
+def test_an_axis_of_which_nothing_says_the_size_has_that_of_the_samples(tmp_path: Path, form: str) -> None:
+    """A convolution over pictures of any size, and samples of two sizes; in one array all have one size."""
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])],
+        "g",
+        [helper.make_tensor_value_info("x", kind, ["batch", 1, "h", "w"])],
+        [helper.make_tensor_value_info("y", kind, ["batch", 2, "h", "w"])],
+        [onnx.numpy_helper.from_array(np.ones((2, 1, 3, 3), np.float32), "w")],
+    )
+    graph.initializer[0].name = graph.node[0].input[1] = "kernel"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), tmp_path / "m.onnx")
+    small, large = np.zeros((1, 1, 6, 9), np.float32), np.zeros((2, 1, 8, 12), np.float32)
+    given = tmp_path / ("s.jsonl" if form == "lines" else "s.npz")
+    if form == "lines":
+        given.write_text("".join(json.dumps({"x": v[0].tolist()}) + "\n" for v in (small, large)))
+    elif form == "stacked":
+        np.savez(given, x=np.zeros((50, 1, 6, 9), np.float32))
+    else:
+        np.savez(given, **{"0/x": small, "1/x": large})
+    if form == "folder":
+        given.rename((tmp_path / "samples").mkdir() or tmp_path / "samples" / "s.npz")
+        given = tmp_path / "samples"
+    source = describe(recognise(str(tmp_path / "m.onnx"), samples=str(given)))
+    found = source.profile["x"]
+    high = (6, 9) if form == "stacked" else (8, 12)
+    assert (found.min[2:], found.opt[2:], found.max[2:]) == ((6, 9), (6, 9), high)
+    assert f"axis 'h': sizes 6 to {high[0]} as in the samples" in str(source.notice)
 
 
 def test_a_static_file_stays_static_and_shapes_must_agree(make_onnx: MakeOnnx) -> None:
@@ -97,6 +196,13 @@ def test_truncated_files_are_refused(make_onnx: MakeOnnx, tmp_path: Path) -> Non
     data.unlink()
     with pytest.raises(InputError, match=r"weights/w.data is missing"):
         describe(recognise(str(external)))
+
+
+def test_names_that_are_no_text_are_refused(make_onnx: MakeOnnx) -> None:
+    path = make_onnx()
+    path.write_bytes(path.read_bytes().replace(b"batch", b"b\xfftch"))  # of an axis: protobuf gives it as bytes
+    with pytest.raises(InputError, match="UTF-8"):
+        describe(recognise(str(path)))
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "weights/../../secret", "", "a\0b"])

@@ -1,5 +1,6 @@
 """TensorFlow sources of every kind: described, run and exported as TensorFlow answers; what is broken is told."""
 
+import signal
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from accel import exporters
+from accel.core import processes
 from accel.core.errors import AccelError, InputError, StageError, UsageError
 from accel.core.values import GraphChoice, ModelSource
 from accel.exporters.check import reference_points
@@ -54,6 +56,9 @@ def sampled():
 
     net.keep = weight
     return net, [{"x": np.ones((2, 4))}, {"x": np.zeros((5, 4))}]
+
+def recurrent():
+    return keras.Sequential([keras.Input((6, 3), name="x"), keras.layers.LSTM(4), keras.layers.Dense(2)])
 
 def scalar():
     @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((), tf.float32)])
@@ -244,6 +249,19 @@ def test_channels_first_is_an_option_and_nothing_else(describe: Callable[..., Mo
         describe("saved", graph=GraphChoice(nchw=("picture",)))
     with pytest.raises(UsageError, match="expected four axes"):
         describe("f.py:function", graph=GraphChoice(nchw=("x",)))
+
+
+def test_an_axis_of_which_nothing_says_the_size_has_that_of_the_samples(tmp_path: Path) -> None:
+    tf = import_tensorflow()
+    module = tf.Module()
+    spec = tf.TensorSpec((None, None, None, 3), tf.float32, "image")
+    module.mean = tf.function(lambda image: {"mean": tf.reduce_mean(image, [1, 2])}, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"serving_default": module.mean})
+    with pytest.raises(UsageError, match="nothing says which sizes axis 1 of input 'image' takes"):
+        exporters.describe(recognise(str(tmp_path / "saved")))
+    np.savez(tmp_path / "s.npz", **{f"{i}/image": np.zeros((1, 4 + i, 6, 3), np.float32) for i in range(3)})
+    source = exporters.describe(recognise(str(tmp_path / "saved"), samples=str(tmp_path / "s.npz")))
+    assert (source.profile["image"].min[1:], source.profile["image"].max[1:]) == ((4, 6, 3), (6, 6, 3))
 
 
 def test_signatures_are_chosen_by_name(describe: Callable[..., ModelSource]) -> None:
@@ -505,3 +523,37 @@ def test_a_model_of_mixed_precision_is_held_to_half(describe: Callable[..., Mode
     source = describe("f.py:mixed")
     assert source.computes == "fp16"
     exporters.export_onnx(source, tmp_path / "out")
+
+
+def test_an_lstm_of_keras_runs_in_openvino(describe: Callable[..., ModelSource], tmp_path: Path) -> None:
+    """Its TensorList was no model that OpenVINO loads: written as ONNX it is one LSTM."""
+    openvino = pytest.importorskip("openvino")
+    source = describe("f.py:recurrent")
+    model = exporters.load(source)
+    exporters.export_onnx(source, tmp_path / "out", model=model)
+    compiled = openvino.Core().compile_model(
+        tmp_path / "out" / "model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    for point in reference_points(model):
+        found = compiled(dict(point.feed)).to_dict()
+        np.testing.assert_allclose(next(iter(found.values())), next(iter(point.answer.values())), rtol=1e-4, atol=1e-5)
+
+
+def test_a_damaged_hdf5_file_ends_its_process(tmp_path: Path) -> None:
+    """An object of its heap that says it has 2^64 bytes: libhdf5 goes round for ever, and no signal handler runs."""
+    import h5py
+
+    path = tmp_path / "model.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["model_config"] = '{"class_name": "Sequential"}' * 99
+    data = bytearray(path.read_bytes())
+    size = data.index(b"GCOL") + 24
+    data[size : size + 8] = (2**64 - 16).to_bytes(8, "little")
+    path.write_bytes(data)
+    code = (
+        "import sys; from pathlib import Path; from accel.exporters import tensorflow_files as t\n"
+        "t.LEAST_CPU_S = 1.0; t.import_tensorflow(); import keras; t.open_file('keras', Path(sys.argv[1]), None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=False, timeout=300)
+    assert done.returncode == -signal.SIGPROF, done.stderr
+    assert "a file, which is damaged" in processes.how_it_ended(done.returncode)

@@ -126,6 +126,13 @@ def test_missing_and_wrong_shapes_are_refused(factory_file: Path) -> None:
         describe(recognise(f"{factory_file}:plain", opt_shapes={"x": (4, 8)}, max_shapes={"x": (2, 8)}))
 
 
+def test_an_input_without_a_shape_has_that_of_the_samples(factory_file: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=np.zeros((30, 8), np.float32))
+    source = describe(recognise(f"{factory_file}:plain", samples=str(tmp_path / "s.npz")))
+    assert source.inputs[0].dims == ("batch", 8)
+    assert source.profile["x"].opt == (1, 8)
+
+
 def test_a_factory_is_exported_and_proved(factory_file: Path, tmp_path: Path) -> None:
     source = describe(recognise(f"{factory_file}:plain", opt_shapes={"x": (1, 8)}))
     model = export_onnx(source, tmp_path / "onnx", opset=19)
@@ -397,6 +404,8 @@ def test_what_is_no_program_is_refused(tmp_path: Path, program_file: Path) -> No
     garbage.write_bytes(b"nothing")
     with pytest.raises(InputError, match="no exported program"):
         describe(recognise(str(garbage)))
+    with pytest.raises(InputError, match="no exported program"):  # torch's message holds the bytes
+        describe(recognise(str(rewritten(program_file, {"/.data/version": b"\x86", "program/version": b"\x86"}))))
     short = tmp_path / "s.pt2"
     short.write_bytes(program_file.read_bytes()[:2000])
     with pytest.raises((InputError, UnavailableError)):

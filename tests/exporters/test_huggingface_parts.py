@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from accel.core.errors import UsageError
+from accel.core.feeds import read_feeds
 from accel.exporters import describe, export_onnx, load
+from accel.exporters.samples import make_samples
 from accel.exporters.sources import recognise
 
 TEXT = {
@@ -184,3 +186,75 @@ def test_a_part_that_there_is_not_names_those_that_there_are(folders: dict[str, 
     (tmp_path / "m.onnx").write_bytes(b"x")
     with pytest.raises(UsageError, match="--part is for Hugging Face"):
         recognise(str(tmp_path / "m.onnx"), part="encoder")
+
+
+STAGES = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "out_features": ["stage2"]}
+BART = {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+BART |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 24}
+
+
+def test_layers_are_lent_for_the_export_and_given_back() -> None:
+    """A ResNet inside refuses sdpa, which it has from the start: setting that back raised."""
+    import transformers
+
+    from accel.exporters.from_torch import exportable_layers
+
+    layers = {k: v for k, v in BART.items() if k.startswith(("encoder", "decoder"))}
+    picture = transformers.DetrConfig(
+        backbone_config=transformers.ResNetConfig(**STAGES),
+        use_timm_backbone=False,
+        backbone=None,
+        d_model=16,
+        **layers,
+    )
+    experts = transformers.MixtralConfig(**TEXT, num_key_value_heads=2, num_local_experts=2)
+    for made in (transformers.DetrModel(picture), transformers.MixtralModel(experts)):
+        configs = [part.config for part in made.modules() if hasattr(part, "set_attn_implementation")]
+        before = [(c._attn_implementation, c._experts_implementation) for c in configs]
+        with exportable_layers(made):
+            assert {c._attn_implementation for c in configs} == {"eager"}
+            assert made.config._experts_implementation in ("batched_mm", before[0][1])
+        assert [(c._attn_implementation, c._experts_implementation) for c in configs] == before
+    with exportable_layers(made):
+        assert made.config._experts_implementation == "batched_mm"
+
+
+def test_texts_end_with_the_end_of_sequence_and_hold_it_nowhere_else(tmp_path: Path) -> None:
+    """BART classifies at the last end of sequence: it refuses texts without one, or with different numbers of them."""
+    import transformers
+
+    config = transformers.BartConfig(**BART, eos_token_id=2, pad_token_id=0, bos_token_id=1)
+    transformers.BartForSequenceClassification(config).save_pretrained(tmp_path)
+    request = recognise(str(tmp_path))
+    source = describe(request)
+    assert [(s.name, s.ends) for s in source.inputs] == [("input_ids", 2), ("attention_mask", None)]
+    made = make_samples(source, request, tmp_path / "samples")
+    for file in (made.gate, made.shapes):
+        for feed in read_feeds(tmp_path / "samples" / file.path).values():
+            rows = feed["input_ids"] == 2
+            assert (rows.sum(1) == 1).all()
+    load(source).run(read_feeds(tmp_path / "samples" / made.shapes.path)["max"])
+
+
+def test_a_length_of_minus_one_is_any_length(tmp_path: Path) -> None:
+    """XLNet's config says -1, of which a text of one token was made."""
+    import transformers
+
+    config = transformers.XLNetConfig(vocab_size=50, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    transformers.XLNetModel(config).save_pretrained(tmp_path)
+    assert describe(recognise(str(tmp_path))).profile["input_ids"].max[1] == 512
+
+
+def test_a_masked_autoencoder_takes_its_noise(tmp_path: Path) -> None:
+    """It draws which patches it sees: with the noise as an input it answers alike."""
+    import transformers
+
+    config = transformers.ViTMAEConfig(
+        **{k: v for k, v in PICTURE.items() if k not in ("vocab_size", "max_position_embeddings")}
+    )
+    transformers.ViTMAEModel(config).save_pretrained(tmp_path)
+    source = describe(recognise(str(tmp_path)))
+    assert [(s.name, s.dims) for s in source.inputs] == [
+        ("pixel_values", ("batch", 3, 16, 16)),
+        ("noise", ("batch", 4)),
+    ]

@@ -10,7 +10,7 @@ import pytest
 from accel.core.errors import AccelError, InputError, UsageError
 from accel.core.processing import CustomStep, Labels, Picture, Pipeline, Pool, Tokenize
 from accel.core.values import ModelSource, ShapeRange, TensorSpec, from_json, to_json
-from accel.exporters.ensemble_request import Asked, asked
+from accel.exporters.ensemble_request import EnsembleRequest, asked
 from accel.exporters.processing_files import find
 from accel.exporters.sources import recognise
 from model_zoo._text import minilm_folder
@@ -19,7 +19,7 @@ IDS = tuple(TensorSpec(n, "int64", ("batch", "seq")) for n in ("input_ids", "att
 HIDDEN = TensorSpec("last_hidden_state", "float32", ("batch", "seq", 8))
 LOGITS = TensorSpec("logits", "float32", ("batch", 3))
 PIXELS = TensorSpec("pixel_values", "float32", ("batch", 3, 32, 32))
-PLAIN = Asked()
+PLAIN = EnsembleRequest()
 
 
 def zoo(name: str, weights: str = "random") -> ModelSource:
@@ -188,13 +188,13 @@ def test_a_file_without_a_folder_needs_one_or_steps_of_the_user_s(encoder, tmp_p
     onnx = source(None, IDS, HIDDEN)
     with pytest.raises(UsageError, match="nothing says how text or pictures become the inputs of mine"):
         find(onnx, PLAIN)
-    found = find(onnx, Asked(folder=str(encoder)))
+    found = find(onnx, EnsembleRequest(folder=str(encoder)))
     assert (found.pre.max_length, found.post) == (48, Pool())
-    assert find(onnx, Asked(folder=str(encoder), post=None)).post is None
+    assert find(onnx, EnsembleRequest(folder=str(encoder), post=None)).post is None
     with pytest.raises(UsageError, match="nothing says what the outputs of mine mean"):
-        find(onnx, Asked(pre=None))
+        find(onnx, EnsembleRequest(pre=None))
     with pytest.raises(UsageError, match="neither a step before the model nor one after it"):
-        find(onnx, Asked(None, None))
+        find(onnx, EnsembleRequest(None, None))
 
 
 def test_steps_of_the_user_s_replace_the_source_s(encoder, tmp_path):

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from accel.core.errors import InputError, UsageError
 from accel.core.values import ModelSource
 from accel.exporters import describe, export_onnx, load
 from accel.exporters.ensemble_request import asked
+from accel.exporters.huggingface_inputs import longest_text
 from accel.exporters.processing_files import find
 from accel.exporters.sources import quick_key, recognise
 
@@ -159,3 +161,89 @@ def test_an_ensemble_needs_no_pooling_step(sentence_folder: Make) -> None:
     assert (pipeline.pre is not None, pipeline.post) == (True, None)
     with pytest.raises(UsageError, match="pools by itself"):
         find(source, asked({"post": {"mode": "max"}}) or pytest.fail("no ensemble"))
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+def test_any_encoder_is_pooled_on_request(hf_folder: Path, tmp_path: Path, mode: str) -> None:
+    plain = describe(recognise(str(hf_folder), task="feature-extraction"))
+    source = describe(recognise(str(hf_folder), pool=mode))  # type: ignore[arg-type]
+    assert [(o.name, o.dtype, o.dims) for o in source.outputs] == [("sentence_embedding", "float32", ("batch", 32))]
+    assert source.key != plain.key
+    feed = feed_of(hf_folder, source)
+    hidden = load(plain).run(feed)["last_hidden_state"]
+    found = load(source).run(feed)["sentence_embedding"]
+    np.testing.assert_allclose(found, recomputed(hidden, feed["attention_mask"], mode), atol=1e-6, rtol=0)
+    if mode == "mean":
+        assert export_onnx(source, tmp_path / "onnx").outputs[0].name == "sentence_embedding"
+
+
+def test_a_sentence_folder_keeps_its_other_modules_when_pooled_otherwise(sentence_folder: Make) -> None:
+    folder = sentence_folder("Normalize", pooling={"pooling_mode": "mean"})
+    plain = describe(recognise(str(folder), pool="none"))
+    assert [o.name for o in plain.outputs] == ["last_hidden_state", "pooler_output"]
+    source, own = (describe(recognise(str(folder), pool=pool)) for pool in ("max", None))
+    assert len({plain.key, source.key, own.key}) == 3
+    feed = feed_of(folder, source)
+    expected = recomputed(load(plain).run(feed)["last_hidden_state"], feed["attention_mask"], "max")
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(load(source).run(feed)["sentence_embedding"], expected, atol=1e-6, rtol=0)
+
+
+def test_the_zoos_encoder_is_pooled_and_normalised_as_its_folder_says() -> None:
+    source, plain = (describe(recognise("minilm", weights="random", pool=pool)) for pool in ("mean", None))
+    assert (source.gate, source.outputs[0].dims) == (None, ("batch", plain.outputs[0].dims[2]))
+    rng = np.random.default_rng(0)
+    mask = (np.arange(6) < [[6], [3]]).astype(np.int64)
+    feed = {s.name: mask if s.name == plain.mask else rng.integers(0, 2, (2, 6)) for s in plain.inputs}
+    hidden = load(plain).run(feed)["last_hidden_state"]
+    expected = recomputed(hidden, mask, "mean")
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(load(source).run(feed)["sentence_embedding"], expected, atol=1e-6, rtol=0)
+
+
+MODULES = """
+import numpy as np
+import torch
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(9, 4)
+
+    def forward(self, input_ids, attention_mask):
+        return self.embed(input_ids) * attention_mask[..., None]
+
+class Pooled(Tokens):
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids, attention_mask).sum(1)
+
+def _made(module):
+    torch.manual_seed(0)
+    ones = (np.ones((1, n), np.int64) for n in range(1, 8))
+    return module(), [{"input_ids": one * one.size, "attention_mask": one} for one in ones]
+
+def tokens():
+    return _made(Tokens)
+
+def pooled():
+    return _made(Pooled)
+"""
+
+
+def test_a_factory_is_pooled_and_what_has_no_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(MODULES)
+    source = describe(recognise(f"{tmp_path}/m.py:tokens", pool="max"))
+    feed = {"input_ids": np.array([[1, 2, 3]]), "attention_mask": np.array([[1, 1, 0]])}
+    embed = load(source).run(feed)["sentence_embedding"]
+    plain = load(describe(recognise(f"{tmp_path}/m.py:tokens"))).run(feed)["output"]
+    np.testing.assert_allclose(embed, plain[:, :2].max(1))
+    with pytest.raises(UsageError, match=r"--pool needs a vector of each token .* gives output \['batch', 4\]"):
+        describe(recognise(f"{tmp_path}/m.py:pooled", pool="mean"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "longest"), [(64, 64), (1e30, 512), (float("inf"), 512), ("64 tokens", 512), (-1, 512), ([64], 512)]
+)
+def test_a_length_that_is_no_number_says_nothing(tmp_path: Path, declared: Any, longest: int) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": declared}))
+    assert longest_text(tmp_path, SimpleNamespace(max_position_embeddings=512)) == longest

@@ -157,7 +157,10 @@ def test_the_key_of_a_saved_model_follows_every_file_and_the_choice(tmp_path: Pa
 def test_a_factory_and_an_absent_hub_id_have_no_quick_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "f.py").write_text("def make(): ...")
-    assert quick_key(recognise(f"{tmp_path}/f.py:make")) is None
+    factory = recognise(f"{tmp_path}/f.py:make")
+    assert quick_key(factory) is None
+    other = recognise(f"{tmp_path}/f.py:make", max_shapes={"x": (4,)})
+    assert quick_key(factory, "key") != quick_key(other, "key")  # other shapes were taken from an earlier run
     assert quick_key(recognise("nobody/nothing")) is None
     assert quick_key(recognise("bert", weights="pretrained")) is None
     assert quick_key(recognise("bert")) != quick_key(recognise("minilm"))

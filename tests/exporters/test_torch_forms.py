@@ -68,6 +68,7 @@ def optional_in(): return net(lambda self, x, mask=None: run(self, x if mask is 
 def with_a_flag(): return net(lambda self, x, flag: run(self, x) if flag else x, {**ROWS, "flag": True})
 def dataclass_out(): return net(lambda self, x: Found(run(self, x)))
 def namedtuple_out(): return net(lambda self, x: Pair(run(self, x), run(self, x).argmax(-1)))
+def input_of_one_name(): return net(lambda self, x: {"x": run(self, x), "best": run(self, x).amax(-1)})
 def nested_out(): return net(lambda self, x: (run(self, x), {"best": run(self, x).amax(-1)}))
 def model_output():
     def forward(self, x):
@@ -130,6 +131,7 @@ ROW, ROWS = (8,), ("batch", 8)
         ("dataclass_out", {"x": ROWS}, ["scores"]),
         ("namedtuple_out", {"x": ROWS}, ["scores", "best"]),
         ("nested_out", {"x": ROWS}, ["output_0", "output_1_best"]),
+        ("input_of_one_name", {"x": ROWS}, ["output_x", "best"]),
         ("model_output", {"x": ROWS}, ["logits", "hidden_states_0", "hidden_states_1"]),
         ("one_row", {"x": ROW}, ["output"]),
         ("edges", {"x": (5, 8), "edges": (2, 3)}, ["output"]),
@@ -143,7 +145,7 @@ def test_a_form_is_taken_as_it_is(form: str, inputs: dict, outputs: list, forms:
     assert [s.name for s in source.outputs] == outputs
 
 
-@pytest.mark.parametrize("form", ["dict_argument", "one_row"])
+@pytest.mark.parametrize("form", ["dict_argument", "one_row", "input_of_one_name"])
 def test_a_form_is_exported_and_proved(form: str, forms: Path, tmp_path: Path) -> None:
     source = describe(recognise(f"{forms}:{form}"))
     found = export_onnx(source, tmp_path)
@@ -210,7 +212,31 @@ class Bag(torch.nn.Module):
         self.mean, self.max = torch.nn.EmbeddingBag(9, 4), torch.nn.EmbeddingBag(9, 4, mode="max")
     def forward(self, ids):
         return self.mean(ids) + self.max(ids)
+class Reversed(torch.nn.Module):
+    def forward(self, x, mask):
+        scaled = torch.rsub(x, 2.5, alpha=2), torch.rsub(mask, 2.5, alpha=3)
+        return x * (1.0 - mask), 3 - mask, *scaled, torch.rsub(mask, x)
+def reverse(): return Reversed(), {"x": torch.ones(2, 3), "mask": torch.tensor([[0, 1, 1], [1, 0, 7]])}
+class Projected(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.LSTM(4, 8, batch_first=True, bidirectional=True, proj_size=3)
+        self.two = torch.nn.LSTM(6, 8, proj_size=3, bias=False)
+    def forward(self, x):
+        y, (h, c) = self.one(x)
+        z, _ = self.two(y.transpose(0, 1), (h[:1], c[:1]))
+        return y, h.transpose(0, 1), c.transpose(0, 1), z.transpose(0, 1)
+def projected(): return Projected(), [{"x": torch.randn(1, n, 4)} for n in (5, 9)]
 def bag(): return Bag(), {"ids": torch.arange(8).reshape(2, 4)}
+class Decoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
+        self.body = torch.nn.TransformerDecoder(layer, 1)
+    def forward(self, target, memory):
+        length = target.shape[1]
+        return self.body(target, memory, tgt_mask=torch.full((length, length), -torch.inf).triu(1))
+def decoder(): return Decoder(), {"target": torch.rand(2, 5, 8), "memory": torch.rand(2, 7, 8)}
 def euclid(): return Distances(2.0), samples()
 def cubic(): return Distances(3.0), samples()
 """
@@ -227,9 +253,50 @@ def test_numbers_as_tensors_and_operators_that_torch_cannot_write(tmp_path: Path
     assert made.inputs[1].dims == (1,)
 
 
+def test_a_transformer_with_a_mask_is_exported(tmp_path: Path) -> None:
+    """torch looks into the mask for whether it is causal: a value that decides, which no graph has."""
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    export_onnx(describe(recognise(f"{file}:decoder")), tmp_path / "out")  # which is checked against the source
+
+
 def test_bags_of_one_length_are_no_loop(tmp_path: Path) -> None:
     """OpenVINO refused torch's loop over bags."""
     file = tmp_path / "net.py"
     file.write_text(OPERATORS)
     made = export_onnx(describe(recognise(f"{file}:bag")), tmp_path / "out")  # which is checked against the source
     assert "Loop" not in made.ops
+
+
+def test_a_number_minus_integers_is_exported(tmp_path: Path) -> None:
+    """``1.0 - mask`` of an int64 mask: torch.onnx finds no operator whose first operand is a number."""
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    made = export_onnx(describe(recognise(f"{file}:reverse")), tmp_path / "out")  # which is checked against the source
+    assert [s.dtype for s in made.outputs] == ["float32", "int64", "float32", "float32", "float32"]
+
+
+def test_an_lstm_with_projections_is_one_without_and_a_product(tmp_path: Path) -> None:
+    """torch.onnx wrote an LSTM of ONNX, which has no projections: it could not run."""
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    source = describe(recognise(f"{file}:projected"))
+    assert source.inputs[0].dims == ("batch", "x_1", 4)
+    made = export_onnx(source, tmp_path / "out")  # which is checked against the source
+    assert made.ops["LSTM"] == 3
+
+
+def test_projections_of_several_layers_both_ways_and_from_a_state() -> None:
+    import torch
+
+    from accel.exporters.torch_layers import exportable_forwards
+
+    torch.manual_seed(0)
+    lstm = torch.nn.LSTM(4, 8, num_layers=2, bidirectional=True, proj_size=3)
+    x, state = torch.randn(5, 2, 4), (torch.randn(4, 2, 3), torch.randn(4, 2, 8))
+    for given in ((x,), (x, state)):
+        expected, last = lstm(*given)
+        with exportable_forwards(lstm):
+            found, end = lstm(*given)
+        for one, other in zip((expected, *last), (found, *end), strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)

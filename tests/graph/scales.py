@@ -13,7 +13,7 @@ import numpy as np
 from accel.core.errors import SampleError
 from accel.core.feeds import Feed
 from accel.graph import fp16, measured
-from accel.graph.typed import QUANTISATION, Finding
+from accel.graph.typed import QUANTISATION, BrokenRule
 
 MOST_CUT = 0.01
 """Share of an activation's values that may be cut by more than ``CUT_BY``; a calibrated range leaves a hundredth."""
@@ -25,7 +25,7 @@ WEIGHT_CUT = 0.95
 """Share of a channel's largest weight that its scale must cover."""
 
 
-def check_scales(path: Path, feeds: Sequence[Feed], *, threads: int = 0) -> tuple[Finding, ...]:
+def check_scales(path: Path, feeds: Sequence[Feed], *, threads: int = 0) -> tuple[BrokenRule, ...]:
     """Return one finding for each Q/DQ pair whose scale does not fit what it scales.
 
     Args:
@@ -75,14 +75,14 @@ def _largest(kind: int) -> float:
     return 448.0 if kind == onnx.TensorProto.FLOAT8E4M3FN else 127.0
 
 
-def _activation(node: str, tensor: str, largest: float, reach: float, cut: float) -> Iterator[Finding]:
+def _activation(node: str, tensor: str, largest: float, reach: float, cut: float) -> Iterator[BrokenRule]:
     if cut > MOST_CUT:
         yield _finding(node, f"the scale of {tensor!r} reaches {reach:.4g} and cuts {cut:.1%} of its values off")
     elif largest < LEAST_USED * reach:
         yield _finding(node, f"the scale of {tensor!r} reaches {reach:.4g}, and its values only {largest:.4g}")
 
 
-def _weight(node: object, weight: np.ndarray, reach: np.ndarray, axis: int) -> Iterator[Finding]:
+def _weight(node: object, weight: np.ndarray, reach: np.ndarray, axis: int) -> Iterator[BrokenRule]:
     name = getattr(node, "name", "")
     others = tuple(a for a in range(weight.ndim) if a != axis % weight.ndim)
     largest = np.abs(weight).max(axis=others if reach.ndim else None).astype(np.float64)
@@ -93,7 +93,7 @@ def _weight(node: object, weight: np.ndarray, reach: np.ndarray, axis: int) -> I
         yield _finding(name, f"the scale of channel {index} of a weight reaches {one:.4g}, and its values {two:.4g}")
 
 
-def _finding(node: str, message: str) -> Finding:
-    return Finding(
+def _finding(node: str, message: str) -> BrokenRule:
+    return BrokenRule(
         "scale", "error", node, message, "calibrate again on samples like those that are served", QUANTISATION
     )

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-PROVED = {"bert", "minilm", "gpt2", "vit", "detector"}
+PROVED = {"bert", "minilm", "gpt2", "vit", "detector", "t5", "deberta"}
 """Models whose whole interior is proved to fit int32 in the dynamo export, and so may go to OpenVINO."""
 
 

@@ -33,6 +33,7 @@ def model() -> onnx.ModelProto:
         "axis": np.array([2]),
         "around": np.array([0, 1, 0, 0, 2, -1]),
         "true": np.array(True),
+        "pairs": np.array([[0, 1], [0, 2]]),
     }
     make = helper.make_node
     nodes = [
@@ -57,6 +58,11 @@ def model() -> onnx.ModelProto:
         make("HardSigmoid", ["same"], ["gate"]),
         make("GlobalAveragePool", ["gate"], ["whole"]),
         make("Pad", ["steps", "around"], ["padded"]),
+        make("GatherND", ["lost", "pairs"], ["picked"]),
+        make("Unsqueeze", ["columns", "three"], ["real"]),
+        make("DFT", ["real"], ["spectrum"], axis=2),
+        make("DFT", ["spectrum"], ["again"], axis=1),
+        make("DFT", ["real"], ["half"], axis=2, onesided=1),
         make("If", ["true"], ["branch"], then_branch=branch("same"), else_branch=branch("flat")),
     ]
     outputs = [o for n in nodes for o in n.output]
@@ -89,10 +95,10 @@ def test_sizes_contain_what_runs_observe_and_are_finite(tmp_path: Path) -> None:
             for size, (low, most) in zip(value.shape, dims, strict=True):
                 assert low <= size <= most, (name, value.shape, dims)
     bounded = "strided pooled mean joined best places first second read marked same valid gate whole padded branch"
-    for name in bounded.split():
+    for name in [*bounded.split(), "picked", "spectrum", "again", "half"]:
         dims = facts[name].dims
         assert dims is not None
-        assert name in ("read", "padded") or dims[0] == (1, 4)
+        assert name in ("read", "padded", "picked") or dims[0] == (1, 4)
         assert all(high < 1000 for _, high in dims), (name, dims)
 
 

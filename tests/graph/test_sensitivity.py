@@ -1,6 +1,8 @@
 """The search for INT8 layers, against an exhaustive greedy one on a network whose harmful layers are planted."""
 
 import json
+import math
+import time
 
 import numpy as np
 import pytest
@@ -139,3 +141,49 @@ def test_the_allowance_is_kept(network, tmp_path):
     found = prepare(path, tmp_path, calibration).search(score, FLOOR, evaluations=13)
     assert len(calls) == found.evaluations <= 13
     assert found.holds
+
+
+def noises(powers, seconds=0.0):
+    """Return units, their work, and a score: the power of the noise of every unit that is quantised, in dB."""
+    calls = []
+
+    def score(kept):
+        calls.append(kept)
+        time.sleep(seconds)
+        return -10.0 * math.log10(sum(p for name, p in powers.items() if name not in kept) + 1e-20)
+
+    return [(name,) for name in powers], dict.fromkeys(powers, 1), score, calls
+
+
+def test_noise_ranks_by_its_power_where_the_score_is_in_db():
+    """Ten times the work for five hundred times the noise is a bad bargain; in dB it looks like a good one."""
+    units, work, score, _ = noises({"large": 5e-2, "small": 1e-4, "worst": 1.0})
+    work["large"] = 10
+    found = sensitivity.search(units, work, score, 20.0, evaluations=99, loss=lambda db: 10 ** (-db / 10))
+    assert [unit.nodes for unit in found.units] == [("small",), ("large",), ("worst",)]
+    assert found.chosen.kept == ("large", "worst")
+
+
+def test_what_is_best_so_far_stands_when_the_time_is_over():
+    """Sixty units of 10 ms each: half of the time takes groups of neighbours, and the result holds the floor."""
+    powers = {f"unit{i}": 1.0 if i == 17 else 1e-6 for i in range(60)}
+    units, work, score, calls = noises(powers, seconds=0.01)
+    found = sensitivity.search(units, work, score, 30.0, evaluations=999, seconds=0.5, loss=lambda db: 10 ** (-db / 10))
+    assert found.holds
+    assert found.search_s < 1.0
+    assert len(calls) < 60
+    assert 0.5 < found.chosen.share < 1.0
+    assert "unit17" in found.chosen.kept
+    assert len(found.units[0].nodes) > 1
+
+
+def test_with_little_time_the_middle_is_quantised_first():
+    powers = {f"unit{i}": 1.0 if i == 2 else 1e-6 for i in range(16)}
+    units, work, score, calls = noises(powers, seconds=0.01)
+    found = sensitivity.search(units, work, score, 30.0, evaluations=99, seconds=0.12, points=1)
+    assert found.holds
+    assert found.units == ()
+    assert len(calls) <= 13
+    assert "unit2" in found.chosen.kept
+    assert found.chosen.share >= 9 / 16
+    assert sensitivity.from_the_middle(6) == [3, 2, 1, 4, 0, 5]

@@ -155,7 +155,7 @@ def test_operators_that_the_parser_does_not_know_are_named_with_a_mend(tmp_path)
     node = helper.make_node("FusedMatMul", ["x", "w"], ["y"], "fused", domain="com.microsoft")
     (found,) = typed.check(one_node(tmp_path / "m.onnx", node, {"w": WEIGHT}))
     assert found.fix == "give TensorRT the unfused file"
-    assert from_json(typed.Finding, json.loads(json.dumps(to_json(found)))) == found
+    assert from_json(typed.BrokenRule, json.loads(json.dumps(to_json(found)))) == found
 
 
 def test_an_unknown_operator_inside_a_body_is_found(tmp_path):

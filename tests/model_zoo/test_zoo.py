@@ -23,6 +23,8 @@ NAMES = {
     *("bert", "bert-large", "distilbert", "minilm", "roberta", "t5-encoder", "gpt2"),
     *("resnet50", "densenet121", "inception-v3", "vit", "mobilenet-v2", "east", "text-recognition", "yolo"),
     *("whisper-encoder", "dlrm", "autoencoder"),
+    *("pp-ocr-rec", "pp-ocr-det", "magika", "crepe-tiny", "crepe-full"),
+    *("basic-pitch", "basic-pitch-tf", "silero-vad", "resemblyzer"),
 }
 FILE = """
 from accel.core.values import ShapeRange, TensorSpec
@@ -89,6 +91,7 @@ def test_a_file_of_ones_own_is_found(written: Callable[[str], Path]) -> None:
         ('"x", gate=("f1", 0.9)', '"nothing"', "metric: expected a value: gate and metric go together", "gate's feeds"),
         ('"x", family="audio"', '"nothing"', "family: expected one of transformer, vision, other", "network"),
         ('"x", small=3', '"nothing"', "small: expected a function or None", "reduced model"),
+        ('"x", states={"ids": "hn"}', '"nothing"', "states: expected input -> output", "what the step before left"),
         ('"x", extra_files=("no.py",)', '"nothing"', "extra_files: expected files of model_zoo/", "samples"),
         (
             "MINE = Entry(",
@@ -185,11 +188,11 @@ def test_the_metric_ranks_good_above_bad_and_fails_a_constant() -> None:
         return [{n: v + scale * rng.standard_normal(v.shape) for n, v in r.items()} for r in reference]
 
     assert entry.metric(reference, reference, feeds) == pytest.approx(1, abs=1e-12)
-    assert entry.metric(reference, noisy(0.01), feeds) > 0.99
-    assert entry.metric(reference, noisy(1.0), feeds) < 0.98
+    assert entry.metric(noisy(0.01), reference, feeds) > 0.99
+    assert entry.metric(noisy(1.0), reference, feeds) < 0.98
     constant = [{n: np.ones_like(v) for n, v in r.items()} for r in reference]
-    assert entry.metric(reference, constant, feeds) == 0
-    assert entry.metric(reference, [{n: v * np.nan for n, v in r.items()} for r in reference], feeds) == -1
+    assert entry.metric(constant, reference, feeds) == 0
+    assert entry.metric([{n: v * np.nan for n, v in r.items()} for r in reference], reference, feeds) == -1
 
 
 def test_pictures_have_the_spectrum_of_photographs() -> None:

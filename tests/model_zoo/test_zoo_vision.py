@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 import model_zoo
-from accel.accuracy.detections import match
+from accel.core.accuracy.detections import match
 from accel.core.values import Detections
 from accel.exporters import describe, load
 from accel.exporters.axes import extents, shapes_at

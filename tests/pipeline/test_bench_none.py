@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 from tiny_run import convert
 
-from accel import report
+from accel import pipeline, report
 from accel.cli.output import judge
 from accel.core.errors import CheckFailed
+from accel.run.job import assemble
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,28 @@ def test_the_exit_code_is_that_of_the_proofs(unmeasured):
     failed["variants"] = failed["variants"][1:]
     with pytest.raises(CheckFailed):
         judge(failed, ())
+
+
+BATCHES = """import torch
+class Styled(torch.nn.Module):
+    # One set of weights for each item: the number of groups is a number to ONNX.
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4, 3, 3))
+    def forward(self, x):
+        n = x.shape[0]
+        weight = (self.weight * x.mean((1, 2, 3)).reshape(n, 1, 1, 1, 1)).flatten(0, 1)
+        return torch.conv2d(x.reshape(1, n * 4, 8, 8), weight, padding=1, groups=n).reshape(n, 4, 8, 8)
+def styled(): return Styled()
+"""
+
+
+def test_what_exports_at_one_batch_only_is_converted_at_one(tmp_path):
+    """torch.onnx cannot write a convolution whose groups are the items: at a batch of 1 it can."""
+    (tmp_path / "net.py").write_text(BATCHES)
+    asked = {"source": f"{tmp_path / 'net.py'}:styled", "targets": "ort", "out": tmp_path / "run", "threads": 1}
+    shapes = {"opt_shapes": {"x": (1, 4, 8, 8)}, "bench": "none"}
+    document = pipeline.convert(assemble({**asked, **shapes}, None, command="accel convert"))
+    assert document["variants"][0]["status"] == "ok"
+    assert document["model"]["inputs"][0]["dims"] == [1, 4, 8, 8]
+    assert "does not let these sizes vary: batch (1)" in document["model"]["notice"]

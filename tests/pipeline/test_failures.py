@@ -1,5 +1,6 @@
 """What breaks stays a failure of its own; what was done is not done again; what is wrong cannot pass."""
 
+import importlib
 import json
 import shutil
 import signal
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 from tiny_run import FACTORY, SHAPES, convert
 
-from accel.accuracy import parity
 from accel.builders import targets
+from accel.core.accuracy import parity
 from accel.core.errors import AccelError, StageError
 from accel.core.processes import Worker
 from accel.core.values import Artifact, from_json
@@ -132,8 +133,16 @@ def arguments(factory: Path, out: Path, names: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_killed_at_several_points_it_goes_on_and_decides_alike(tmp_path):
-    """SIGKILL while building, after the first build, and while measuring; then once to the end."""
+def test_killed_at_several_points_it_goes_on_and_decides_alike(tmp_path, monkeypatch):
+    """SIGKILL while building, after the first build, and while measuring; then once to the end, with nothing left over.
+
+    The fast part of benchmarks/kills.py.
+    """
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    kills = importlib.import_module("kills")
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     factory = tmp_path / "tiny.py"
     factory.write_text(FACTORY)
     out = tmp_path / "run"
@@ -153,6 +162,7 @@ def test_killed_at_several_points_it_goes_on_and_decides_alike(tmp_path):
         assert process.poll() is None, "the command ended before it could be killed"
         process.send_signal(signal.SIGKILL)
         process.wait()
+        assert kills.settle(scratch, kills.SETTLE_S) == []
         for folder in store.glob("build-*"):
             seen = (folder / "value.json").stat().st_mtime
             assert built.setdefault(folder.name, seen) == seen, f"{folder.name} was built again"
@@ -160,6 +170,8 @@ def test_killed_at_several_points_it_goes_on_and_decides_alike(tmp_path):
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
+    assert kills.settle(scratch, kills.SETTLE_S) == []
+    assert kills.leftovers(out, scratch) == []
     for folder in store.glob("build-*"):
         seen = (folder / "value.json").stat().st_mtime
         assert built.get(folder.name, seen) == seen, f"{folder.name} was built again"
@@ -196,5 +208,6 @@ def test_ctrl_c_leaves_nothing_half_written_and_exits_130(tmp_path):
     assert process.returncode == 130, said
     assert "goes on from here" in said
     assert "Traceback" not in said
+    assert "memory" not in said, "what the user stopped was not ended by the kernel"
     assert not list(store.glob("tmp-*"))
     assert not (out / "run.json").exists()

@@ -335,7 +335,7 @@ def test_a_kit_can_be_finished_inside_an_image(cpu_kit, patched, tmp_path, monke
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("DOCKER", raising=False)
     with pytest.raises(UnavailableError, match="no docker"):
-        kits.in_docker("image", cpu_kit, out, ())
+        kits.in_docker("image", [cpu_kit], out, ())
     with pytest.raises(UsageError, match="expected docker:IMAGE"):
         kits.image_of("podman:x")
 

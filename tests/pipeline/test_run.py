@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from tiny_run import convert
 
-from accel.core.values import sha256_file
+from accel.core.values import Measurement, from_foreign_json, sha256_file
+from accel.run.batching import worthwhile
+from accel.triton import manifest as manifests
+from accel.triton.config import parse
 from accel.triton.verify import verify
 
 IDS = ["torch@cpu", "ort@cpu", "openvino-fp32@cpu", "openvino-fp32@cpu+1x5", "null@cpu", "trt-fp16@cuda"]
@@ -104,6 +107,21 @@ def test_repositories_verify_and_best_is_plain_files(run):
     best = out / "best" / "cpu"
     assert [f for f in verify(best) if f.severity == "error"] == []
     assert not any(p.is_symlink() or (p.is_file() and p.stat().st_nlink > 1) for p in best.rglob("*"))
+
+
+def test_a_repository_merges_what_was_measured_to_pay_and_its_manifest_says_why(run):
+    document, out = run
+    for v in document["variants"]:
+        if v["status"] != "ok":
+            continue
+        root = out / v["repository"]
+        manifest = manifests.read(root)
+        found = worthwhile([from_foreign_json(Measurement, m) for m in v["measurements"]])
+        merges = manifest.max_batch_size > 1
+        assert manifest.tuned == (found[1] if found and merges else None)
+        config = parse((root / manifests.holder(root, manifest)[0] / "config.pbtxt").read_text())
+        limit = found[0] if found and merges and found[0] < config.max_batch_size else 0
+        assert list(config.dynamic_batching.preferred_batch_size) == [limit] * bool(limit)
 
 
 def test_one_client_contract(run):

@@ -78,7 +78,13 @@ def test_the_server_alone_can_decide(served, factory):
     document, out = served
     only = convert(factory, out, "torch,openvino", bench="triton", via="embedded")
     assert [d["via"] for d in only["decisions"]] == ["triton", "triton"]
-    assert [d for d in document["decisions"] if d["via"] == "triton"] == only["decisions"]
+    # Its figures are its own: what in-process timing says of merging requests is in the repositories of the first run.
+    before = [d for d in document["decisions"] if d["via"] == "triton"]
+    assert [(d["device"], d["objective"], d["baseline"]) for d in only["decisions"]] == [
+        (d["device"], d["objective"], d["baseline"]) for d in before
+    ]
+    assert {d["chosen"] for d in only["decisions"]} <= {"torch@cpu", "openvino@cpu"}
+    assert all("passes its gate" in d["reason"] or "nothing" in d["reason"] for d in only["decisions"])
     assert all(m["via"] == "triton" for v in only["variants"] for m in v["measurements"])
     assert "as served by Triton" in (out / "report.md").read_text()
 

@@ -1,6 +1,8 @@
-"""A release of two tiny models, built by the command line; tests that change it change a copy."""
+"""A release of two tiny models, built by the command line; a test that changes it changes a copy, or has it lent."""
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,3 +18,31 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     done = accel("release", "build", file, "--store", folder / "store", "--json")
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """A real S3 server."""
+    from s3_server import S3Server
+
+    made = S3Server()
+    yield made
+    made.http.shutdown()
+
+
+@pytest.fixture
+def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A real S3 server, and the variables by which AWS's tools find it."""
+    for name, value in (("ENDPOINT_URL", s3_server.url), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    return s3_server
+
+
+@pytest.fixture
+def lent(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> Iterator[Path]:
+    """The folder of ``built`` for a test that changes it, where it lies: other tests find it as it was."""
+    kept = shutil.copytree(built[0], tmp_path / "kept", symlinks=True)
+    yield built[0]
+    shutil.rmtree(built[0])
+    shutil.copytree(kept, built[0], symlinks=True)

@@ -1,7 +1,9 @@
 """A release of tiny models, built for real: what is reused, what is built again, what a kill leaves, what is failed."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,8 +83,8 @@ def test_a_second_build_converts_nothing_and_changes_no_byte(built):
     assert {s.doing for s in steps} == {"reuse"}
 
 
-def test_one_changed_model_is_all_that_is_converted(built):
-    folder, _ = built
+def test_one_changed_model_is_all_that_is_converted(lent):
+    folder = lent
     write_model(folder / "a.onnx", 0, shift=0.25)
     plan = release_file.read(folder / "release.yaml")
     doing = {(s.model, s.pool): s for s in planning.steps(plan, folder / "store", hardware.detect())}
@@ -99,8 +101,8 @@ def test_one_changed_model_is_all_that_is_converted(built):
     assert document.read(folder / "store" / "1") == old  # a later version leaves the earlier one alone
 
 
-def test_a_required_variant_that_is_not_there_is_exit_code_1(built):
-    folder, _ = built
+def test_a_required_variant_that_is_not_there_is_exit_code_1(lent):
+    folder = lent
     sources = {n: {"source": str(folder / f"{n}.onnx"), "samples": str(folder / f"{n}.npz")} for n in "ab"}
     sources["a"]["pools"] = ["here"]
     sources["b"]["require"] = ["ort", "trt-fp16"]
@@ -200,3 +202,19 @@ def test_two_machines_that_share_a_store_build_one_release(tmp_path):
     release = document.read(tmp_path / "store" / "1")
     assert states(release) == {("m", "large"): "ready", ("m", "small"): "ready"}
     assert {e.pool: e.hardware for e in release.entries} == {"large": large, "small": small}
+
+
+def test_a_conversion_of_something_else_is_not_taken(built, tmp_path):
+    """As when the source changes while it is built, or a worker of a cluster leaves what nobody asked for."""
+    store = shutil.copytree(built[0] / "store", tmp_path / "store", symlinks=True)
+    plan, machine = release_file.read(built[0] / "release.yaml"), hardware.detect()
+    file = store / "runs" / machine.id / "a.json"
+    record = json.loads(file.read_text())
+    file.unlink()
+    file.write_text(json.dumps(record | {"asked": "0" * 64}))
+    plan = dataclasses.replace(plan, version="of-others")
+    release = building._assemble(plan, store, planning.duties_of(plan, machine))
+    assert states(release)["a", "here"] == "failed"
+    (entry,) = (e for e in release.entries if e.model == "a")
+    assert "is of another source or of other options" in entry.reason
+    assert entry.repository is None

@@ -14,7 +14,7 @@ from accel.core.values import file_ref
 from accel.release import building, diffing, document, release_file
 
 REPOSITORY = "repositories/here/b"
-QUICK = diffing.Asked(rounds=12, round_s=0.03, budget_s=20)
+QUICK = diffing.DiffLimits(rounds=12, round_s=0.03, budget_s=20)
 
 
 @pytest.fixture

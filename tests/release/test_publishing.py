@@ -1,58 +1,29 @@
 """Publishing to a folder and to a real S3 server over HTTP: whole or not at all, one winner, no way back unseen."""
 
+import base64
 import json
 import shutil
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
+import yaml
 from tiny_release import accel
-from werkzeug.serving import make_server
 
+from accel.core import signing
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
 from accel.core.values import sha256_file
 from accel.release import document, publishing
 
 
-class Server:
-    """A real S3 server (moto's) in this process; ``broken`` says how many of the next uploads it answers with 500."""
-
-    def __init__(self):
-        self.app, self.broken, self.lock = DomainDispatcherApplication(create_backend_app), 0, threading.Lock()
-        self.http = make_server("127.0.0.1", 0, self, threaded=True)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-    def __call__(self, environ, start_response):
-        with self.lock:
-            fails = self.broken > 0 and environ["REQUEST_METHOD"] == "PUT" and "/releases/" in environ["PATH_INFO"]
-            self.broken -= fails
-        if fails:
-            start_response("500 Internal Server Error", [("Content-Type", "text/plain")])
-            return [b"broken"]
-        return self.app(environ, start_response)
-
-
-@pytest.fixture(scope="module")
-def server():
-    made = Server()
-    yield made
-    made.http.shutdown()
-
-
 @pytest.fixture(params=["file", "s3"])
-def url(request, tmp_path, monkeypatch):
+def url(request, tmp_path):
     """An empty place of either kind, as a user names it."""
     if request.param == "file":
         return f"file://{tmp_path / 'place'}"
-    server = request.getfixturevalue("server")
-    for name, value in (("ENDPOINT_URL", server.url), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    request.getfixturevalue("s3")
     bucket = f"b{abs(hash(tmp_path))}"
-    publishing.Place(f"s3://{bucket}").files.mkdir(bucket)
+    publishing.ObjectStore(f"s3://{bucket}").files.mkdir(bucket)
     return f"s3://{bucket}/prefix"
 
 
@@ -89,7 +60,7 @@ def content(folder):
 
 def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
     folder, private, public = signed
-    place = publishing.Place(url)
+    place = publishing.ObjectStore(url)
     keys = {"key": private, "public": public}
     for version in ("1", "2"):
         publishing.publish(folder / version, place, key=public)
@@ -109,11 +80,13 @@ def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
 
 def test_of_two_that_move_a_pointer_at_once_one_wins(url, signed):
     folder, private, public = signed
-    publishing.publish(folder / "1", publishing.Place(url), key=public)
+    publishing.publish(folder / "1", publishing.ObjectStore(url), key=public)
 
     def move(_):
         try:
-            return publishing.promote(publishing.Place(url), "production", "1", key=private, public=public).sequence
+            return publishing.promote(
+                publishing.ObjectStore(url), "production", "1", key=private, public=public
+            ).sequence
         except OutputError as error:
             return error.message
 
@@ -122,13 +95,13 @@ def test_of_two_that_move_a_pointer_at_once_one_wins(url, signed):
     won = sorted(n for n in found if isinstance(n, int))
     assert won == list(range(1, len(won) + 1))
     assert all("somebody else" in text for text in found if isinstance(text, str))
-    history = list(publishing.pointers(publishing.Place(url), "production", public))
+    history = list(publishing.pointers(publishing.ObjectStore(url), "production", public))
     assert [p.sequence for p in history] == won[::-1]
 
 
 def test_a_version_is_published_once(url, signed, tmp_path, key_pair):
     folder, private, public = signed
-    place = publishing.Place(url)
+    place = publishing.ObjectStore(url)
     digest = publishing.publish(folder / "1", place, key=public)
     assert publishing.publish(folder / "1", place, key=public) == digest
     other = tmp_path / "other"
@@ -143,7 +116,7 @@ def test_a_version_is_published_once(url, signed, tmp_path, key_pair):
 
 def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_path):
     folder, private, public = signed
-    place = publishing.Place(str(tmp_path / "place"))
+    place = publishing.ObjectStore(str(tmp_path / "place"))
     other = tmp_path / "other"
     shutil.copytree(folder / "1", other)
     (other / "report.md").write_text("changed")
@@ -169,9 +142,24 @@ def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_p
     assert place.names("releases") == []
 
 
+@pytest.mark.parametrize("content", [b"\xff" * 64, b"", b"../" * 20, b"a" * 70_000])
+def test_a_digest_that_is_none_is_refused(signed, tmp_path, content):
+    """It names a folder, so what is no sha256 could lead anywhere; bytes of no text were a traceback."""
+    folder, private, public = signed
+    place = publishing.ObjectStore(str(tmp_path / "place"))
+    publishing.publish(folder / "1", place, key=public)
+    digest = tmp_path / "place/releases/1/digest"
+    digest.chmod(0o644)
+    digest.write_bytes(content)
+    with pytest.raises(InputError, match="expected the sha256"):
+        publishing.promote(place, "production", "1", key=private, public=public)
+    with pytest.raises(InputError, match="expected the sha256"):
+        publishing.publish(folder / "1", place, key=public)
+
+
 def test_an_older_pointer_and_one_that_ended_are_refused(signed, tmp_path):
     folder, private, public = signed
-    place, out = publishing.Place(str(tmp_path / "place")), tmp_path / "out"
+    place, out = publishing.ObjectStore(str(tmp_path / "place")), tmp_path / "out"
     for version in ("1", "2"):
         publishing.publish(folder / version, place, key=public)
         publishing.promote(place, "production", version, key=private, public=public)
@@ -197,7 +185,7 @@ def test_an_older_pointer_and_one_that_ended_are_refused(signed, tmp_path):
 
 def test_a_changed_file_of_the_store_is_never_taken(signed, tmp_path):
     folder, private, public = signed
-    place, out = publishing.Place(str(tmp_path / "place")), tmp_path / "out"
+    place, out = publishing.ObjectStore(str(tmp_path / "place")), tmp_path / "out"
     digest = publishing.publish(folder / "1", place, key=public)
     publishing.promote(place, "production", "1", key=private, public=public)
     file = tmp_path / f"place/releases/1/{digest}/repositories/here/a/a/1/model.onnx"
@@ -209,12 +197,9 @@ def test_a_changed_file_of_the_store_is_never_taken(signed, tmp_path):
     assert not (out / "production.pointer.json").exists()
 
 
-def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(server, signed, tmp_path, monkeypatch, request):
+def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(s3, signed, tmp_path, monkeypatch):
     folder, private, public = signed
-    for name, value in (("ENDPOINT_URL", server.url), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    place = publishing.Place("s3://broken/x")
+    place = publishing.ObjectStore("s3://broken/x")
     place.files.mkdir("broken")
     release = document.read(folder / "1")
     uploads = place.upload
@@ -232,10 +217,46 @@ def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(server, signed
         publishing.publish(folder / "1", place, key=public)
     with pytest.raises(UsageError, match="in part only"):
         publishing.promote(place, "production", "1", key=private, public=public)
-    server.broken = 2  # the client tries again by itself
+    s3.broken = 2  # the client tries again by itself
     publishing.publish(folder / "1", place, key=public)
-    assert server.broken == 0
+    assert s3.broken == 0
     publishing.promote(place, "production", "1", key=private, public=public)
     taken = publishing.pull(place, "production", tmp_path / "out", key=public)
     assert content(taken) == content(folder / "1")
     assert len(release.files) == len(content(folder / "1")) - 2
+
+
+def test_kserve_is_told_where_the_files_lie_in_the_bucket(s3, signed, tmp_path):
+    folder, _, public = signed
+    place = publishing.ObjectStore("s3://kserve/x")
+    place.files.mkdir("kserve")
+    done = accel(
+        "release", "publish", folder / "1", "--to", f"kserve:{tmp_path},{place.url}", "--key", public, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["published"] == [place.url, f"{tmp_path}/1"]
+    for model in "ab":
+        _, service = yaml.safe_load_all((tmp_path / f"1/here/{model}.yaml").read_text())
+        uri = service["spec"]["predictor"]["model"]["storageUri"]
+        there = {path.partition(f"here/{model}/")[2] for path in place.files.find(uri)}
+        own = folder / "1/repositories/here" / model
+        assert there == {p.relative_to(own).as_posix() for p in own.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": "../x"}, {"version": "/x"}, {"version": "1\0"}, {"digest": "../../x"}, {"expires": "tomorrow"},
+        {"expires": "2050-01-01"}, None,
+    ],
+)  # fmt: skip
+def test_an_odd_pointer_is_refused_even_if_its_owner_signed_it(tmp_path, key_pair, wrong):
+    private, public = key_pair(tmp_path, "key")
+    sound = {"name": "production", "version": "1", "digest": "0" * 64, "sequence": 1, "created": "", "schema": 1}
+    text = json.dumps(sound | {"expires": "2050-01-01T00:00:00+00:00"} | (wrong or {}))
+    signed = {"pointer": text, "signature": base64.b64encode(signing.sign_text(text, private)).decode()}
+    file = tmp_path / "place/pointers/production/0000000001.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(signed) if wrong else "[" * 100_000)
+    with pytest.raises(InputError, match="is no pointer"):
+        next(publishing.pointers(publishing.ObjectStore(str(tmp_path / "place")), "production", public))

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -58,6 +59,11 @@ BAD = {
         "line 4: pools.cpu.device: Input should be 'cpu' or 'cuda', found"
     ],
     "pools:\n  cpu: {device: cpu, targets: ort, flags: [vnni]}": ["line 3: pools.cpu.flags: unknown feature 'vnni'"],
+    "release: '1'\nretention: {keep: 3}": [
+        "line 2: retention.keep: unknown key 'keep' (did you mean keep_",
+        "line 2: retention: keep_last is missing",
+    ],
+    "release: '1'\nlicences: {alow: MIT}": ["line 2: licences.alow: unknown key 'alow' (did you mean allow?)"],
     "release: 2026.11": ["line 1: release: Input should be a valid string, found 2026.11"],
     "release: ../up": ["line 1: release: String should match pattern"],
 }
@@ -136,7 +142,7 @@ def test_which_machine_is_of_a_pool():
     card = hardware.Gpu("NVIDIA H100 80GB HBM3", 80 << 30, "570", "9.0")
 
     def lack(machine=machine, **needs):
-        return release_file.Pool.model_validate({"device": "cpu", "targets": ["ort"], **needs}).lacks(machine)
+        return release_file.MachinePool.model_validate({"device": "cpu", "targets": ["ort"], **needs}).lacks(machine)
 
     assert lack() is None
     assert lack(flags=["avx512_vnni"], threads=8, memory_gib=16, hardware=machine.id) is None
@@ -148,7 +154,7 @@ def test_which_machine_is_of_a_pool():
     assert lack(**gpu) == "it has no GPU"
     assert lack(replace(machine, gpus=(card,)), **gpu, gpu="h100") is None
     assert lack(replace(machine, gpus=(card,)), **gpu, gpu="L4") == "it has no L4"
-    pools = {n: release_file.Pool(device="cpu", targets=("ort",)) for n in "ab"}
+    pools = {n: release_file.MachinePool(device="cpu", targets=("ort",)) for n in "ab"}
     with pytest.raises(UsageError, match="of the pools a and b"):
         planning.roles(pools, machine)
 
@@ -165,3 +171,50 @@ def test_the_plan_of_what_was_never_built(tmp_path):
         ("h100", "kits", None),
     ]
     assert not (tmp_path / "store").exists()
+
+
+def test_a_licence_that_is_unknown_or_denied_stops_until_it_is_accepted_by_name(tmp_path):
+    folder = write_bert(tmp_path / "card", "---\nlicense: other\nlicense_name: house-1\n---\n# A model\n")
+    models = {"zoo": "minilm", "card": str(folder), "file": str(write_model(tmp_path / "file.onnx"))}
+    whole = {"release": "1", "pools": {"cpu": {"device": "cpu", "targets": "ort"}}, "models": models}
+
+    def read(licences, **more):
+        text = yaml.safe_dump({**whole, "licences": licences, **more}, sort_keys=False)
+        return release_file.read(write(tmp_path, text))
+
+    with pytest.raises(InputError) as caught:
+        read({"allow": "apache-2.0, MIT"})
+    said = caught.value.message
+    assert "card: its licence is house-1, and licences.allow names apache-2.0, MIT" in said
+    assert "file: its licence is unknown: give its licence, or say why under licences.accept.file" in said
+    assert "zoo" not in said
+    with pytest.raises(InputError, match=r"zoo: its licence is Apache-2\.0, which licences.deny names"):
+        read({"deny": ["Apache-2.0"], "accept": {"file": "ours"}})
+    with pytest.raises(InputError, match=r"line \d+: licences.accept.*: unknown model 'fil' \(did you mean file\?\)"):
+        read({"allow": ["MIT"], "accept": {"fil": "ours"}})
+    given = {**models, "file": {"source": models["file"], "licence": "MIT"}}
+    plan = read({"allow": ["MIT", "Apache-2.0"], "accept": {"card": "contract 17"}}, models=given)
+    assert [(m.licence, m.accepted) for m in plan.models] == [
+        ("Apache-2.0", None),
+        ("house-1", "contract 17"),
+        ("MIT", None),
+    ]
+    assert {m.licence for m in read({}).models} == {"Apache-2.0", "house-1", None}
+    assert plan.models[2].options == read({}).models[2].options  # a licence is no reason to convert again
+
+
+def test_what_a_model_is_asked_for_is_read_once(tmp_path, monkeypatch):
+    """A plan asks for it many times, and each reading of it read the whole zoo: 28 ms of CPU time a model."""
+    plan, read = release_file.read(write(tmp_path, FILE)), []
+    monkeypatch.setattr(release_file.ModelPlan, "job", lambda *_: read.append(1) or SimpleNamespace(request="asked"))
+    assert [m.request for m in plan.models for _ in range(3)] == ["asked"] * 3 * len(plan.models)
+    assert len(read) == len(plan.models)
+
+
+def write_bert(folder: Path, card: str) -> Path:
+    """Write what a local Hugging Face folder is recognised by, and its model card."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "README.md").write_text(card)
+    return folder

@@ -3,12 +3,13 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from accel.core.values import SCHEMA, Decision
 from accel.release import pages
-from accel.release.document import Compared, Entry, Line, ModelLine, PoolLine, Release, Row
+from accel.release.document import Compared, DiffRow, Line, ModelLine, PoolLine, Release, ReleaseEntry
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -25,7 +26,7 @@ def entry(model, number):
     id = "openvino-int8@cpu"
     decision = Decision("cpu", "latency", {}, id, "inprocess", (), (), "fastest", speedup=2.0, speedup_ci=(1.9, 2.1))
     lines = tuple(variant(name, float(number + 1)) for name in (id, "ort@cpu", "torch@cpu", "openvino@cpu"))
-    return Entry(
+    return ReleaseEntry(
         model=model, pool="cpu", held="ready", chosen=id, decisions=(decision,), variants=lines, hardware="xeon"
     )
 
@@ -34,11 +35,15 @@ def entry(model, number):
 def release():
     names = [f"model-{n}" for n in range(199)] + ["<b>&\"|`'"]
     waiting = [
-        Entry(model=n, pool="h100", held="waiting", reason=f"no H100 for {n}", fix="build it there") for n in names
+        ReleaseEntry(model=n, pool="h100", held="waiting", reason=f"no H100 for {n}", fix="build it there")
+        for n in names
     ]
     pools = [PoolLine(name=n, device=d, targets=("ort",), needs={}) for n, d in (("cpu", "cpu"), ("h100", "cuda"))]
-    rows = [Row(model="model-7", pool="cpu", what=w, before="1", after="2", verdict=v, blocks=v != "same", reason="why")
-            for w, v in (("latency", "worse"), ("size", "same"))]  # fmt: skip
+    place = {"model": "model-7", "pool": "cpu"}
+    rows = [
+        DiffRow(**place, what=w, before="1", after="2", verdict=v, blocks=v != "same", reason="why")
+        for w, v in (("latency", "worse"), ("size", "same"))
+    ]
     return Release(
         version="2026.11.1", accel="0", created="2026-11-22T00:00:00Z", asked_sha256="", pools=tuple(pools),
         models=tuple(ModelLine(name=n) for n in names), missing=("one is not there",), toolchains={}, files=(),
@@ -55,6 +60,15 @@ def test_a_page_of_200_models_is_small_and_loads_nothing(release):
     assert "&lt;b&gt;&amp;&#34;|`&#39;" in text
     for said in ("Since 2026.10.1", "one is not there", "2.00×", "worse, blocks", "no H100 for model-3"):
         assert said in text
+
+
+def test_a_licence_that_was_accepted_is_seen_on_both_pages(release):
+    models = (*release.models[1:], ModelLine(name="ours", licence="<CC-BY-NC-4.0>", accepted="contract 17"))
+    said = replace(release, models=models)
+    assert "ours: licence &lt;CC-BY-NC-4.0&gt;</strong>, accepted: contract 17" in pages.page(said)
+    assert "**ours: licence" in pages.markdown(said)
+    assert "accepted: contract 17" in pages.markdown(said)
+    assert ": licence" not in pages.page(release) + pages.markdown(release)
 
 
 def test_markdown_keeps_its_tables(release):

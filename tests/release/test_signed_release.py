@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 from tiny_release import accel
 
 from accel.core import environments, signing
-from accel.core.errors import OutputError
+from accel.core.errors import InputError, OutputError
 from accel.release import building, checking, document, provenance, release_file
 
 
@@ -135,7 +135,7 @@ def test_a_signed_release_does_not_change(built, signed, tmp_path):
     shutil.rmtree(tmp_path / "store" / "1")
     shutil.copytree(signed[0], tmp_path / "store" / "1")
     plan = release_file.read(folder / "release.yaml")
-    plan = dataclasses.replace(plan, models=plan.models[:1])
+    plan = dataclasses.replace(plan, version="1", models=plan.models[:1])
     with pytest.raises(OutputError, match="a signed release does not change"):
         building.build(plan, tmp_path / "store")
     assert not errors(tmp_path / "store" / "1", signed[1])
@@ -153,7 +153,7 @@ def certificate(subject, issuer, key, by, *, authority):
     return made.sign(by, hashes.SHA256())
 
 
-def test_certificates_of_an_authority(built, tmp_path):
+def test_certificates_of_an_authority(built, signed, tmp_path):
     def name(text):
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
@@ -176,6 +176,10 @@ def test_certificates_of_an_authority(built, tmp_path):
     done = accel("release", "verify", folder, "--authority", other)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    with pytest.raises(InputError, match="the signature holds no certificate"):  # it is one by a key
+        signing.verify(signed[0], None, authorities=[root])
+    with pytest.raises(InputError, match="is not what the owner of"):
+        signing.verify(folder, signed[1])
 
 
 def test_the_statement_and_the_bill_keep_their_formats(built):
@@ -211,6 +215,18 @@ def test_a_statement_of_something_else_is_found(built, tmp_path):
     assert {f.field for f in found} == {"bytes", data["subject"][0]["name"]} or len(found) == 2
 
 
+@pytest.mark.parametrize("name", [None, 3, [], {"a": 1}])
+def test_a_statement_whose_names_are_none_is_found(built, tmp_path, name):
+    folder = tmp_path / "1"
+    shutil.copytree(built[0] / "store" / "1", folder)
+    file = folder / provenance.STATEMENT
+    data = json.loads(file.read_text())
+    data["subject"][0]["name"] = name
+    file.write_text(json.dumps(data))
+    found = [f for f in checking.verify(folder) if f.file == provenance.STATEMENT]
+    assert str(name) in {f.field for f in found}
+
+
 @pytest.mark.skipif(not environments.installed("triton"), reason="the embedded server is not installed")
 def test_every_repository_is_served_and_its_answers_checked(built):
     done = accel("release", "verify", built[0] / "store" / "1", "--serve", "--json")
@@ -227,3 +243,22 @@ def test_a_release_that_names_what_lies_outside_is_refused(built, tmp_path, path
     (folder / "release.json").write_text(json.dumps(data))
     (found,) = [f for f in checking.verify(folder) if f.severity == "error"]
     assert "outside of the release" in found.why
+
+
+def test_the_repository_of_a_release_is_what_was_chosen_and_proved(built, tmp_path):
+    """Both are sound by themselves: a best/ folder of another variant, and one that lost after its first proof."""
+    folder = tmp_path / "1"
+    shutil.copytree(built[0] / "store" / "1", folder)
+    path, manifest = folder / "release.json", folder / "repositories/here/a/manifest.json"
+    release = json.loads(path.read_text())
+    entry = next(e for e in release["entries"] if e["repository"] == "repositories/here/a")
+    chosen, entry["chosen"] = entry["chosen"], "openvino-int8@cpu"
+    path.chmod(0o644)
+    path.write_text(json.dumps(release))
+    held = json.loads(manifest.read_text())
+    held["parity"]["partly"] = "27 of 99 feeds"
+    manifest.chmod(0o644)
+    manifest.write_text(json.dumps(held))
+    found = {f.field: f.why for f in checking.verify(folder) if f.severity == "error"}
+    assert found["variant"] == f"is of {chosen}, and openvino-int8@cpu was chosen"
+    assert found["parity"] == f"{chosen} was proved on 27 of 99 feeds only"

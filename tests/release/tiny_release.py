@@ -1,14 +1,29 @@
 """Tiny ONNX models, a release file of them, and the command line that builds it."""
 
+import contextlib
+import json
 import os
+import shlex
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import yaml
 from onnx import TensorProto, helper, numpy_helper
+
+from accel.core import signing
+from accel.core.values import SCHEMA
+from accel.release import building
+from accel.release.document import Release
+from accel.triton.servers import hosts, processes
 
 
 def write_model(path: Path, seed: int = 0, *, shift: float = 0.0, dtype: int = TensorProto.FLOAT) -> Path:
@@ -64,3 +79,77 @@ def accel(*words: object, cwd: Path | None = None, **env: str) -> subprocess.Com
         cwd=cwd,
         env={**os.environ, **env},
     )
+
+
+def write_signed(folder: Path, version: str, private: Path, *, created: str = "2026-11-22T00:00:00Z") -> Path:
+    """Write a signed release that holds no model, as fast as it can be had: ``folder/<version>``."""
+    release = Release(
+        version=version, accel="0", created=created, asked_sha256="", pools=(), models=(), entries=(), missing=(),
+        toolchains={}, files=(), schema=SCHEMA,
+    )  # fmt: skip
+    building.write(release, folder / version, {})
+    signing.sign(folder / version, private)
+    return folder / version
+
+
+@contextlib.contextmanager
+def tritonserver(root: Path, arguments: str, scratch: Path, **env: str) -> Iterator[tuple[str, Path]]:
+    """Run the embedded server with arguments as a shell splits them, and give ``http://HOST:PORT`` and its log.
+
+    Args:
+        root: a repository that it serves, for the packages that its Python models need.
+        arguments: may name ``$ROOT`` and ``$PORT``, and the variables of ``env``.
+    """
+    scratch.mkdir()
+    host = hosts.embedded(root, None, scratch)
+    port = processes.choose_ports({"http": None})["http"]
+    name = f"accel-{uuid.uuid4().hex[:12]}"
+    _, variables = hosts.command(host, root, name=name, ports={}, flags=(), cache_bytes=0)
+    flags = shlex.join([f"--backend-config=python,shm-region-prefix-name={name}", *host.flags])
+    line = f'exec "$TRITONSERVER" {arguments} {flags}'
+    told = variables | env | {"ROOT": str(root), "PORT": str(port)}
+    running = processes.launch(["bash", "-c", line], told, log=scratch / "log", name=name, scratch=scratch)
+    try:
+        yield f"http://127.0.0.1:{port}", scratch / "log"
+    finally:
+        running.end()
+
+
+def wait_ready(url: str, running: processes.Running) -> None:
+    """Ask until there is an answer: a server that listens and is not ready says 400."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            ask(url)
+            return
+        except AssertionError:
+            assert running.group.alive(), running.printed()
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def ask(url: str, body: object = None, **headers: str) -> Any:
+    """Return what an HTTP server answers, as JSON where it is any; wait a minute for one that is starting."""
+    data = None if body is None else json.dumps(body).encode()
+    told = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, data, told), timeout=60) as answer:
+                text = answer.read()
+            return json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or time.monotonic() > until:
+                raise AssertionError(f"{url}: {error.code} {error.read().decode()}") from error
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)
+
+
+def unpack(archive, folder):
+    """Unpack an archive as people do; Python's own warns without a filter, or before 3.11.4 knows none."""
+    folder.mkdir(parents=True)
+    subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+    return folder

@@ -193,6 +193,25 @@ def test_a_run_without_measurements_carries_no_plot_library() -> None:
     assert len(run_page(run_view(report_runs.bare()))) < 20_000
 
 
+def test_the_strip_shows_each_layers_precision(golden: Any) -> None:
+    run = report_runs.bert()
+    layers = [["stem", "fp32", 0.05], ["block <1>", "int8", 0.75], ["gate", "bf16", 0.125], ["head", "none", 0.075]]
+    mixed = next(v for v in run["variants"] if v["id"] == "openvino-int8@cpu")
+    mixed["artifact"]["facts"]["layers"] = layers
+    page = run_page(run_view(run))
+    assert not Page(page).open
+    (strip,) = re.findall(r"<h2>Precision by layer</h2>.*?</svg></div>", page, re.DOTALL)
+    golden("report/strip.html", strip + "\n")
+    assert "block" not in run_markdown(run_view(run)), "too long for a table"
+
+
+@pytest.mark.parametrize("layers", ["all", 3, [["stem", "fp32"]], [["stem", "int3", 0.5]], [["stem", "fp32", "half"]]])
+def test_layers_that_are_none_are_left_out(layers: Any) -> None:
+    run = report_runs.bert()
+    run["variants"][0]["artifact"]["facts"]["layers"] = layers
+    assert "Precision by layer" not in run_page(run_view(run))
+
+
 def test_golden_markdown(golden: Any) -> None:
     golden("report/bert.md", run_markdown(run_view(report_runs.bert())))
     golden("report/minilm.md", run_markdown(run_view(report_runs.minilm())))

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from accel.core.values import GpuUse, MachineNoise, Measurement, Parity, Target, Variant
 from accel.run import results
 from accel.run.decide import Candidate, Constraints, decide, finalists
-from accel.run.results import Result
+from accel.run.results import VariantState
 from accel.run.stages import Proof, Stage
 
 rng = np.random.default_rng(0)
@@ -297,5 +297,5 @@ def test_a_file_that_computes_mostly_in_fp32_ties_as_what_it_is_held_to():
     variant = Variant(Target("ort-int8-dynamic", "cpu"), {})
     proof = Proof(Parity(True, {}, {}, ()), "fp32", "int8", 3)
     built = types.SimpleNamespace(bytes=7)
-    result = Result(variant, built=Stage(built, Path(), "", False), proof=Stage(proof, Path(), "", False))
+    result = VariantState(variant, built=Stage(built, Path(), "", False), proof=Stage(proof, Path(), "", False))
     assert results.candidate(result).precision == "int8"

@@ -33,7 +33,7 @@ def test_defaults():
         ({"device": "cdua"}, "did you mean cuda"),
         ({"require": ["ort@cuda"]}, "not among the targets"),
         ({"require": ["aoti"]}, "not among the targets"),
-        ({"objective": "speed"}, "latency or throughput"),
+        ({"objective": "speed"}, "latency, throughput or traffic"),
         ({"bench": "tritn"}, r"inprocess, triton, both or none \(did you mean triton"),
         ({"via": "podman"}, "embedded, local or docker"),
         ({"ints": "all"}, "keep, io or interior"),

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from accel.accuracy import parity
+from accel.core.accuracy import parity
 from accel.core.errors import SampleError
 from accel.core.feeds import read_feeds, write_feeds
 from accel.core.values import Parity
@@ -102,3 +102,48 @@ def test_what_is_not_finite_is_refused_by_sample_and_input(model: Path, tmp_path
     write_feeds(tmp_path / "s.npz", feeds)
     with pytest.raises(SampleError, match=r"sample 2: input 'x' holds \S+ at index \(0, 3\), expected finite float32"):
         judged(model, tmp_path / "s.npz", tmp_path / "out")
+
+
+def test_a_made_up_feed_that_the_source_answers_with_nan_is_left_out(tmp_path: Path) -> None:
+    """A temperature of 0, which no sample has, makes NaN: two runtimes need not make it alike."""
+    nodes = [
+        helper.make_node("Div", ["x", "temperature"], ["scaled"]),
+        helper.make_node("Softmax", ["scaled"], ["y"], axis=-1),
+    ]
+    sizes = {"x": ["batch", 4], "temperature": [1], "y": ["batch", 4]}
+    values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items()]
+    graph = helper.make_graph(nodes, "m", values[:2], values[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    np.savez(tmp_path / "s.npz", x=own.standard_normal((3, 4)).astype(np.float32), temperature=np.float32([0.7]))
+    made = tasks.describe(
+        sources.recognise(str(tmp_path / "m.onnx"), samples=str(tmp_path / "s.npz")), tmp_path / "out"
+    )
+    tasks.reference(made, tmp_path / "out", tmp_path / "reference.npz")
+    answered = read_feeds(tmp_path / "reference.npz")
+    assert "flat low" in read_feeds(tmp_path / "out" / made.samples.coverage.path)
+    assert "flat low" not in answered
+    assert all(np.isfinite(feed["y"]).all() for feed in answered.values())
+
+
+def test_what_a_norm_makes_of_a_flat_input_is_no_variants_error(tmp_path: Path) -> None:
+    """Where no value differs, a norm scales rounding up to a signal, in float64 less than in any FP32."""
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.line, self.norm = torch.nn.Linear(32, 32), torch.nn.InstanceNorm1d(32, eps=1e-12)\n"
+        "    def forward(self, sound):\n"
+        "        return self.norm(self.line(sound).transpose(1, 2))\n"
+        "def build():\n"
+        "    torch.manual_seed(0)\n"
+        "    return Net(), [{'sound': torch.randn(1, 16, 32).numpy()} for _ in range(12)]\n"
+    )
+    made = tasks.describe(sources.recognise(f"{tmp_path / 'net.py'}:build"), tmp_path / "out")
+    tasks.reference(made, tmp_path / "out", tmp_path / "reference.npz")
+    noise = tasks.noise(made, tmp_path / "out", tmp_path / "reference.npz", ("flat high",))
+    assert noise is not None
+    assert noise.how == "in float64 or with its inputs moved by 4 units in the last place"
+    [output] = noise.outputs
+    assert output.sqnr_db > 100
+    assert output.by_shape_db["flat high"] < 10

@@ -16,7 +16,7 @@ from accel.run.store import Store
 
 
 def put(kept, key, stage="build", text="x"):
-    with kept.writing(stage, key) as folder:
+    with kept.writing(stage) as folder:
         (folder / "file").write_text(text)
         return kept.put(stage, key, Target(text, "cpu"), folder)
 
@@ -34,7 +34,7 @@ def test_an_interrupted_write_is_never_read_and_is_cleared(tmp_path):
     kept = Store(tmp_path)
 
     def interrupted():
-        with kept.writing("build", "k") as folder:
+        with kept.writing("build") as folder:
             (folder / "file").write_text("half")
             raise KeyboardInterrupt
 
@@ -193,9 +193,9 @@ def test_code_of_a_part_that_does_not_exist_is_no_hash():
 def test_code_hash_follows_the_code(tmp_path):
     file = tmp_path / "x.py"
     file.write_text("a = 1")
-    before = store.code_hash(str(file), "accuracy/parity.py")
+    before = store.code_hash(str(file), "core/accuracy/parity.py")
     file.write_text("a = 2")
-    assert store.code_hash(str(file), "accuracy/parity.py") != before
+    assert store.code_hash(str(file), "core/accuracy/parity.py") != before
 
 
 def test_code_hash_follows_the_templates_of_a_folder(tmp_path):

@@ -1,13 +1,13 @@
 """A tiny model with a real repository for each backend, built and proved once for all tests that serve it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from accel.accuracy import parity
 from accel.builders import targets
 from accel.core import environments
+from accel.core.accuracy import parity
 from accel.core.processes import Worker
 from accel.core.values import (
     Artifact,
@@ -27,6 +27,7 @@ from accel.triton.repository import emit
 
 P, R = ParamSpec("P"), TypeVar("R")
 THREADS = 2
+SIZES = {"min": (1, 2), "opt": (1, 6), "max": (4, 10)}
 FACTORY = '''
 import numpy as np
 import torch
@@ -73,13 +74,11 @@ class Live:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, folder: Path) -> "Live":
-        """Describe, run and export the source in this process."""
+    def make(cls, folder: Path, text: str = FACTORY, sizes: Mapping[str, tuple[int, int]] = SIZES) -> "Live":
+        """Describe, run and export a source in this process; ``text`` is its factory's file, ``sizes`` its shapes."""
         factory = folder / "tiny.py"
-        factory.write_text(FACTORY)
-        shapes = {name: {} for name in ("min", "opt", "max")}
-        for name, shape in (("min", (1, 2)), ("opt", (1, 6)), ("max", (4, 10))):
-            shapes[name] = {"input_ids": shape, "attention_mask": shape}
+        factory.write_text(text)
+        shapes = {name: {"input_ids": shape, "attention_mask": shape} for name, shape in sizes.items()}
         asked = recognise(
             f"{factory}:build",
             min_shapes=shapes["min"],

@@ -11,7 +11,7 @@ from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, BuildRequest, OnnxModel, Skipped, Target, Variant, file_refs
 from accel.exporters import samples
 from accel.exporters.check import Point
-from accel.exporters.ensemble_request import Asked
+from accel.exporters.ensemble_request import EnsembleRequest
 from accel.exporters.processing_files import find
 from accel.exporters.sources import recognise
 from accel.triton import ensemble
@@ -59,5 +59,5 @@ def repository(text: str, folder: Path, target: str, shapes: Shapes, *, release:
         reference=folder / "reference.npz",
     )
     assert not isinstance(emitted, Skipped), emitted
-    ensemble.add(folder / "repository", find(source, Asked()))
+    ensemble.add(folder / "repository", find(source, EnsembleRequest()))
     return folder / "repository"

@@ -359,6 +359,7 @@ def test_names_that_no_file_can_have(tmp_path, name):
 
 FOREIGN = {"schema": 1, "builder": "b", "batched": True, "numpy_below_2": True, "outputs": []}
 FOREIGN_TEXTS = [json.dumps(FOREIGN | {"inputs": [{"name": "x", "dtype": "float32", "dims": 3}]}), '{"inputs": 1}']
+FOREIGN_TEXTS += [json.dumps(FOREIGN | {"inputs": [{"name": "x", "dtype": [None], "dims": []}]})]
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"[]", b"[" * 100_000, *(text.encode() for text in FOREIGN_TEXTS)])

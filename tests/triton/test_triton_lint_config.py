@@ -18,6 +18,9 @@ from lint_repositories import (
 CACHE = "response_cache { enable: true }"
 CACHE_SH = {"launch.sh": "tritonserver --cache-config=local,size=1"}
 GPU = "instance_group { kind: KIND_GPU }"
+STATE = 'sequence_batching { state { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: 4 %s } }'
+WARM = "data_type: TYPE_FP32 dims: 3 zero_data: true"
+INITIAL = 'initial_state { name: "zeros" data_type: TYPE_FP32 dims: 4 zero_data: true }'
 SEQUENCE = 'sequence_batching { control_input { name: "s" control { %s } } }'
 PAIR = "fp32_false_true: [ 0, 1 ]"
 FIXED = swap("[ -1, 3 ]", "[ 3 ]", "max_batch_size: 4")
@@ -299,6 +302,34 @@ CORE = [
         "python",
         add(SEQUENCE % f"{PAIR} int32_false_true: [ 0, 1 ]"),
         "sequence_batching.control_input",
+    ),
+    Case(
+        "a state for the python backend", "python", add(STATE % INITIAL), "sequence_batching.state", severity="warning"
+    ),
+    Case(
+        "a warm-up of implicit state",
+        "onnxruntime",
+        add(STATE % INITIAL, f'model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "x" value {{ {WARM} }} }} }}'),
+        "model_warmup",
+    ),
+    Case(
+        "an initial state without a name",
+        "onnxruntime",
+        add(STATE % INITIAL.replace('name: "zeros"', "")),
+        "sequence_batching.state.h.initial_state",
+        add(STATE % INITIAL),
+    ),
+    Case(
+        "an initial state of another size",
+        "onnxruntime",
+        add(STATE % INITIAL.replace("dims: 4", "dims: 5")),
+        "sequence_batching.state.h.initial_state",
+    ),
+    Case(
+        "an initial state of another type",
+        "onnxruntime",
+        add(STATE % INITIAL.replace("FP32", "INT32")),
+        "sequence_batching.state.h.initial_state",
     ),
     Case("control with half a pair", "python", add(SEQUENCE % "fp32_false_true: 1"), "sequence_batching.control_input"),
     Case(

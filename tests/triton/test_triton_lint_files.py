@@ -225,14 +225,14 @@ FILES = [
     ),
     Case(
         "state file missing",
-        "python",
+        "onnxruntime",
         add(STATE.format('data_file: "s"')),
         "sequence_batching.state.i.initial_state",
         add(STATE.format("zero_data: true")),
     ),
     Case(
         "state file elsewhere",
-        "python",
+        "onnxruntime",
         add(STATE.format('data_file: "../s"')),
         "sequence_batching.state.i.initial_state",
         put({"m/initial_state/s": bytes(4)}, STATE.format('data_file: "s"')),
@@ -352,6 +352,14 @@ MODEL = [
         "python",
         put(artifact(outputs=[{"name": n, "dtype": "float32", "dims": ["batch", 3]} for n in "yz"])),
         "output.z",
+    ),
+    Case(
+        "accel's model, decoupled",
+        "python",
+        add("model_transaction_policy { decoupled: true }", files=artifact()),
+        "model_transaction_policy",
+        add("model_transaction_policy { decoupled: false }", files=artifact()),
+        said="answers each request once",
     ),
     Case("accel's batch", "python", put(artifact(batched=False)), "max_batch_size"),
     Case(

@@ -254,6 +254,16 @@ def test_what_the_server_refuses_is_refused(text, message):
         check(applied(text))
 
 
+def test_models_of_the_python_backend_answer_once():
+    """The server would load it, and accel's own model.py has no sender of responses: every request would fail."""
+    model = applied("model_transaction_policy { decoupled: true }")
+    model.backend = "python"
+    with pytest.raises(InputError, match="answers each request once"):
+        check(model)
+    model.model_transaction_policy.decoupled = False
+    check(model)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading
 

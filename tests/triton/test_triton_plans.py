@@ -144,3 +144,101 @@ def test_a_stripped_plan_is_not_served(bench):
     found = emit_plan(bench, artifact, "26.05")
     assert isinstance(found, Skipped)
     assert "puts no weights into a stripped plan" in found.reason
+
+
+WHOLE = [
+    ("input", "input_ids", "TYPE_INT64", "-1"),
+    ("input", "attention_mask", "TYPE_INT64", "-1"),
+    ("output", "hidden", "TYPE_FP32", "-1, 4"),
+    ("output", "pooled", "TYPE_FP32", "4"),
+]
+"""Tensors of the plan's config: kind, name, type and dims without the batch axis."""
+
+
+def config_of(tensors, batch=8):
+    """Return a config of these tensors."""
+    text = f'name: "embedding"\nbackend: "tensorrt"\ndefault_model_filename: "model.plan"\nmax_batch_size: {batch}\n'
+    return text + "".join(f'{k} {{ name: "{n}" data_type: {t} dims: [ {d} ] }}\n' for k, n, t, d in tensors)
+
+
+def changed(at, **new):
+    """Return the tensors with one changed."""
+    keys = ("kind", "name", "type", "dims")
+    return [tuple(new.get(k, v) for k, v in zip(keys, t, strict=True)) if i == at else t for i, t in enumerate(WHOLE)]
+
+
+def with_batch(tensors):
+    """Return the tensors with the batch axis in their dims."""
+    return [(k, n, t, f"-1, {d}") for k, n, t, d in tensors]
+
+
+EXTRA = ("input", "extra", "TYPE_FP32", "16")
+CONTRADICTIONS = {
+    "bad_dynamic_shapes_max": (changed(0, dims="13"), 8, "input.input_ids.dims", "a profile from 1 to 12"),
+    "bad_dynamic_shapes_min": (changed(0, dims="0"), 8, "input.input_ids.dims", "a profile from 1 to 12"),
+    "bad_input_dims": ([*with_batch(WHOLE[1:]), ("input", "input_ids", "TYPE_INT64", "9, -1")], 0,
+                       "input.input_ids.dims", "a profile from 1 to 8"),
+    "bad_input_shape": (changed(0, dims="-1, 1"), 8, "input.input_ids.dims", "adds the batch axis to dims"),
+    "bad_input_type": (changed(1, type="TYPE_FP32"), 8, "input.attention_mask.data_type", "has TYPE_INT64"),
+    "bad_output_dims": (changed(3, dims="5"), 8, "output.pooled.dims", "has 5 at axis 1"),
+    "bad_output_shape": (changed(3, dims="4, 1"), 8, "output.pooled.dims", "adds the batch axis to dims"),
+    "bad_output_type": (changed(2, type="TYPE_FP16"), 8, "output.hidden.data_type", "has TYPE_FP32"),
+    "mixed_batch_hint_dims": ([*with_batch(WHOLE[:2]), *WHOLE[2:]], 0, "dims", "of others not"),
+    "mixed_batch_hint_shape_values": ([*WHOLE[:3], *with_batch(WHOLE[3:])], 0, "dims", "of others not"),
+    "too_few_inputs": (WHOLE[1:], 8, "input.input_ids", "is missing"),
+    "too_many_inputs": ([EXTRA, *WHOLE], 8, "input.extra", "is no input of manifest.json"),
+    "unknown_input": (changed(0, name="ids"), 8, "input.ids", "is no input of manifest.json"),
+    "unknown_output": (changed(2, name="hiddens"), 8, "output.hiddens", "is no output of manifest.json"),
+    "a larger batch": (WHOLE, 9, "max_batch_size", "a profile up to 8"),
+}  # fmt: skip
+"""The kinds of the server's qa/L0_model_config/autofill_noplatform/tensorrt, each in the terms of this model."""
+SOUND = {
+    "as emitted": (WHOLE, 8),
+    "a smaller batch": (WHOLE, 2),
+    "a fixed size inside the profile": (changed(1, dims="12"), 8),
+    "an output left out": (WHOLE[:3], 8),
+    "no batching": (with_batch(WHOLE), 0),
+    "batching left to auto-complete": (WHOLE, 0),
+    "no tensors": ([], 8),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_config_is_held_against_what_accel_built(emit, name):
+    tensors, batch, field, why = CONTRADICTIONS[name]
+    root = emit()
+    assert [f for f in lint(root, "26.05") if f.severity == "error"] == []
+    (root / "embedding/config.pbtxt").write_text(config_of(tensors, batch))
+    found = [f for f in lint(root, "26.05") if f.severity == "error"]
+    assert (field, True) in [(f.field, why in f.why) for f in found], found
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_config_that_fits_what_accel_built_is_let_through(emit, name):
+    root = emit()
+    (root / "embedding/config.pbtxt").write_text(config_of(*SOUND[name]))
+    assert [f for f in lint(root, "26.05") if f.severity == "error"] == []
+
+
+def test_another_plan_than_the_manifest_describes_is_named(emit):
+    root = emit()
+    (root / "embedding/1/model.plan").write_bytes(b"another plan")
+    (root / "embedding/config.pbtxt").write_text(config_of(changed(0, name="ids")))
+    (found,) = [f for f in lint(root, "26.05") if f.field == "files"]
+    assert found.severity == "warning"
+    assert "another embedding/1/model.plan" in found.why
+
+
+def test_the_front_of_a_backend_that_dictates_names_is_held_against_the_contract(bench):
+    """Both configs are changed alike: neither contradicts the other, and no file here tells what the package takes."""
+    artifact = bench.artifact("aoti")
+    bench.emit(artifact)
+    root = bench.root(artifact)
+    assert [f for f in lint(root, "26.05") if f.severity == "error"] == []
+    for path in root.glob("*/config.pbtxt"):
+        path.write_text(path.read_text().replace("TYPE_INT64", "TYPE_INT32"))
+    found = [f for f in lint(root, "26.05") if f.severity == "error"]
+    assert [(f.file, f.field) for f in found] == [
+        ("embedding/config.pbtxt", "input.attention_mask.data_type"),
+        ("embedding/config.pbtxt", "input.input_ids.data_type"),
+    ]

@@ -16,7 +16,7 @@ from accel.core.values import ShapeRange, Skipped, TensorSpec
 from accel.triton import manifest as manifests
 from accel.triton.config import parse
 from accel.triton.repository import verify
-from accel.triton.samples import Point, warmup
+from accel.triton.samples import ReferencePoint, warmup
 
 BACKENDS = ("onnxruntime", "openvino", "aoti", "python")
 
@@ -161,7 +161,7 @@ def test_warmup_leaves_out_large_points_and_repeated_shapes(bench):
     image = TensorSpec("image", "float32", ("batch", 3, "height", "width"))
     sizes = {"min": (1, 8, 8), "odd": (3, 8, 8), "opt": (1, 700, 700), "max": (4, 800, 800)}
     points = {
-        name: Point({"image": np.ones((n, 3, height, width), np.float32)}, {})
+        name: ReferencePoint({"image": np.ones((n, 3, height, width), np.float32)}, {})
         for name, (n, height, width) in sizes.items()
     }
     profile = {"image": ShapeRange((1, 3, 8, 8), (1, 3, 700, 700), (4, 3, 800, 800))}

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from accel.builders.requirements import demand
-from accel.core.errors import AccelError, StageError, UnavailableError
+from accel.core.errors import AccelError, StageError, UnavailableError, raised_as
 from accel.core.values import Skipped
 
 MAJORS = (10, 11)
@@ -69,10 +69,8 @@ def import_tensorrt() -> ModuleType:
     try:
         trt = importlib.import_module("tensorrt")
     except ModuleNotFoundError:
-        try:
+        with raised_as(UnavailableError, ImportError, "TensorRT cannot be imported", fix=INSTALL):
             trt = importlib.import_module("tensorrt_bindings")
-        except ImportError as error:
-            raise UnavailableError(f"TensorRT cannot be imported: {error}", fix=INSTALL) from error
     except ImportError as error:
         raise UnavailableError(
             f"TensorRT is installed, and its libraries are not found: {error}", fix=INSTALL

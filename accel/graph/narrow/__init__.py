@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from accel.core.errors import InputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UsageError, first_line
 from accel.core.values import Int32Runtime, ShapeRange, sha256_file
 from accel.graph import evaluate
 from accel.graph.narrow.report import AxisRange, Cause, InputRange, NarrowReport, Unproved, ValueReport
@@ -101,9 +101,8 @@ def _check_source(source: Path) -> None:
     if not source.is_file():
         raise InputError(f"{source} is not a file", fix="give the path of an .onnx file")
     if error := _fault(source):
-        reason = str(error).strip().splitlines()
         raise InputError(
-            f"{source} does not pass ONNX's checker: {reason[0] if reason else type(error).__name__}",
+            f"{source} does not pass ONNX's checker: {first_line(error)}",
             fix="export it again; `python -m onnx.bin.checker FILE` shows the whole message",
         ) from error
 

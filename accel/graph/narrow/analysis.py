@@ -10,7 +10,7 @@ any other index an error, so no valid run is lost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from accel.core.errors import UsageError, nearest
 from accel.core.values import ShapeRange
-from accel.graph.narrow.facts import INT64, LIMITS, MAX_ITEMS, Fact, Interval, join, known, unknown
+from accel.graph.narrow.facts import INT64, LIMITS, MAX_ITEMS, Bounds, Fact, Interval, hull, join, known, unknown
 from accel.graph.narrow.inference import (
     Kind,
     bodies,
@@ -34,6 +34,7 @@ from accel.graph.narrow.inference import (
 from accel.graph.narrow.moves import RULES
 from accel.graph.narrow.report import AxisRange, InputRange
 from accel.graph.narrow.rules import Call
+from accel.graph.narrow.selection import Branch, Selection, bound, cases
 from accel.graph.narrow.sizes import cut, sizes
 
 _KEEP_ELEMENTS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
@@ -65,6 +66,7 @@ class Analysis:
         inner: values of the sub-graphs.
         inputs / axes: the preconditions under which all of this holds.
         watched: node, operator and bounds over all integer inputs, of each node whose operator was asked for.
+        selections: what holds where a branch of a Where is selected, in each case that its condition leaves.
     """
 
     facts: Mapping[ir.Value, Fact]
@@ -72,6 +74,7 @@ class Analysis:
     inputs: tuple[InputRange, ...]
     axes: tuple[AxisRange, ...]
     watched: tuple[tuple[str, str, int, int], ...] = ()
+    selections: Mapping[Branch, Sequence[Selection]] = field(default_factory=dict)
 
 
 def analyse(
@@ -110,7 +113,7 @@ def analyse(
         walk.facts[value] = known(dtype, bounds.get(value.name, LIMITS.get(dtype)), dims)
     walk.run(model.graph, depth=0, path="")
     facts = {v: fact for v, fact in walk.facts.items() if v.graph is model.graph and v.name}
-    return Analysis(facts, tuple(walk.inner), tuple(found), axis_ranges, tuple(walk.watched))
+    return Analysis(facts, tuple(walk.inner), tuple(found), axis_ranges, tuple(walk.watched), walk.selections)
 
 
 def _check_ranges(inputs: Sequence[onnx.ValueInfoProto], ranges: Mapping[str, Interval]) -> None:
@@ -167,6 +170,7 @@ class _Walk:
         self.watched_ops = watch
         self.watched: list[tuple[str, str, int, int]] = []
         self.tensors: dict[ir.Value, np.ndarray] = {}
+        self.selections: dict[Branch, list[dict[ir.Value, Fact]]] = {}
 
     def run(self, graph: ir.Graph, *, depth: int, path: str, record: bool = True) -> None:
         """Find a fact for every value that the nodes of a graph make; those of its inputs are there already."""
@@ -201,18 +205,37 @@ class _Walk:
         if node.op_type == "Constant":
             tensor = ir.convenience.get_const_tensor(node.outputs[0])
             return [self.constant(node.outputs[0], tensor)] if tensor is not None else outputs
+        if node.op_type in self.watched_ops and record:
+            self._watch(node, f"{path}{node.name or node.outputs[0].name}", inputs)
+        outputs = self.computed(node, inputs, outputs)
+        return [self.selected(node, outputs[0])] if node.op_type == "Where" else outputs
+
+    def computed(self, node: ir.Node, inputs: Sequence[Fact | None], outputs: list[Fact]) -> list[Fact]:
+        """Apply the rules of sizes and of bounds to a node of ONNX's own operators."""
         attributes = {name: a.value for name, a in node.attributes.items()}
         call = Call(node.op_type, self.opset, inputs, attributes, outputs)
         for i in range(len(outputs) if node.op_type in ("Split", "TopK") else min(len(outputs), 1)):
             out = outputs[i]
             outputs[i] = Fact(out.dtype, out.bounds, sizes(call, out.dims))
-        if node.op_type in self.watched_ops and record:
-            self._watch(node, f"{path}{node.name or node.outputs[0].name}", inputs)
         rule = RULES.get(node.op_type)
         if rule is None:
             return outputs
         results = list(rule(call))[: len(outputs)]
         return results + outputs[len(results) :]
+
+    def selected(self, node: ir.Node, out: Fact) -> Fact:
+        """Bound a Where by what its branches hold where its condition selects them."""
+
+        def again(of: ir.Node, inputs: Sequence[Fact | None], before: Fact) -> Fact:
+            return self.computed(of, inputs, [unknown(before.dtype, before.dims)])[0]
+
+        parts: list[Bounds | None] = []
+        for slot, truth in ((1, True), (2, False)):
+            held = cases(node.inputs[0], truth, self.facts)
+            parts += [bound(node.inputs[slot], case, self.facts, again).bounds for case in held]
+            self.selections[node, slot] = held
+        both = hull(parts)
+        return out if both is None or out.items is not None else known(out.dtype, both, out.dims)
 
     def constant(self, value: ir.Value, tensor: ir.TensorProtocol) -> Fact:
         """Return the fact of a constant, whose values are kept where they are few integers."""

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from accel.core.errors import InputError, UsageError, nearest
+from accel.core.errors import InputError, UsageError, nearest, raised_as
 from accel.core.values import ShapeRange
 from accel.graph.narrow.facts import ANY_SIZE, FLOATS, INT32, LIMITS, Bounds, Dims, Fact, Interval, known, unknown
 from accel.graph.narrow.report import AxisRange
@@ -108,10 +108,12 @@ def infer(model: ir.Model, inputs: list[onnx.ValueInfoProto], axes: Mapping[str,
     Raises:
         InputError: the types of the graph contradict each other.
     """
-    try:
+    with raised_as(
+        InputError,
+        (onnx.shape_inference.InferenceError, ValueError, RuntimeError),
+        "the types of the graph contradict each other",
+    ):
         inferred = ir.from_proto(onnx.shape_inference.infer_shapes(_skeleton(model, inputs)))
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
-        raise InputError(f"the types of the graph contradict each other: {error}") from error
     kinds: dict[ir.Value, Kind] = {}
     for graph, typed in zip(model.graphs(), inferred.graphs(), strict=True):
         found = ir.convenience.create_value_mapping(typed, include_subgraphs=False)
@@ -171,12 +173,10 @@ def _read(tensor: ir.TensorProtocol) -> np.ndarray:
         InputError: external data lies outside the model's folder or is shorter than the tensor, or the constant has
             more axes than NumPy takes.
     """
-    try:
+    with raised_as(
+        InputError, (OSError, ValueError), f"the data of {tensor.name!r} cannot be read", fix="export the model again"
+    ):
         return tensor.numpy()
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the data of {tensor.name!r} cannot be read: {error}", fix="export the model again"
-        ) from error
 
 
 def constant_fact(tensor: ir.TensorProtocol) -> Fact:

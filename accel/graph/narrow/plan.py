@@ -260,7 +260,9 @@ def _shape_tensors(model: ir.Model, facts: Mapping[ir.Value, Fact], constants: S
     for node in reversed(model.graph):
         passed = any(value in read for value in node.outputs)
         version = model.opset_imports.get(node.domain, 1)
-        for slot, value in enumerate(node.inputs):
-            if small(value) and (passed or only_int64(node.op_type, node.domain, version, slot)):
-                read.add(value)
+        read |= {
+            value
+            for slot, value in enumerate(node.inputs)
+            if small(value) and (passed or only_int64(node.op_type, node.domain, version, slot))
+        }
     return sized | read

@@ -12,6 +12,7 @@ from accel.graph.narrow.facts import INT32, INT64, LIMITS, Fact
 from accel.graph.narrow.inference import real_inputs
 from accel.graph.narrow.plan import Plan, Planner
 from accel.graph.narrow.report import Cause, Unproved, ValueReport
+from accel.graph.narrow.selection import harmless
 
 Role = Literal["input", "output", "constant", "inner"]
 
@@ -133,9 +134,9 @@ def unproved(model: ir.Model, analysis: Analysis) -> Iterator[Unproved]:
         rows.append((value, str(value.name), op, fact))
     rows += [(inner.value, inner.path, inner.op, inner.fact) for inner in analysis.inner]
     for value, name, op, fact in rows:
-        if _is_marker(value, facts):
-            continue
         if not name or fact.dtype not in LIMITS or fact.fits(INT32) or fact.bounds is None:
+            continue
+        if _is_marker(value, facts) or (op != "input" and harmless(value, facts, analysis.selections)):
             continue
         lo, hi = int(fact.bounds[0]), int(fact.bounds[1])
         reason = (

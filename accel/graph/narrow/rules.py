@@ -148,6 +148,7 @@ _POINTWISE: dict[str, Callable[..., Bounds | None]] = {
     "Floor": lambda a: (math.floor(a[0]), math.floor(a[1])),
     "Ceil": lambda a: (math.ceil(a[0]), math.ceil(a[1])),
     "Round": lambda a: (math.floor(a[0]), math.ceil(a[1])),
+    "Log": lambda a: (math.log(a[0]), math.log(a[1])) if a[0] > 0 else None,
 }
 """What an operator does to the bounds of elements that it takes one from each input."""
 

@@ -155,6 +155,28 @@ def _gather(call: Call, x: Dims, index: Dims) -> Dims | None:
     return (*x[:axis], *index, *x[axis + 1 :]) if x else None
 
 
+@_rule("GatherND", needs=(0, 1))
+def _gather_nd(call: Call, x: Dims, index: Dims) -> Dims | None:
+    """Bound what is gathered: an entry of the index's last axis names so many axes of the data after the batch's."""
+    least, most = index[-1] if index else (0, 1)
+    return (*index[:-1], *x[call.attributes.get("batch_dims", 0) + least :]) if least == most else None
+
+
+@_rule("DFT")
+def _dft(call: Call, x: Dims) -> Dims | None:
+    """Bound a Fourier transform of the input's own length: one-sided, it has half of it and one."""
+    if call.input(1) is not None or (call.attributes.get("onesided", 0) and call.attributes.get("inverse", 0)):
+        return None
+    given = call.input(2)
+    axis = given.constant if given is not None else [call.attributes.get("axis", 1 if call.version < 20 else -2)]
+    if not axis or not x:
+        return None
+    if not call.attributes.get("onesided", 0):
+        return (*x[:-1], (2, 2))
+    half = axis[0] % len(x)
+    return (*((lo // 2 + 1, hi // 2 + 1) if i == half else (lo, hi) for i, (lo, hi) in enumerate(x[:-1])), (2, 2))
+
+
 @_rule("Concat", needs=())
 def _concat(call: Call) -> Dims | None:
     certain = [f.dims for f in call.present() if f.dims]

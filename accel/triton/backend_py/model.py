@@ -54,7 +54,7 @@ class TritonPythonModel:
         read = artifacts.from_json
         self.inputs = [read(artifacts.TensorSpec, s) for s in spec["inputs"]]
         self.outputs = [read(artifacts.TensorSpec, s) for s in spec["outputs"]]
-        self.batched = spec["batched"]
+        self.batched, self.axes = spec["batched"], {}
         artifact = read(artifacts.Artifact, spec["artifact"])
         self.profile = artifact.variant.profile
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
@@ -83,7 +83,7 @@ class TritonPythonModel:
         groups: dict = {}
         for index, request in enumerate(requests):
             try:
-                feed = self.fit({t.name(): t.as_numpy() for t in request.inputs()})
+                feed = self.feed(request)
             except AccelError as error:
                 responses[index] = refuse(error.message)
                 continue
@@ -91,8 +91,17 @@ class TritonPythonModel:
             groups.setdefault(shape, []).append((index, feed))
         for members in groups.values():
             for (index, _), found in zip(members, self.answers([feed for _, feed in members]), strict=True):
-                responses[index] = refuse(found) if isinstance(found, str) else respond(requests[index], found)
+                responses[index] = refuse(found) if isinstance(found, str) else self.answer(requests[index], found)
         return responses
+
+    def feed(self, request):  # type: ignore[no-untyped-def]
+        """Return a request's inputs, held against the contract."""
+        return self.fit({t.name(): t.as_numpy() for t in request.inputs()})
+
+    def answer(self, request, outputs):  # type: ignore[no-untyped-def]
+        """Return the response with the outputs that the request asked for."""
+        wanted = request.requested_output_names()
+        return pb_utils.InferenceResponse([pb_utils.Tensor(n, a) for n, a in outputs.items() if n in wanted])
 
     def fit(self, tensors):  # type: ignore[no-untyped-def]
         """Check a request against the contract: names, ranks, sizes, dtypes and integer ranges.
@@ -124,27 +133,22 @@ class TritonPythonModel:
     def run(self, feeds):  # type: ignore[no-untyped-def]
         """Run feeds of one shape in one call and return each one's outputs, in the contract's dtypes."""
         many = len(feeds) > 1
-        merged = {name: np.concatenate([f[name] for f in feeds]) for name in feeds[0]} if many else feeds[0]
+        axes = {name: self.axes.get(name, 0) for name in (*feeds[0], *(s.name for s in self.outputs))}
+        merged = {name: np.concatenate([f[name] for f in feeds], axes[name]) for name in feeds[0]} if many else feeds[0]
         outputs = self.session.run(merged)
         arrays = {s.name: np.ascontiguousarray(outputs[s.name], dtype=s.dtype) for s in self.outputs}
         if not many:
             return [arrays]
         ends = np.cumsum([next(iter(f.values())).shape[0] for f in feeds])
         for name, array in arrays.items():
-            if array.shape[0] != ends[-1]:
-                raise ValueError(f"output {name!r} has {array.shape[0]} rows for a batch of {ends[-1]}")
-        parts = {name: np.split(array, ends[:-1]) for name, array in arrays.items()}
+            if array.shape[axes[name]] != ends[-1]:
+                raise ValueError(f"output {name!r} has {array.shape[axes[name]]} rows for a batch of {ends[-1]}")
+        parts = {name: np.split(array, ends[:-1], axes[name]) for name, array in arrays.items()}
         return [{name: parts[name][i] for name in parts} for i in range(len(feeds))]
 
     def finalize(self):  # type: ignore[no-untyped-def]
         """Close the session."""
         self.session.close()
-
-
-def respond(request, outputs):  # type: ignore[no-untyped-def]
-    """Return the response with the outputs that the request asked for."""
-    wanted = request.requested_output_names()
-    return pb_utils.InferenceResponse([pb_utils.Tensor(n, a) for n, a in outputs.items() if n in wanted])
 
 
 def refuse(message):  # type: ignore[no-untyped-def]

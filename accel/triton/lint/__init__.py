@@ -13,9 +13,9 @@ from accel.core import hardware
 from accel.core.errors import InputError
 from accel.triton import releases
 from accel.triton.lint import auto_complete, backends, config, ensembles, files, plans, tensors
-from accel.triton.lint.model import Model, folders, load
+from accel.triton.lint.model import LintedModel, folders, load
 from accel.triton.manifest import FILENAME, Finding, Manifest, read
-from accel.triton.releases import Release
+from accel.triton.releases import TritonRelease
 
 __all__ = ["lint"]
 
@@ -47,7 +47,9 @@ def lint(root: Path, release: str) -> tuple[Finding, ...]:
     if not root.is_dir():
         raise InputError(f"{root} is no folder", fix="name the root of a Triton model repository")
     root = root.resolve()
-    models, found = load(root, row)
+    manifest, unread = _manifest(root)
+    models, found = load(root, row, manifest)
+    found += unread
     found += files.links(root)
     found += files.unsafe_names(root)
     if not folders(root):
@@ -55,7 +57,7 @@ def lint(root: Path, release: str) -> tuple[Finding, ...]:
     for model in models:
         for rule in (*RULES, *(ensembles.RULES if model.ensemble else ())):
             found += rule(model)
-    found += _toolchain(root, row, models)
+    found += _toolchain(manifest, row, models) if manifest is not None else ()
     return tuple(dict.fromkeys(sorted(found, key=lambda f: (f.severity, f.file, f.field, f.why))))
 
 
@@ -70,16 +72,19 @@ def _multiples(manifest: Manifest) -> Iterator[Finding]:
             yield Finding("warning", FILENAME, f"artifact.variant.profile.{name}", why, fix)
 
 
-def _toolchain(root: Path, row: Release, models: list[Model]) -> Iterator[Finding]:
-    """Compare what accel built with against what the release carries; other repositories have no manifest."""
+def _manifest(root: Path) -> tuple[Manifest | None, list[Finding]]:
+    """Read accel's account of the repository, which others have none of."""
     if not (root / FILENAME).exists():
-        return
+        return None, []
     try:
-        manifest = read(root)
+        return read(root), []
     except InputError as error:
-        why = f"{error.message}; its toolchain was not compared"
-        yield Finding("warning", FILENAME, "", why, "emit the repository again")
-        return
+        why = f"{error.message}; what it says of the model was not compared"
+        return None, [Finding("warning", FILENAME, "", why, "emit the repository again")]
+
+
+def _toolchain(manifest: Manifest, row: TritonRelease, models: list[LintedModel]) -> Iterator[Finding]:
+    """Compare what accel built with against what the release carries."""
     if manifest.release == row.name:
         found = manifest.unverified
     else:

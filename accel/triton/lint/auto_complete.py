@@ -13,7 +13,7 @@ from typing import Any
 
 from accel.core.errors import InputError
 from accel.triton.config import type_name
-from accel.triton.lint.model import Model, read_text, unsafe
+from accel.triton.lint.model import LintedModel, read_text, unsafe
 from accel.triton.manifest import Finding
 
 DISABLED = "--disable-auto-complete-config"
@@ -35,7 +35,7 @@ class Said:
     returns: bool
 
 
-def auto_complete(model: Model) -> Iterator[Finding]:
+def auto_complete(model: LintedModel) -> Iterator[Finding]:
     """Properties that ``auto_complete_config`` leaves out, invents, or states otherwise than the config."""
     if DISABLED in (model.launch or ""):
         return
@@ -48,12 +48,12 @@ def auto_complete(model: Model) -> Iterator[Finding]:
             yield model.error(FUNCTION, why, fix, file=file)
 
 
-def completes(model: Model) -> bool:
+def completes(model: LintedModel) -> bool:
     """Say whether a Python model completes its own config."""
     return any(read(model, f"{model.folder}/{version}/{model.filename}") is not None for version in model.served())
 
 
-def read(model: Model, file: str) -> Said | None:
+def read(model: LintedModel, file: str) -> Said | None:
     """Return what the function of a model file says; None where there is none, or no Python."""
     if model.backend != "python" or unsafe(model.filename) or not (model.root / file).is_file():
         return None
@@ -116,7 +116,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     return UNKNOWN
 
 
-def _contradictions(model: Model, said: Said) -> Iterator[tuple[str, str]]:
+def _contradictions(model: LintedModel, said: Said) -> Iterator[tuple[str, str]]:
     config = model.config
     if not said.returns:
         yield "returns nothing, and the server needs the config back", "return its argument"
@@ -153,7 +153,7 @@ def _tensor(value: Mapping[str, Any], kind: str, known: Sequence[str], tensors: 
         yield f"says {kind} {name!r} is {dims}, and the config has {list(same.dims)}", "make them equal"
 
 
-def _policy(model: Model, value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _policy(model: LintedModel, value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in value:
         if key != "decoupled":
             yield f"gives the transaction policy the property {key!r}, which does not exist", "use 'decoupled'"
@@ -162,4 +162,4 @@ def _policy(model: Model, value: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield f"sets decoupled to {decoupled}, and the config has {stated}", "make them equal"
 
 
-RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (auto_complete,)
+RULES: tuple[Callable[[LintedModel], Iterator[Finding]], ...] = (auto_complete,)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accel.core.errors import InputError, nearest
-from accel.triton.lint.model import Model, read_text, unsafe
+from accel.triton.lint.model import LintedModel, read_text, unsafe
 from accel.triton.lint.rules import (
     ACCELERATORS,
     CORE_PARAMETERS,
@@ -32,7 +32,7 @@ ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
 NUMPY_2 = re.compile(r"(?mi)^[^#\n]*\bnumpy\s*(?:==|>=|~=|>)\s*[2-9]")
 
 
-def parameters(model: Model) -> Iterator[Finding]:
+def parameters(model: LintedModel) -> Iterator[Finding]:
     """Keys the backend does not read, values it refuses, and keys without effect."""
     known = PARAMETERS.get(model.platform) or PARAMETERS.get(model.backend)
     if known is None or model.ensemble:
@@ -50,7 +50,7 @@ def parameters(model: Model) -> Iterator[Finding]:
             yield model.warning(field, why, "correct the key, or drop it")
 
 
-def batch_strategy(model: Model) -> Iterator[Finding]:
+def batch_strategy(model: LintedModel) -> Iterator[Finding]:
     """The library of a custom batching strategy lies in the model's folder.
 
     Source: core src/backend_model.cc, TritonModel::Create.
@@ -67,7 +67,7 @@ def batch_strategy(model: Model) -> Iterator[Finding]:
         yield model.warning("parameters.TRITON_BATCH_STRATEGY_PATH", why, "mount the repository where it points")
 
 
-def _value(model: Model, field: str, key: Key, value: str, *, lower: bool) -> Iterator[Finding]:
+def _value(model: LintedModel, field: str, key: Key, value: str, *, lower: bool) -> Iterator[Finding]:
     """Judge one value; ``lower`` where the backend ignores case. OpenVINO's backend takes an empty one for absent."""
     if model.row.name < key.since:
         yield model.warning(field, f"Triton {model.row.name} does not read it: it came in {key.since}", "drop it")
@@ -103,7 +103,7 @@ def _wrong(key: Key, value: str) -> str:
     return f"one of {key.values}" if key.values and value not in key.values else ""
 
 
-def accelerators(model: Model) -> Iterator[Finding]:
+def accelerators(model: LintedModel) -> Iterator[Finding]:
     """Names and keys of execution accelerators.
 
     Source: onnxruntime_backend src/onnxruntime.cc, ModelState::LoadModel: those for GPUs are read for instances on GPUs
@@ -131,7 +131,7 @@ def accelerators(model: Model) -> Iterator[Finding]:
                 yield from _accelerator(model, field, known[value.name], value)
 
 
-def _accelerator(model: Model, field: str, known: Accelerator, value: Any) -> Iterator[Finding]:
+def _accelerator(model: LintedModel, field: str, known: Accelerator, value: Any) -> Iterator[Finding]:
     for key, text in value.parameters.items():
         if key in known.keys:
             yield from _value(model, f"{field}.{key}", known.keys[key], text, lower=False)
@@ -143,7 +143,7 @@ def _accelerator(model: Model, field: str, known: Accelerator, value: Any) -> It
             yield model.warning(f"{field}.{key}", f"is ignored: {value.name} takes no parameters here", "drop it")
 
 
-def tensorrt(model: Model) -> Iterator[Finding]:
+def tensorrt(model: LintedModel) -> Iterator[Finding]:
     """What the TensorRT accelerator of a release makes of precision, calibration and profile shapes.
 
     Source: ``rules.TENSORRT_11`` and ``rules.PRECISION_MODES``; onnxruntime core/providers/tensorrt,
@@ -172,7 +172,7 @@ def tensorrt(model: Model) -> Iterator[Finding]:
         yield from _profile_names(model, field, {k: value.parameters[k] for k in given})
 
 
-def _profile_names(model: Model, field: str, profiles: Mapping[str, str]) -> Iterator[Finding]:
+def _profile_names(model: LintedModel, field: str, profiles: Mapping[str, str]) -> Iterator[Finding]:
     inputs = {t.name for t in model.config.input}
     for key, text in profiles.items():
         # An input may have a colon in its name, so the shape is what follows the last one.
@@ -185,10 +185,10 @@ def _profile_names(model: Model, field: str, profiles: Mapping[str, str]) -> Ite
                 yield model.warning(f"{field}.{key}", f"{name.strip()!r} is no input of the config", "name an input")
 
 
-def numpy_below_2(model: Model) -> Iterator[Finding]:
+def numpy_below_2(model: LintedModel) -> Iterator[Finding]:
     """NumPy 2 under a Python backend that answers with empty outputs then, where the repository asks for it.
 
-    Source: ``releases.Release.numpy_below_2``.
+    Source: ``releases.TritonRelease.numpy_below_2``.
     """
     if model.backend != "python" or not model.row.numpy_below_2:
         return
@@ -205,7 +205,7 @@ def numpy_below_2(model: Model) -> Iterator[Finding]:
             yield model.warning("", why, "ask for numpy<2", file=path.relative_to(model.root).as_posix())
 
 
-RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[LintedModel], Iterator[Finding]], ...] = (
     parameters,
     batch_strategy,
     accelerators,

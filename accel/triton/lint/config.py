@@ -1,6 +1,6 @@
 """Rules on one config by itself: what the server's core checks before it asks a backend.
 
-Each rule is a function from a ``Model`` to its findings. Unless a docstring says otherwise the source is
+Each rule is a function from a ``LintedModel`` to its findings. Unless a docstring says otherwise the source is
 triton-inference-server/core, src/model_config_utils.cc, in the function named.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from accel.core.errors import nearest
 from accel.triton.config import type_name
 from accel.triton.lint.auto_complete import DISABLED, completes
-from accel.triton.lint.model import Model, Severity, unsafe
+from accel.triton.lint.model import LintedModel, Severity, unsafe
 from accel.triton.lint.rules import (
     AUTO_COMPLETE,
     COUNTED_SINCE,
@@ -39,13 +39,13 @@ LARGEST_GPU = 31
 CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
-def names(model: Model) -> Iterator[Finding]:
+def names(model: LintedModel) -> Iterator[Finding]:
     """The config names its folder. Source: core model_repository_manager.cc, InitializeModelInfo."""
     if model.config.name and model.config.name != model.folder:
         yield model.error("name", f"is {model.config.name!r}, and the folder is {model.folder!r}", "make them equal")
 
 
-def schema(model: Model) -> Iterator[Finding]:
+def schema(model: LintedModel) -> Iterator[Finding]:
     """Fields that the release's protobuf does not have yet, so that the whole config fails to parse."""
     for path, since in FIELDS_SINCE.items():
         top, _, inner = path.partition(".")
@@ -55,7 +55,7 @@ def schema(model: Model) -> Iterator[Finding]:
             yield model.error(path, f"Triton {model.row.name} cannot parse it: it came in {since}", "leave it out")
 
 
-def backend(model: Model) -> Iterator[Finding]:
+def backend(model: LintedModel) -> Iterator[Finding]:
     """Backend and platform are known, belong together and exist in the release. Source: ValidateModelConfig."""
     config, row = model.config, model.row
     if model.ensemble:
@@ -107,7 +107,7 @@ def backend(model: Model) -> Iterator[Finding]:
         yield model.error("runtime", why, "leave it out, or add the library to the model's folder")
 
 
-def _unknown_backend(model: Model) -> Iterator[Finding]:
+def _unknown_backend(model: LintedModel) -> Iterator[Finding]:
     """Source: core src/backend_model.cc, GetBackendLibrarySearchPaths: version folder, model folder, backend folder."""
     if _lies_here(model, f"libtriton_{model.backend}.so"):
         return
@@ -121,12 +121,12 @@ def _unknown_backend(model: Model) -> Iterator[Finding]:
         )
 
 
-def _lies_here(model: Model, library: str) -> bool:
+def _lies_here(model: LintedModel, library: str) -> bool:
     at = model.root / model.folder
     return any((folder / library).is_file() for folder in (at, *(at / str(v) for v in model.versions)))
 
 
-def _runtimes(model: Model) -> tuple[str, ...]:
+def _runtimes(model: LintedModel) -> tuple[str, ...]:
     """Return the runtimes of a backend of the release: its library, and ``model.py`` of one that has both.
 
     Source: core src/backend_model.cc, TritonModel::GetBackendLibraryProperties; pytorch_backend README.
@@ -134,7 +134,7 @@ def _runtimes(model: Model) -> tuple[str, ...]:
     return (f"libtriton_{model.backend}.so", *(("model.py",) if model.backend == "pytorch" else ()))
 
 
-def tensors(model: Model) -> Iterator[Finding]:
+def tensors(model: LintedModel) -> Iterator[Finding]:
     """Names, types, dims and reshapes of inputs and outputs. Source: ValidateIOShape, ValidateModelInput."""
     for kind, values in (("input", model.config.input), ("output", model.config.output)):
         for name, times in Counter(t.name for t in values).items():
@@ -158,7 +158,7 @@ def tensors(model: Model) -> Iterator[Finding]:
             yield model.error(f"input.{tensor.name}.optional", why, "set max_batch_size to 0, or drop it")
 
 
-def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
+def _tensor(model: LintedModel, field: str, tensor: Any) -> Iterator[Finding]:
     name = type_name(tensor.data_type)
     no_bf16 = model.backend == "onnxruntime" and model.row.name < ORT_BF16_SINCE
     refused, _ = UNSUPPORTED_TYPES.get(model.backend, (frozenset(), ""))
@@ -192,7 +192,7 @@ def _tensor(model: Model, field: str, tensor: Any) -> Iterator[Finding]:
         yield model.error(f"{field}.is_non_linear_format_io", f"needs 3 dims, found {len(tensor.dims)}", "drop it")
 
 
-def _reshape(model: Model, field: str, dims: list[int], shape: list[int]) -> Iterator[Finding]:
+def _reshape(model: LintedModel, field: str, dims: list[int], shape: list[int]) -> Iterator[Finding]:
     """Source: ValidateIOShape: as many elements, and as many between each two free dims."""
     if not shape and not model.config.max_batch_size:
         yield model.error(field, "is empty without a batch axis: a tensor needs a dim", "give it a shape")
@@ -213,7 +213,7 @@ def _runs(dims: list[int]) -> list[int]:
     return found
 
 
-def completeness(model: Model) -> Iterator[Finding]:
+def completeness(model: LintedModel) -> Iterator[Finding]:
     """Inputs or outputs that are left out: the server asks the backend for them, unless that is turned off."""
     for kind in ("input", "output"):
         if getattr(model.config, kind) or (kind == "input" and model.config.batch_input):
@@ -226,7 +226,7 @@ def completeness(model: Model) -> Iterator[Finding]:
             yield model.warning(kind, why, f"declare every {kind}")
 
 
-def batch_size(model: Model) -> Iterator[Finding]:
+def batch_size(model: LintedModel) -> Iterator[Finding]:
     """``max_batch_size`` by itself and under the openvino backend.
 
     Source: ValidateModelConfig; openvino_backend src/openvino.cc, ModelState::ValidateInputs (the model is fixed to it)
@@ -255,7 +255,7 @@ def batch_size(model: Model) -> Iterator[Finding]:
             )
 
 
-def batch_tensors(model: Model) -> Iterator[Finding]:
+def batch_tensors(model: LintedModel) -> Iterator[Finding]:
     """``batch_input`` and ``batch_output``. Source: ValidateBatchIO."""
     inputs, outputs = {t.name for t in model.config.input}, {t.name for t in model.config.output}
     for kind, values in (("batch_input", model.config.batch_input), ("batch_output", model.config.batch_output)):
@@ -278,7 +278,7 @@ def batch_tensors(model: Model) -> Iterator[Finding]:
                 )
 
 
-def dynamic_batching(model: Model) -> Iterator[Finding]:
+def dynamic_batching(model: LintedModel) -> Iterator[Finding]:
     """Preferred sizes, priorities and queue policies.
 
     Source: ValidateModelConfig; core src/dynamic_batch_scheduler.cc (without ``max_batch_size`` it merges nothing).
@@ -315,13 +315,44 @@ def dynamic_batching(model: Model) -> Iterator[Finding]:
     )
 
 
-def _preferred(model: Model, field: str, sizes: Any) -> Iterator[Finding]:
+def _states(model: LintedModel) -> Iterator[Finding]:
+    """Implicit states: who takes them, and what they begin with.
+
+    Source: server docs/user_guide/implicit_state_management.md; core
+    src/sequence_batch_scheduler/sequence_batch_scheduler.cc, GenerateInitialStateData.
+    """
+    states = model.config.sequence_batching.state
+    if states and model.backend in ("python", "openvino"):
+        why = f"the {model.backend} backend takes no state from the server"
+        yield model.warning("sequence_batching.state", why, "keep it in the model, or serve it with onnxruntime")
+    if states and model.config.model_warmup:
+        why = "is sent without a sequence, so that no state is there: onnxruntime ends the server at load (24.10, run)"
+        yield model.error("model_warmup", why, "leave it out")
+    for state in states:
+        field = f"sequence_batching.state.{state.input_name}.initial_state"
+        for begin in state.initial_state:
+            dims = list(begin.dims)
+            alike = len(dims) == len(state.dims) and all(s in (-1, d) for s, d in zip(state.dims, dims, strict=True))
+            yield from model.errors(
+                (len(state.initial_state) > 1, field, "is given more than once", "keep one"),
+                (not begin.name, field, "has no name", "name it"),
+                (begin.data_type != state.data_type, field, "has another data_type than the state", "let them agree"),
+                (
+                    -1 in dims or not alike,
+                    field,
+                    f"has dims {dims}, and the state {list(state.dims)}",
+                    "give the state's, none of them -1",
+                ),
+            )
+
+
+def _preferred(model: LintedModel, field: str, sizes: Any) -> Iterator[Finding]:
     most = model.config.max_batch_size
     if bad := [s for s in sizes if s < 1 or s > most]:
         yield model.error(field, f"holds {bad[0]}, outside 1..{most} (max_batch_size)", "correct it")
 
 
-def sequence_batching(model: Model) -> Iterator[Finding]:
+def sequence_batching(model: LintedModel) -> Iterator[Finding]:
     """Controls, strategy and what cannot go with sequences.
 
     Source: ValidateModelConfig, GetBooleanSequenceControlProperties, GetTypedSequenceControlProperties; core
@@ -336,6 +367,7 @@ def sequence_batching(model: Model) -> Iterator[Finding]:
     field, strategy = "sequence_batching.control_input", "TRITON_BATCH_STRATEGY_PATH"
     utilization = batching.direct.minimum_slot_utilization
     yield from _preferred(model, "sequence_batching.oldest.preferred_batch_size", batching.oldest.preferred_batch_size)
+    yield from _states(model)
     yield from model.errors(
         (
             model.config.response_cache.enable,
@@ -367,7 +399,7 @@ def sequence_batching(model: Model) -> Iterator[Finding]:
         yield from _control(model, control)
 
 
-def _control(model: Model, control: Any) -> Iterator[Finding]:
+def _control(model: LintedModel, control: Any) -> Iterator[Finding]:
     field, name = "sequence_batching.control_input", control.Kind.Name(control.kind)
     given = [v for v in (control.int32_false_true, control.fp32_false_true, control.bool_false_true) if v]
     correlation, type_ = name == "CONTROL_SEQUENCE_CORRID", type_name(control.data_type)
@@ -389,13 +421,13 @@ def _control(model: Model, control: Any) -> Iterator[Finding]:
     )
 
 
-def caching(model: Model) -> Iterator[Finding]:
+def caching(model: LintedModel) -> Iterator[Finding]:
     """The response cache and answers that come in parts. Source: ValidateModelConfig."""
     if model.config.response_cache.enable and model.config.model_transaction_policy.decoupled:
         yield model.error("response_cache", "cannot go with decoupled responses", "turn one of them off")
 
 
-def instances(model: Model) -> Iterator[Finding]:
+def instances(model: LintedModel) -> Iterator[Finding]:
     """Instance groups. Source: ValidateInstanceGroup, NormalizeInstanceGroup; the backends in ``rules.KINDS``."""
     if model.ensemble:
         return
@@ -450,7 +482,7 @@ def instances(model: Model) -> Iterator[Finding]:
         )
 
 
-def ensemble_fields(model: Model) -> Iterator[Finding]:
+def ensemble_fields(model: LintedModel) -> Iterator[Finding]:
     """What belongs to the steps of an ensemble, not to itself."""
     if not model.ensemble:
         return
@@ -460,7 +492,7 @@ def ensemble_fields(model: Model) -> Iterator[Finding]:
             yield model.error(name, f"cannot be in an ensemble: {why}", "move it to the steps")
 
 
-def optimization(model: Model) -> Iterator[Finding]:
+def optimization(model: LintedModel) -> Iterator[Finding]:
     """Settings of ``optimization`` that the backend does not read."""
     if model.ensemble or model.backend not in model.row.backends | EXTRA_BACKENDS:
         return
@@ -477,7 +509,7 @@ def optimization(model: Model) -> Iterator[Finding]:
         yield model.warning("model_operations", f"the {model.backend} backend ignores it", "drop it")
 
 
-def server_flags(model: Model) -> Iterator[Finding]:
+def server_flags(model: LintedModel) -> Iterator[Finding]:
     """Settings that do nothing unless the server was started for them; ``launch.sh`` is where lint can look."""
     groups = model.config.instance_group
     wanted = {
@@ -492,7 +524,7 @@ def server_flags(model: Model) -> Iterator[Finding]:
             yield model.warning(field, f"is ignored by a server without {flags[0]}, and {seen}", f"add {flags[0]}")
 
 
-def metrics(model: Model) -> Iterator[Finding]:
+def metrics(model: LintedModel) -> Iterator[Finding]:
     """Histogram buckets. Source: ValidateModelMetrics."""
     for index, control in enumerate(model.config.model_metrics.metric_control):
         field = f"model_metrics.metric_control[{index}]"
@@ -502,7 +534,7 @@ def metrics(model: Model) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[LintedModel], Iterator[Finding]], ...] = (
     names,
     schema,
     backend,

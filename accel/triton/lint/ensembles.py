@@ -11,13 +11,13 @@ from typing import Any
 
 from accel.core.errors import nearest
 from accel.triton.config import type_name
-from accel.triton.lint.model import Model, unsafe
+from accel.triton.lint.model import LintedModel, unsafe
 from accel.triton.manifest import Finding
 
 STEP = "ensemble_scheduling.step[{}]"
 
 
-def steps(model: Model) -> Iterator[Finding]:
+def steps(model: LintedModel) -> Iterator[Finding]:
     """Every step names a model of the repository, in a version that is served, and maps inputs and outputs."""
     scheduling = model.config.ensemble_scheduling
     if model.config.HasField("ensemble_scheduling") and not scheduling.step:
@@ -39,7 +39,7 @@ def steps(model: Model) -> Iterator[Finding]:
             yield model.error(f"{field}.model_version", why, "use -1 for the newest, or add the version")
 
 
-def circles(model: Model) -> Iterator[Finding]:
+def circles(model: LintedModel) -> Iterator[Finding]:
     """No ensemble is a step of itself, at any depth."""
     seen: set[str] = set()
     waiting: list[tuple[str, tuple[str, ...]]] = [
@@ -56,7 +56,7 @@ def circles(model: Model) -> Iterator[Finding]:
             waiting += [(s.model_name, (*path, s.model_name)) for s in inner.config.ensemble_scheduling.step]
 
 
-def flow(model: Model) -> Iterator[Finding]:
+def flow(model: LintedModel) -> Iterator[Finding]:
     """Every tensor is written once, before it is read, and is read; branches of decoupled steps do not meet."""
     scheduled = list(model.config.ensemble_scheduling.step)
     if not scheduled:
@@ -73,12 +73,10 @@ def flow(model: Model) -> Iterator[Finding]:
     for name, found in sorted(twice.items()):
         by = " and ".join([*(["the client"] if name in inputs else []), *(f"step {i}" for i in found)])
         yield model.error(STEP.format(found[-1]) + ".output_map", f"{name!r} is written by {by}", "write it once")
-    for name in inputs:
+    ends = [(f"input.{name}", name, "read") for name in inputs] + [(f"output.{n}", n, "written") for n in outputs]
+    for field, name, what in ends:
         if name not in readers and name not in writers:
-            yield model.error(f"input.{name}", "is not read by any step", "map it, or drop it")
-    for name in outputs:
-        if name not in writers and name not in readers:
-            yield model.error(f"output.{name}", "is not written by any step", "map it, or drop it")
+            yield model.error(field, f"is not {what} by any step", "map it, or drop it")
     if twice or any(not (s.input_map and s.output_map) for s in scheduled):
         return
     yield from _unwritten(model, scheduled, readers, writers)
@@ -89,7 +87,7 @@ def flow(model: Model) -> Iterator[Finding]:
 
 
 def _unwritten(
-    model: Model, scheduled: list[Any], readers: Mapping[str, list[int]], writers: Mapping[str, list[int]]
+    model: LintedModel, scheduled: list[Any], readers: Mapping[str, list[int]], writers: Mapping[str, list[int]]
 ) -> Iterator[Finding]:
     """Run the steps as their inputs become ready, and judge what is left over."""
     inputs = {t.name for t in model.config.input}
@@ -126,7 +124,7 @@ def _unwritten(
         yield model.warning("model_transaction_policy", why, "leave it out")
 
 
-def mappings(model: Model) -> Iterator[Finding]:
+def mappings(model: LintedModel) -> Iterator[Finding]:
     """Maps name tensors of the steps, and each tensor has one type and fitting dims wherever it is used."""
     config = model.config
     nodes: dict[str, tuple[str, str, bool, list[int]]] = {}
@@ -163,20 +161,32 @@ def mappings(model: Model) -> Iterator[Finding]:
 
 
 def _consistent(
-    model: Model, field: str, name: str, one: tuple[str, str, bool, list[int]], two: tuple[str, str, bool, list[int]]
+    model: LintedModel,
+    field: str,
+    name: str,
+    one: tuple[str, str, bool, list[int]],
+    two: tuple[str, str, bool, list[int]],
 ) -> Iterator[Finding]:
     (of_one, type_one, batched_one, dims_one), (of_two, type_two, batched_two, dims_two) = one, two
-    if type_one != type_two:
-        why = f"{name!r} is {type_one} in {of_one} and {type_two} in {of_two}"
-        yield model.error(field, why, "make the types equal, or cast in between")
     full = [[-1, *dims_one] if batched_one else dims_one, [-1, *dims_two] if batched_two else dims_two]
-    if not _agree(dims_one, dims_two) and not _agree(*full):
-        why = f"{name!r} is {full[0]} in {of_one} and {full[1]} in {of_two}, batch axes included"
-        yield model.error(field, why, "make the dims fit")
+    yield from model.errors(
+        (
+            type_one != type_two,
+            field,
+            f"{name!r} is {type_one} in {of_one} and {type_two} in {of_two}",
+            "make the types equal, or cast in between",
+        ),
+        (
+            not _agree(dims_one, dims_two) and not _agree(*full),
+            field,
+            f"{name!r} is {full[0]} in {of_one} and {full[1]} in {of_two}, batch axes included",
+            "make the dims fit",
+        ),
+    )
 
 
 def _agree(one: list[int], two: list[int]) -> bool:
     return len(one) == len(two) and all(a == b or -1 in (a, b) for a, b in zip(one, two, strict=True))
 
 
-RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (steps, circles, flow, mappings)
+RULES: tuple[Callable[[LintedModel], Iterator[Finding]], ...] = (steps, circles, flow, mappings)

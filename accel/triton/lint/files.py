@@ -13,7 +13,7 @@ from accel.core.errors import InputError
 from accel.triton.config import byte_size, type_name
 from accel.triton.lint.model import (
     NO_VERSIONS,
-    Model,
+    LintedModel,
     Severity,
     folders,
     leads_inside,
@@ -57,7 +57,7 @@ def unsafe_names(root: Path) -> Iterator[Finding]:
             yield Finding("warning", name, "", why, "use letters, digits, _ . -")
 
 
-def versions(model: Model) -> Iterator[Finding]:
+def versions(model: LintedModel) -> Iterator[Finding]:
     """Version folders and the policy over them.
 
     Source: core src/model_repository_manager/model_lifecycle.cc, VersionsToLoad (std::stoll reads the digits in front)
@@ -86,7 +86,7 @@ def versions(model: Model) -> Iterator[Finding]:
         yield model.warning("version_policy", f"version {absent[0]} is not there", "drop it, or add the folder")
 
 
-def model_files(model: Model) -> Iterator[Finding]:
+def model_files(model: LintedModel) -> Iterator[Finding]:
     """The file each served version loads is there and inside the version folder.
 
     Source: ModelState of each backend joins repository, version and file name; core src/backend_model.cc; server
@@ -112,7 +112,7 @@ def model_files(model: Model) -> Iterator[Finding]:
                 yield model.finding(severity, field, why, "add the file, or correct the name")
 
 
-def python_class(model: Model) -> Iterator[Finding]:
+def python_class(model: LintedModel) -> Iterator[Finding]:
     """``model.py`` defines what the Python backend looks for; it is parsed, never run.
 
     Source: python_backend src/pb_stub.cc, Stub::Initialize.
@@ -143,7 +143,7 @@ def _binds(tree: ast.Module, name: str) -> bool:
     return False
 
 
-def labels(model: Model) -> Iterator[Finding]:
+def labels(model: LintedModel) -> Iterator[Finding]:
     """Label files lie in the model's folder. Source: core src/model.cc, Model::Init."""
     at = model.root / model.folder
     for output in model.config.output:
@@ -156,7 +156,7 @@ def labels(model: Model) -> Iterator[Finding]:
             yield model.error(field, f"{name} is not in the model's folder", "add it, or drop the field")
 
 
-def warmup(model: Model) -> Iterator[Finding]:
+def warmup(model: LintedModel) -> Iterator[Finding]:
     """Warm-up samples that fail the load, and those that are skipped.
 
     Source: core src/backend_model_instance.cc, GenerateWarmupData; src/infer_request.cc, Normalize,
@@ -166,9 +166,6 @@ def warmup(model: Model) -> Iterator[Finding]:
         return
     config = model.config
     inputs = {t.name: t for t in config.input}
-    controls = {c.name for c in config.sequence_batching.control_input}
-    controls |= {s.input_name for s in config.sequence_batching.state}
-    controls |= {n for b in config.batch_input for n in b.target_name}
     for index, sample in enumerate(config.model_warmup):
         field = f"model_warmup.{sample.name or index}"
         if sample.batch_size == 0:
@@ -179,7 +176,7 @@ def warmup(model: Model) -> Iterator[Finding]:
             yield model.error(f"{field}.batch_size", why, "lower it")
         if inputs:
             missing = [n for n, t in inputs.items() if n not in sample.inputs and not t.optional]
-            unknown = [n for n in sample.inputs if n not in inputs and n not in controls]
+            unknown = [n for n in sample.inputs if n not in inputs and n not in model.extra_inputs]
             # As many wrong names as missing ones are taken for the same inputs.
             for name in missing if len(missing) > len(unknown) else ():
                 yield model.error(f"{field}.{name}", "is missing: every input needs data", "add it")
@@ -189,22 +186,19 @@ def warmup(model: Model) -> Iterator[Finding]:
             yield from _warmup_input(model, f"{field}.{name}", inputs.get(name), data)
 
 
-def _warmup_input(model: Model, field: str, tensor: Any, data: Any) -> Iterator[Finding]:
+def _warmup_input(model: LintedModel, field: str, tensor: Any, data: Any) -> Iterator[Finding]:
     dims, kind = list(data.dims), type_name(data.data_type)
+    source = data.WhichOneof("input_data_type")
     if any(d < 1 for d in dims):
         yield model.error(f"{field}.dims", f"is {dims}: warm-up needs sizes", "give the size of every dim")
-        return
-    if tensor is not None and data.data_type != tensor.data_type:
+    elif tensor is not None and data.data_type != tensor.data_type:
         expected = type_name(tensor.data_type)
         yield model.error(f"{field}.data_type", f"is {kind}, and the input is {expected}", "make them equal")
-        return
-    if tensor is not None and not _fits(dims, list(tensor.dims)):
+    elif tensor is not None and not _fits(dims, list(tensor.dims)):
         axis = ", without the batch axis" if model.batched else ""
         why = f"is {dims}, and the input is {list(tensor.dims)}{axis}"
         yield model.error(f"{field}.dims", why, "make them fit")
-        return
-    source = data.WhichOneof("input_data_type")
-    if source is None:
+    elif source is None:
         yield model.error(field, "has no data", "set zero_data, random_data or input_data_file")
     elif source == "input_data_file":
         yield from _warmup_file(model, field, data)
@@ -214,7 +208,7 @@ def _fits(dims: list[int], declared: list[int]) -> bool:
     return len(dims) == len(declared) and all(d in (-1, s) for s, d in zip(dims, declared, strict=True))
 
 
-def _warmup_file(model: Model, field: str, data: Any) -> Iterator[Finding]:
+def _warmup_file(model: LintedModel, field: str, data: Any) -> Iterator[Finding]:
     name, elements = data.input_data_file, math.prod(data.dims)
     file = f"{model.folder}/warmup/{name}"
     path = model.root / file
@@ -257,7 +251,7 @@ def _strings(content: bytes) -> int | None:
     return count if at == len(content) else None
 
 
-def initial_state(model: Model) -> Iterator[Finding]:
+def initial_state(model: LintedModel) -> Iterator[Finding]:
     """Data files of implicit state lie below ``initial_state/``.
 
     Source: core src/sequence_batch_scheduler/sequence_batch_scheduler.cc, which joins the folder and the name.
@@ -274,7 +268,7 @@ def initial_state(model: Model) -> Iterator[Finding]:
                 yield model.error(field, f"{initial.data_file} is not in initial_state/", "add it, or use zero_data")
 
 
-RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[LintedModel], Iterator[Finding]], ...] = (
     versions,
     model_files,
     python_class,

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, raised_as
 from accel.triton.config import parse
 from accel.triton.lint.rules import AUTO_COMPLETE, EXTRA_BACKENDS, FILENAMES, PLATFORMS
-from accel.triton.manifest import Finding
+from accel.triton.manifest import Finding, Manifest
 from accel.triton.reading import CONFIG
-from accel.triton.releases import Release
+from accel.triton.releases import TritonRelease
 
 CONFIGS = "configs"
 NO_VERSIONS = frozenset({"warmup", "initial_state", CONFIGS})
@@ -25,7 +25,7 @@ Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LintedModel:
     """One config of one model folder.
 
     Attributes:
@@ -39,19 +39,21 @@ class Model:
         others: every model of the repository by its folder, with the configs that go with this one; None for one
             whose config is missing or does not parse.
         launch: text of the repository's ``launch.sh``; None where there is none.
+        manifest: accel's account of the repository; None where there is none that can be read.
     """
 
     root: Path
     folder: str
     file: str
     config: Any
-    row: Release
+    row: TritonRelease
     versions: tuple[int, ...]
     backend: str
     platform: str
     filename: str
-    others: "Mapping[str, Model | None]"
+    others: "Mapping[str, LintedModel | None]"
     launch: str | None
+    manifest: Manifest | None = None
 
     def finding(self, severity: Severity, field: str, why: str, fix: str, *, file: str | None = None) -> Finding:
         """Return a finding on this config, or on ``file``."""
@@ -68,6 +70,13 @@ class Model:
     def warning(self, field: str, why: str, fix: str, *, file: str | None = None) -> Finding:
         """Return a finding for what is ignored, overwritten or doubtful."""
         return self.finding("warning", field, why, fix, file=file)
+
+    @property
+    def extra_inputs(self) -> frozenset[str]:
+        """Inputs beside those of ``input``: controls and states of sequence batching, and batch inputs."""
+        sequences, made = self.config.sequence_batching, self.config.batch_input
+        named = (*(c.name for c in sequences.control_input), *(s.input_name for s in sequences.state))
+        return frozenset([*named, *(n for b in made for n in b.target_name)])
 
     @property
     def batched(self) -> bool:
@@ -108,7 +117,8 @@ def read_bytes(root: Path, path: Path, *, limit: int) -> bytes:
     Raises:
         InputError: it lies outside (perhaps through a link), is no plain file, is larger than ``limit`` or unreadable.
     """
-    try:
+    # A loop of links is a RuntimeError in Python 3.11.
+    with raised_as(InputError, (OSError, RuntimeError), "it cannot be read"):
         resolved = path.resolve(strict=True)
         if not resolved.is_relative_to(root):
             raise InputError("it is a link that leaves the repository")
@@ -118,8 +128,6 @@ def read_bytes(root: Path, path: Path, *, limit: int) -> bytes:
         if status.st_size > limit:
             raise InputError(f"it has {status.st_size} bytes, more than the {limit} that lint reads")
         return resolved.read_bytes()
-    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError in Python 3.11
-        raise InputError(f"it cannot be read: {error}") from error
 
 
 def read_text(root: Path, path: Path, *, limit: int = LARGEST_CONFIG_BYTES) -> str:
@@ -128,10 +136,8 @@ def read_text(root: Path, path: Path, *, limit: int = LARGEST_CONFIG_BYTES) -> s
     Raises:
         InputError: as ``read_bytes``, or it is no UTF-8.
     """
-    try:
+    with raised_as(InputError, UnicodeDecodeError, "it is no text in UTF-8"):
         return read_bytes(root, path, limit=limit).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"it is no text in UTF-8: {error}") from error
 
 
 def unsafe(name: str) -> str:
@@ -162,7 +168,7 @@ def versions_of(path: Path) -> tuple[int, ...]:
     return tuple(sorted(int(n) for n in folders(path) if re.fullmatch(r"0|[1-9]\d{0,17}", n)))
 
 
-def load(root: Path, row: Release) -> tuple[list[Model], list[Finding]]:
+def load(root: Path, row: TritonRelease, manifest: Manifest | None) -> tuple[list[LintedModel], list[Finding]]:
     """Parse every config below ``root`` (resolved): the default ones, then those of each name below ``configs/``.
 
     Returns:
@@ -176,15 +182,15 @@ def load(root: Path, row: Release) -> tuple[list[Model], list[Finding]]:
     except InputError:
         launch = None
 
-    def parsed(folder: str, file: str) -> Model | None:
+    def parsed(folder: str, file: str) -> LintedModel | None:
         try:
             return _model(root, folder, file, row, launch)
         except InputError as error:
             found.append(Finding("error", file, "", error.message, "write it as protobuf text, see Triton's schema"))
             return None
 
-    default: dict[str, Model | None] = dict.fromkeys(names)
-    custom: dict[str, dict[str, Model | None]] = {}
+    default: dict[str, LintedModel | None] = dict.fromkeys(names)
+    custom: dict[str, dict[str, LintedModel | None]] = {}
     for folder in inside:
         if (root / folder / CONFIG).exists():
             default[folder] = parsed(folder, f"{folder}/{CONFIG}")
@@ -192,11 +198,12 @@ def load(root: Path, row: Release) -> tuple[list[Model], list[Finding]]:
             found.append(_without_config(root, folder))
         for path in sorted((root / folder / CONFIGS).glob("*.pbtxt")):
             custom.setdefault(path.name, {})[folder] = parsed(folder, f"{folder}/{CONFIGS}/{path.name}")
-    models = [replace(m, others=default) for m in default.values() if m is not None]
+    models = [replace(m, others=default, manifest=manifest) for m in default.values() if m is not None]
     for changed in custom.values():
         group = {**default, **changed}
         # The server takes the name for all models at once, so an ensemble may meet other configs of its steps.
-        models += [replace(m, others=group) for f, m in group.items() if m is not None and (f in changed or m.ensemble)]
+        chosen = [m for f, m in group.items() if m is not None and (f in changed or m.ensemble)]
+        models += [replace(m, others=group, manifest=manifest) for m in chosen]
     return models, found
 
 
@@ -208,11 +215,11 @@ def leads_inside(root: Path, path: Path) -> bool:
         return False
 
 
-def _model(root: Path, folder: str, file: str, row: Release, launch: str | None) -> Model:
+def _model(root: Path, folder: str, file: str, row: TritonRelease, launch: str | None) -> LintedModel:
     config = parse(read_text(root, root / file))
     versions = versions_of(root / folder)
     backend, platform, filename = _complete(config, root / folder)
-    return Model(root, folder, file, config, row, versions, backend, platform, filename, {}, launch)
+    return LintedModel(root, folder, file, config, row, versions, backend, platform, filename, {}, launch)
 
 
 def _complete(config: Any, folder: Path) -> tuple[str, str, str]:

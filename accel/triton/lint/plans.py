@@ -12,12 +12,12 @@ from accel.core import hardware
 from accel.core.errors import StageError
 from accel.triton import manifest as manifests
 from accel.triton.manifest import Finding, Manifest
-from accel.triton.releases import RELEASES, Release
+from accel.triton.releases import RELEASES, TritonRelease
 
 BACKEND = "tensorrt"
 
 
-def findings(manifest: Manifest, row: Release, gpus: Sequence[hardware.Gpu]) -> Iterator[Finding]:
+def findings(manifest: Manifest, row: TritonRelease, gpus: Sequence[hardware.Gpu]) -> Iterator[Finding]:
     """Hold a plan against a release, and against the GPUs of this machine, which need not be the server's.
 
     Yields:
@@ -69,7 +69,7 @@ def _gpu_mismatch(manifest: Manifest, gpus: Sequence[hardware.Gpu]) -> Iterator[
         yield str(reasons[0])
 
 
-def _fix(row: Release) -> str:
+def _fix(row: TritonRelease) -> str:
     return (
         f"build the plan with that TensorRT (`accel build KIT --toolchain docker:IMAGE`, IMAGE from Dockerfile.gpu for "
         f"Triton {row.name}), or emit it for a release that carries the plan's (--triton-release)"

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from accel.core.dtypes import DATATYPES
-from accel.core.errors import InputError
+from accel.core.errors import InputError, raised_as
 from accel.triton.lint.model import read_bytes
 
 LARGEST_MODEL_BYTES = 2 << 30
@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class FileTensor:
     """One input or output of a model file.
 
     Attributes:
@@ -51,8 +51,8 @@ class Ports:
         weights: file beside the model → bytes of it that the model reads.
     """
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[FileTensor, ...]
+    outputs: tuple[FileTensor, ...]
     optional: frozenset[str]
     weights: Mapping[str, int]
 
@@ -71,19 +71,17 @@ def _onnx(content: bytes) -> Ports:
     import onnx
     from google.protobuf.message import DecodeError
 
-    try:
+    with raised_as(InputError, (DecodeError, ValueError), "is no ONNX model, or truncated"):
         graph = onnx.load_model_from_string(content).graph
-    except (DecodeError, ValueError) as error:
-        raise InputError(f"is no ONNX model, or truncated: {error}") from error
     if not graph.node and not graph.output:
         raise InputError("is no ONNX model, or truncated: it holds no graph")
     numbers = onnx.helper.get_all_tensor_dtypes()
     types = {number: DATATYPES.get(onnx.helper.tensor_dtype_to_np_dtype(number).name) for number in numbers}
 
-    def port(value: Any) -> Port:
+    def port(value: Any) -> FileTensor:
         tensor = value.type.tensor_type
         dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-        return Port((value.name,), types.get(tensor.elem_type), dims if tensor.HasField("shape") else None)
+        return FileTensor((value.name,), types.get(tensor.elem_type), dims if tensor.HasField("shape") else None)
 
     weights: dict[str, int] = {}
     for tensor in graph.initializer:
@@ -104,7 +102,7 @@ def _openvino(content: bytes, stem: str) -> Ports:
     layers = {layer.get("id"): layer for layer in root.iterfind("./layers/layer")}
     into = {e.get("to-layer"): (e.get("from-layer"), e.get("from-port")) for e in root.iterfind("./edges/edge")}
     inputs, outputs, end = [], [], 0
-    try:
+    with raised_as(InputError, ValueError, "is no OpenVINO IR"):
         for identity, layer in layers.items():
             data = layer.find("data")
             if layer.get("type") == "Parameter":
@@ -116,8 +114,6 @@ def _openvino(content: bytes, stem: str) -> Ports:
                 outputs.append(_port(port, names=layer.get("output_names")))
             elif layer.get("type") == "Const" and data is not None and data.get("offset"):
                 end = max(end, int(data.get("offset", "0")) + int(data.get("size", "0")))
-    except ValueError as error:
-        raise InputError(f"is no OpenVINO IR: {error}") from error
     return Ports(tuple(inputs), tuple(outputs), frozenset(), {f"{stem}.bin": end} if end else {})
 
 
@@ -132,20 +128,18 @@ def _xml(content: bytes) -> Element:
     parser.StartElementHandler = builder.start
     parser.EndElementHandler = builder.end
     parser.CharacterDataHandler = builder.data
-    try:
+    with raised_as(InputError, (expat.ExpatError, ValueError, AssertionError), "is no OpenVINO IR"):
         parser.Parse(content, True)
         root = builder.close()
-    except (expat.ExpatError, ValueError, AssertionError) as error:
-        raise InputError(f"is no OpenVINO IR: {error}") from error
     if root.tag != "net" or root.find("layers") is None:
         raise InputError(f"is no OpenVINO IR: it begins with <{root.tag}>, expected <net> with <layers>")
     return root
 
 
-def _port(port: Element | None, *, shape: str | None = None, names: str | None = None) -> Port:
+def _port(port: Element | None, *, shape: str | None = None, names: str | None = None) -> FileTensor:
     """Describe one port; ``shape`` of a parameter has the bounds (``?,3,1..10``) that its port lacks."""
     if port is None:
-        return Port((), None, None)
+        return FileTensor((), None, None)
     written = names or port.get("names") or ""
     known = sorted(n.replace("\\,", ",") for n in re.split(r"(?<!\\),", written) if n)
     layout = next((a.get("layout", "") for a in port.iterfind("./rt_info/attribute[@name='layout']")), "")
@@ -153,7 +147,7 @@ def _port(port: Element | None, *, shape: str | None = None, names: str | None =
     spans: dict[int, Span] = {}
     if shape is not None:
         dims, spans = _partial(shape)
-    return Port(tuple(known), None, dims, spans, "N" in layout.strip("[]").split(","))
+    return FileTensor(tuple(known), None, dims, spans, "N" in layout.strip("[]").split(","))
 
 
 def _partial(text: str) -> tuple[Dims, dict[int, Span]]:

@@ -17,7 +17,6 @@ _AOTI = "pytorch_backend src/pt2/model_state.cc, ModelState::ParseParameters"
 _AOTI_NEVER = "the backend reads its parameters only where the config has none, so that none has an effect"
 _TRT = "tensorrt_backend src/model_state.cc, ModelState::ParseParameters"
 _TF = "tensorflow_backend src/tensorflow.cc"
-_CORE = "core src/model_config_utils.cc"
 _ORT_CUDA = "onnxruntime core/providers/cuda/cuda_execution_provider_info.cc, FromProviderOptions"
 
 Kind = Literal["text", "int", "threads", "uint", "digits", "bool", "ort bool", "yes", "arenas"]

@@ -1,6 +1,7 @@
 """Rules that hold a config against the model file itself: names, types and dims of inputs and outputs.
 
-ONNX files and OpenVINO IRs are read by ``ports``, accel's Python-backend models by their ``artifact.json``.
+ONNX files and OpenVINO IRs are read by ``ports``, accel's Python-backend models by their ``artifact.json``. Of other
+files that accel built, the manifest has the inputs and outputs.
 """
 
 import json
@@ -11,15 +12,16 @@ from typing import Any
 
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError
+from accel.core.values import FileRef, TensorSpec
 from accel.triton.config import type_name
-from accel.triton.lint.model import Model, leads_inside, read_text, unsafe
-from accel.triton.lint.ports import Port, Ports, read_ports
-from accel.triton.manifest import Finding
+from accel.triton.lint.model import LintedModel, leads_inside, read_text, unsafe
+from accel.triton.lint.ports import FileTensor, Ports, read_ports
+from accel.triton.manifest import FILENAME, Finding, Manifest
 
 LARGEST_JSON_BYTES = 16 << 20
 
 
-def onnx_file(model: Model) -> Iterator[Finding]:
+def onnx_file(model: LintedModel) -> Iterator[Finding]:
     """Hold an onnxruntime config against its ONNX file.
 
     Source: onnxruntime_backend src/onnxruntime.cc, ModelInstanceState::ValidateInputs and ValidateOutputs;
@@ -43,24 +45,20 @@ def onnx_file(model: Model) -> Iterator[Finding]:
                 yield from _onnx_dims(model, field, tensor, port.dims, file)
 
 
-def _onnx_dims(model: Model, field: str, tensor: Any, dims: tuple[int, ...], file: str) -> Iterator[Finding]:
+def _onnx_dims(model: LintedModel, field: str, tensor: Any, dims: tuple[int, ...], file: str) -> Iterator[Finding]:
     declared = _shape(tensor)
-    ragged = getattr(tensor, "allow_ragged_batch", False)
-    if ragged:
-        if dims != (-1,):
-            yield model.error(f"{field}.dims", f"is ragged, and {file} has {list(dims)}, not [-1]", "drop ragged")
-        return
-    if not dims:
-        if any(d != 1 for d in declared):
-            yield model.error(f"{field}.dims", f"is {declared}, and {file} has a scalar", "use [1]")
-        return
-    if model.batched and dims[0] != -1:
-        why = f"the leading dim of {file} is fixed: {list(dims)}, and max_batch_size is {model.config.max_batch_size}"
-        yield model.error(f"{field}.dims", why, "set max_batch_size: 0, or export with a free batch axis")
-        return
     full = [-1, *declared] if model.batched else declared
     exact = field.startswith("output")
-    if len(full) != len(dims):
+    if getattr(tensor, "allow_ragged_batch", False):
+        if dims != (-1,):
+            yield model.error(f"{field}.dims", f"is ragged, and {file} has {list(dims)}, not [-1]", "drop ragged")
+    elif not dims:
+        if any(d != 1 for d in declared):
+            yield model.error(f"{field}.dims", f"is {declared}, and {file} has a scalar", "use [1]")
+    elif model.batched and dims[0] != -1:
+        why = f"the leading dim of {file} is fixed: {list(dims)}, and max_batch_size is {model.config.max_batch_size}"
+        yield model.error(f"{field}.dims", why, "set max_batch_size: 0, or export with a free batch axis")
+    elif len(full) != len(dims):
         yield model.error(f"{field}.dims", _rank(model, declared, dims, file), "make them fit")
     elif any(m not in (c, -1) for c, m in zip(full, dims, strict=True)):
         batch = " with the batch axis" if model.batched else ""
@@ -71,13 +69,13 @@ def _onnx_dims(model: Model, field: str, tensor: Any, dims: tuple[int, ...], fil
         yield model.warning(f"{field}.dims", why, "use -1")
 
 
-def _rank(model: Model, declared: list[int], dims: tuple[int, ...], file: str) -> str:
+def _rank(model: LintedModel, declared: list[int], dims: tuple[int, ...], file: str) -> str:
     if model.batched and len(declared) == len(dims):
         return f"is {declared}, and {file} has {list(dims)}: a positive max_batch_size adds the batch axis to dims"
     return f"is {declared}{' behind a batch axis' if model.batched else ''}, and {file} has {list(dims)}"
 
 
-def openvino_file(model: Model) -> Iterator[Finding]:
+def openvino_file(model: LintedModel) -> Iterator[Finding]:
     """Hold an openvino config against its IR or ONNX file; types may differ, since the backend converts.
 
     Source: openvino_backend src/openvino.cc, ModelState::ValidateInputs, ValidateOutputs and AutoCompleteBatching;
@@ -107,7 +105,7 @@ def openvino_file(model: Model) -> Iterator[Finding]:
             yield model.warning("max_batch_size", why, "start the server with --disable-auto-complete-config")
 
 
-def _openvino_dims(model: Model, field: str, tensor: Any, port: Port, file: str) -> Iterator[Finding]:
+def _openvino_dims(model: LintedModel, field: str, tensor: Any, port: FileTensor, file: str) -> Iterator[Finding]:
     dims, declared = port.dims or (), _shape(tensor)
     is_input, skip = field.startswith("input"), 1 if model.batched else 0
     if len(dims) != len(declared) + skip:
@@ -126,7 +124,7 @@ def _openvino_dims(model: Model, field: str, tensor: Any, port: Port, file: str)
             return
 
 
-def accel_artifact(model: Model) -> Iterator[Finding]:
+def accel_artifact(model: LintedModel) -> Iterator[Finding]:
     """Hold a config against accel's own ``artifact.json``, which its ``model.py`` serves by."""
     if model.backend != "python":
         return
@@ -179,15 +177,14 @@ def accel_artifact(model: Model) -> Iterator[Finding]:
                 yield model.error(f"{kind}.{name}", f"is not in {file}", "drop it")
 
 
-def _artifact(model: Model, file: str) -> dict[str, Any] | None:
+def _artifact(model: LintedModel, file: str) -> dict[str, Any] | None:
     """Return what accel wrote there; None for a file of that name which is not accel's."""
     try:
         spec = json.loads(read_text(model.root, model.root / file, limit=LARGEST_JSON_BYTES))
         ours = {"schema", "builder", "inputs", "outputs", "batched", "numpy_below_2"} <= set(spec)
         tensors = [*spec["inputs"], *spec["outputs"]] if ours else []
-        shaped = ours and all(
-            isinstance(s["name"], str) and isinstance(s["dims"], list) and s["dtype"] for s in tensors
-        )
+        kinds = [(type(s["name"]), type(s["dtype"]), type(s["dims"])) for s in tensors]
+        shaped = ours and set(kinds) <= {(str, str, list)}
     except (InputError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return spec if shaped else None
@@ -198,13 +195,88 @@ def _spec(spec: Mapping[str, Any], *, batched: bool) -> tuple[str, str, list[int
     return spec["name"], DATATYPES.get(spec["dtype"], spec["dtype"]), dims[1 if batched else 0 :]
 
 
+def emitted(model: LintedModel) -> Iterator[Finding]:
+    """Hold the config of the model that clients call against accel's manifest, where the model file says nothing.
+
+    Source: tensorrt_backend src/instance_state.cc, ValidateIO, InitIOBindingBuffers and ValidateShapes;
+    src/tensorrt_utils.cc, CompareDimsSupported; src/model_state.cc, AutoCompleteConfigHelper (what a rank says of
+    batches). An ensemble in front of a backend that dictates names has the contract itself.
+    """
+    manifest = model.manifest
+    if manifest is None or (model.folder, manifest.version) not in [
+        (m, v) for m in manifest.models[:1] for v in model.served()
+    ]:
+        return
+    if model.backend == "python" or _files(model, ".onnx", ".xml"):
+        return  # by their own files
+    if changed := [f.path for f in manifest.files if f.path.startswith(_built_folder(manifest)) and _differs(model, f)]:
+        why = f"describes another {changed[0]} than is there: the config was not compared with it"
+        yield model.warning("files", why, "emit the repository again", file=FILENAME)
+        return
+    ports = Ports(_described(manifest, manifest.inputs), _described(manifest, manifest.outputs), frozenset(), {})
+    yield from _names(model, ports, FILENAME)
+    without_batch = set()
+    for field, tensor, port in _pairs(model, ports):
+        found, dims = type_name(tensor.data_type), port.dims or ()
+        if port.type is not None and found not in (port.type, "TYPE_INVALID"):
+            yield model.error(f"{field}.data_type", f"is {found}, and {FILENAME} has {port.type}", "make them equal")
+        if not tensor.dims or getattr(tensor, "allow_ragged_batch", False):
+            continue
+        declared = _shape(tensor)
+        # Without max_batch_size, auto-complete tells by the ranks whether the batch axis is in front.
+        lacking = len(dims) - len(declared)
+        without_batch.add(lacking)
+        if lacking not in (0, 1) or (model.batched and lacking == 0):
+            yield model.error(f"{field}.dims", _rank(model, declared, dims, FILENAME), "make them fit")
+            continue
+        for index, size in enumerate([-1] * lacking + declared):
+            low, high = port.spans.get(index, (size, size))
+            if -1 not in (size, dims[index]) and size != dims[index]:
+                why = f"has {size} at axis {index}, and {FILENAME} has {dims[index]}"
+                yield model.error(f"{field}.dims", why, "make them fit")
+            elif size != -1 and not low <= size <= high:
+                why = f"has {size} at axis {index}, and {FILENAME} has a profile from {low} to {high}"
+                yield model.error(f"{field}.dims", why, "stay in the profile, or build with --max-shape")
+    if without_batch == {0, 1} and not model.batched:
+        why = f"of some tensors have the batch axis of {FILENAME}, of others not"
+        yield model.error("dims", why, "leave it out of all, with max_batch_size, or of none")
+    batched = all(s.dims[:1] == ("batch",) for s in (*manifest.inputs, *manifest.outputs))
+    largest = min((p.spans[0][1] for p in ports.inputs if 0 in p.spans), default=0) if batched else 0
+    if model.config.max_batch_size > largest:
+        why = f"is {model.config.max_batch_size}, and {FILENAME} has a profile up to {largest}"
+        yield model.error("max_batch_size", why, "lower it, or build with --max-shape")
+
+
+def _built_folder(manifest: Manifest) -> str:
+    return f"{manifest.models[-1]}/{manifest.version}/"
+
+
+def _differs(model: LintedModel, file: FileRef) -> bool:
+    """Say whether a file has another size than the manifest says; hashes are for ``accel verify``."""
+    path = model.root / file.path
+    return not (leads_inside(model.root, path) and path.is_file() and path.stat().st_size == file.bytes)
+
+
+def _described(manifest: Manifest, specs: tuple[TensorSpec, ...]) -> tuple[FileTensor, ...]:
+    """Return tensors as the manifest has them, with the sizes that free axes may have."""
+    profile = manifest.artifact.variant.profile
+    tensors = []
+    for spec in specs:
+        shape = profile.get(spec.name)
+        limits = zip(spec.dims, shape.min, shape.max, strict=False) if shape is not None else ()
+        spans = {i: (low, high) for i, (dim, low, high) in enumerate(limits) if isinstance(dim, str)}
+        dims = tuple(d if isinstance(d, int) else -1 for d in spec.dims)
+        tensors.append(FileTensor((spec.name,), DATATYPES.get(spec.dtype), dims, spans))
+    return tuple(tensors)
+
+
 AOTI_NAMES = {
     "input": re.compile(r"INPUT__\d+|ARGS(\[[^\[\]\"\s]+\])+|KWARGS\[?[^\[\]\"\s]+\]?(\[[^\[\]\"\s]+\])*"),
     "output": re.compile(r"OUTPUT__\d+|RESULT(\[[^\[\]\"\s]+\])*"),
 }
 
 
-def aoti_names(model: Model) -> Iterator[Finding]:
+def aoti_names(model: LintedModel) -> Iterator[Finding]:
     """Tensors of an AOTInductor package are named by their place.
 
     Source: pytorch_backend README, "AOT Inductor Support"; src/pt2/model_instance_state.cc, ValidateInputs.
@@ -224,7 +296,7 @@ def aoti_names(model: Model) -> Iterator[Finding]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _files(model: Model, *suffixes: str) -> list[str]:
+def _files(model: LintedModel, *suffixes: str) -> list[str]:
     """Return the model files of the served versions that can be read, relative to the root."""
     if unsafe(model.filename) or PurePosixPath(model.filename).suffix not in suffixes:
         return []
@@ -239,7 +311,7 @@ def _files(model: Model, *suffixes: str) -> list[str]:
     return files
 
 
-def _weights(model: Model, ports: Ports, file: str) -> Iterator[Finding]:
+def _weights(model: LintedModel, ports: Ports, file: str) -> Iterator[Finding]:
     """The weights lie beside the model, whole."""
     for name, end in ports.weights.items():
         path = (model.root / file).parent / name
@@ -258,7 +330,7 @@ def _shape(tensor: Any) -> list[int]:
     return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
-def _pairs(model: Model, ports: Ports) -> Iterator[tuple[str, Any, Port]]:
+def _pairs(model: LintedModel, ports: Ports) -> Iterator[tuple[str, Any, FileTensor]]:
     """Yield (field, config tensor, port) for every tensor that both have."""
     targets = {n for b in model.config.batch_output for n in b.target_name}
     for kind, tensors, found in (
@@ -271,15 +343,12 @@ def _pairs(model: Model, ports: Ports) -> Iterator[tuple[str, Any, Port]]:
                 yield f"{kind}.{tensor.name}", tensor, port
 
 
-def _names(model: Model, ports: Ports, file: str) -> Iterator[Finding]:
+def _names(model: LintedModel, ports: Ports, file: str) -> Iterator[Finding]:
     """Compare names: an input too many or too few fails the load, an output may be left out.
 
     Controls and states of sequence batching and batch inputs are inputs of the model, too.
     """
     config = model.config
-    extra = {c.name for c in config.sequence_batching.control_input}
-    extra |= {s.input_name for s in config.sequence_batching.state}
-    extra |= {n for b in config.batch_input for n in b.target_name}
     for kind, tensors, found in (("input", config.input, ports.inputs), ("output", config.output, ports.outputs)):
         if not tensors or not found:
             continue  # config.completeness tells of the one
@@ -294,11 +363,17 @@ def _names(model: Model, ports: Ports, file: str) -> Iterator[Finding]:
             elif tensor.name != port.names[0]:
                 why = f"the backend knows this {kind} of {file} as {port.names[0]!r}, the first of its names"
                 yield model.error(f"{kind}.{tensor.name}", why, "use that name")
-        declared = {t.name for t in tensors} | extra | ports.optional
+        declared = {t.name for t in tensors} | model.extra_inputs | ports.optional
         missing = [p.names[0] for p in found if kind == "input" and not declared & set(p.names)]
         # As many wrong names as missing ones are taken for the same tensors.
         for name in missing if len(missing) > unknown else ():
             yield model.error(f"{kind}.{name}", f"is missing, and {file} needs it", "declare it")
 
 
-RULES: tuple[Callable[[Model], Iterator[Finding]], ...] = (onnx_file, openvino_file, accel_artifact, aoti_names)
+RULES: tuple[Callable[[LintedModel], Iterator[Finding]], ...] = (
+    onnx_file,
+    openvino_file,
+    accel_artifact,
+    emitted,
+    aoti_names,
+)

@@ -6,24 +6,27 @@ by no more than ``ROOM_DB``, and no shape may fall below the gate's floor. Also 
 shows in the server's own statistics.
 """
 
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tritonclient import grpc
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from accel.accuracy import parity
-from accel.accuracy.detections import match
-from accel.accuracy.sqnr import ratio_db
 from accel.bench.endpoint import Endpoint
+from accel.core.accuracy import parity
+from accel.core.accuracy.detections import match
+from accel.core.accuracy.sqnr import ratio_db
 from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed
-from accel.core.values import OutputParity, TensorSpec
+from accel.core.values import OutputParity, TensorSpec, extended
 from accel.triton import manifest as manifests
 from accel.triton.manifest import REFERENCE, Finding, Manifest
 from accel.triton.reading import CONFIG, read_configs, read_points
-from accel.triton.samples import Point
+from accel.triton.samples import ReferencePoint
 from accel.triton.servers import server
 
 ROOM_DB = 1.0
@@ -60,8 +63,8 @@ class Examined:
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeCheck(Examined):
     """What serving a repository showed.
 
     Attributes:
@@ -73,8 +76,6 @@ class Served:
     endpoint: Endpoint
     native: str
     twins: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    findings: tuple[Finding, ...]
 
 
 def check(endpoint: Endpoint, root: Path) -> tuple[Finding, ...]:
@@ -82,7 +83,7 @@ def check(endpoint: Endpoint, root: Path) -> tuple[Finding, ...]:
     return examine(endpoint, root).findings
 
 
-def verify_served(root: Path, *, via: str | None = None, backend_directory: Path | None = None) -> Served:
+def verify_served(root: Path, *, via: str | None = None, backend_directory: Path | None = None) -> ServeCheck:
     """Serve a repository for as long as it takes to examine it.
 
     Args:
@@ -93,11 +94,9 @@ def verify_served(root: Path, *, via: str | None = None, backend_directory: Path
     """
     native = manifests.read(root).backend
     with server.start(root, via=via, log=server.fresh_log(), backend_directory=backend_directory) as running:
-        try:
-            found = examine(running.endpoint, root)
-        except StageError as error:
-            raise (error if running.alive() else running.failure()) from error
-    return Served(running.endpoint, native, tuple(sorted(running.python_models)), found.answers, found.findings)
+        found = examine(running.endpoint, root)
+    twins = tuple(sorted(running.python_models))
+    return extended(ServeCheck, found, endpoint=running.endpoint, native=native, twins=twins)
 
 
 def examine(endpoint: Endpoint, root: Path) -> Examined:
@@ -113,9 +112,10 @@ def examine(endpoint: Endpoint, root: Path) -> Examined:
     with client(endpoint) as calls:
         findings += _warmups(calls, manifest, root)
         got: dict[str, Feed] = {}
-        for name, point in points.items():
+        steps = sequence(len(points)) if manifest.states else [{}] * len(points)
+        for (name, point), step in zip(points.items(), steps, strict=True):
             try:
-                got[name] = infer(calls, manifest.models[0], point.inputs, manifest.outputs)
+                got[name] = infer(calls, manifest.models[0], point.inputs, manifest.outputs, **step)
             except InputError as error:
                 findings.append(_error(f"outputs/{name}", f"the server refused the stored inputs: {error.message}"))
         complete = {}
@@ -135,30 +135,34 @@ def examine(endpoint: Endpoint, root: Path) -> Examined:
 
 def client(endpoint: Endpoint) -> Any:
     """Return a gRPC client of an endpoint (``tritonclient.grpc.InferenceServerClient``), a context manager."""
-    from tritonclient import grpc
-
     return grpc.InferenceServerClient(endpoint.grpc)
 
 
-def infer(calls: Any, model: str, inputs: Feed, outputs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+def sequence(steps: int) -> list[dict[str, Any]]:
+    """Return what ``infer`` sends along with each step of a new sequence."""
+    id = secrets.randbits(62) + 1
+    return [{"sequence_id": id, "sequence_start": k == 0, "sequence_end": k == steps - 1} for k in range(steps)]
+
+
+def infer(
+    calls: Any, model: str, inputs: Feed, outputs: tuple[TensorSpec, ...], **sequence: Any
+) -> dict[str, np.ndarray]:
     """Send one request and return the outputs by name.
 
     Args:
         calls: what ``client`` gives.
+        **sequence: of a step of a sequence ``sequence_id``, ``sequence_start`` and ``sequence_end``.
 
     Raises:
         InputError: the server answered with an error; the message is the server's.
         StageError: no server answers.
     """
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException, np_to_triton_dtype
-
     tensors = []
     for name, value in inputs.items():
         tensor = grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
         tensors.append(tensor.set_data_from_numpy(np.ascontiguousarray(value)))
     try:
-        result = calls.infer(model, tensors, client_timeout=TIMEOUT_S)
+        result = calls.infer(model, tensors, client_timeout=TIMEOUT_S, **sequence)
     except InferenceServerException as error:
         raise _translated(error) from error
     return {s.name: result.as_numpy(s.name) for s in outputs}
@@ -187,8 +191,6 @@ def _warmups(calls: Any, manifest: Manifest, root: Path) -> Iterator[Finding]:
 
     Source: a warm-up call counts like any other execution (core, src/backend_model_instance.cc, ``WarmUp``).
     """
-    from tritonclient.utils import InferenceServerException
-
     emitted = read_configs(root)
     try:
         ready = {m.name for m in calls.get_model_repository_index().models if m.state == "READY"}
@@ -218,12 +220,11 @@ def _misfits(point: str, found: Feed, expected: Feed, outputs: tuple[TensorSpec,
             yield _error(f"outputs/{point}/{spec.name}", f"served {shown}, expected {spec.dtype} {wanted.shape}")
 
 
-def _compare(manifest: Manifest, points: Mapping[str, Point], found: Mapping[str, Feed]) -> tuple[Answer, ...]:
-    masks: dict[str, np.ndarray] = {}
-    mask_dims: tuple[str, ...] = ()
-    if (mask := next((s for s in manifest.inputs if s.name == manifest.mask), None)) is not None:
-        masks = {name: points[name].inputs[mask.name] for name in found}
-        mask_dims = tuple(str(d) for d in mask.dims)
+def _compare(manifest: Manifest, points: Mapping[str, ReferencePoint], found: Mapping[str, Feed]) -> tuple[Answer, ...]:
+    if manifest.states:
+        return _compare_stream(manifest, points, found)
+    inputs = {name: points[name].inputs for name in found}
+    masks, mask_dims = parity.masks_of(manifest.inputs, manifest.mask, inputs)
     compared = parity.compare(
         {name: points[name].outputs for name in found},
         found,
@@ -246,6 +247,23 @@ def _compare(manifest: Manifest, points: Mapping[str, Point], found: Mapping[str
             if (share := match(points[name].outputs, found[name], declared).share) < parity.FEED_MATCHED
         ]
     return tuple(rows)
+
+
+def _compare_stream(
+    manifest: Manifest, points: Mapping[str, ReferencePoint], found: Mapping[str, Feed]
+) -> tuple[Answer, ...]:
+    """Hold the steps of a stream against the gate, all together: of one step alone nothing says what it may miss."""
+    gate = manifest.parity.gate if manifest.parity and manifest.parity.passed else {}
+    least = {name: value - ROOM_DB for name, value in gate.items() if name in ("sqnr_db", "tolerance_db")}
+    compared = parity.compare(
+        {name: points[name].outputs for name in found}, found, outputs=manifest.outputs, masks={}, gate=least
+    )
+    floor = next(iter(least.values()), None)
+    reason = "; ".join(compared.reasons)
+    return tuple(
+        Answer(f"0 to {len(found) - 1}", row.name, row.sqnr_db, None, floor, reason * (i == 0))
+        for i, row in enumerate(compared.outputs)
+    )
 
 
 def _answer(

@@ -1,21 +1,24 @@
 """What a running server says about itself: who it is, whether it is ready, what answers for a model."""
 
 import http.client
-import json
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tritonclient import grpc
+from tritonclient.utils import InferenceServerException
+
+from accel.core.files import load_json
 from accel.triton import manifest as manifests
 from accel.triton.servers.processes import reachable
 
 
-def ready(name: str, grpc: str, http: str, metrics: str) -> str | None:
+def ready(name: str, calls: str, http: str, metrics: str) -> str | None:
     """Return the version of the server called ``name`` once all its services answer, else None.
 
     A port may have gone to another server after it was chosen, so an answer alone proves nothing.
     """
-    found = metadata(grpc, when_ready=True) if reachable(grpc) else None
+    found = metadata(calls, when_ready=True) if reachable(calls) else None
     if found is None or found.name != name or http_name(http) != name or not reachable(metrics):
         return None
     return str(found.version)
@@ -23,9 +26,6 @@ def ready(name: str, grpc: str, http: str, metrics: str) -> str | None:
 
 def metadata(address: str, *, when_ready: bool = False) -> Any:
     """Ask a gRPC service who it is; None where none answers, or where it is not ready and should be."""
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
-
     try:
         with grpc.InferenceServerClient(address) as client:
             if when_ready and not client.is_server_ready(client_timeout=5):
@@ -37,9 +37,6 @@ def metadata(address: str, *, when_ready: bool = False) -> Any:
 
 def python_models_at(address: str, root: Path) -> frozenset[str]:
     """Return the model of ``root`` that a server answers with the Python backend in place of its native one."""
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
-
     manifest = manifests.read(root)
     model = manifest.models[0]
     try:
@@ -58,6 +55,6 @@ def http_name(address: str) -> str | None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/v2", timeout=5) as answer:
-            return str(json.load(answer)["name"])
+            return str(load_json(answer.read(1 << 20))["name"])
     except (OSError, ValueError, KeyError, http.client.HTTPException):  # or a gRPC service answers
         return None

@@ -18,7 +18,7 @@ from accel.triton import manifest as manifests
 from accel.triton.folders import link_tree
 from accel.triton.launch import image
 from accel.triton.reading import read_configs
-from accel.triton.releases import RELEASES, Release, release as find_release
+from accel.triton.releases import RELEASES, TritonRelease, release as find_release
 from accel.triton.servers.processes import EXIT_TIMEOUT_S, LOCALHOST
 
 EMBEDDED_RELEASE = "24.10"
@@ -224,7 +224,7 @@ def release_of(version: str) -> str | None:
     return next((row.name for row in RELEASES.values() if row.server == version), None)
 
 
-def _python(row: Release) -> str | None:
+def _python(row: TritonRelease) -> str | None:
     return ".".join(row.python.split(".")[:2]) if row.python else None
 
 

@@ -49,7 +49,7 @@ ATTEMPTS = 3
 
 
 class Server(contextlib.AbstractContextManager["Server"]):
-    """A server that answers at ``endpoint``; use it as a context manager.
+    """A server that answers at ``endpoint``; use it as a context manager, which says how the server ended where it did.
 
     Attributes:
         log: file with everything the server printed.
@@ -77,8 +77,12 @@ class Server(contextlib.AbstractContextManager["Server"]):
         self.notices = notices
         self._running = running
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        try:
+            if isinstance(error, StageError) and not self.alive():
+                raise self.failure() from error
+        finally:
+            self.stop()
 
     def alive(self) -> bool:
         """Say whether the server still runs; for a URL, whether it answers."""

@@ -5,6 +5,7 @@ request has its input tensors and the names of the outputs it wants; a response 
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,14 +41,52 @@ class TritonError:
         return self._code
 
 
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+
+class MetricFamily:
+    """A family of metrics of the server's ``/metrics``."""
+
+    COUNTER = 0
+    counted: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self._name = name
+
+    def Metric(self, labels: dict[str, str]) -> "MetricFamily":
+        return self
+
+    def increment(self, value: float) -> None:
+        self.counted[self._name] = self.counted.get(self._name, 0) + value
+
+
+class InferenceResponseSender:
+    """Sends the one response of a request, of a model that is not decoupled."""
+
+    def __init__(self, request: "InferenceRequest") -> None:
+        self._request = request
+
+    def send(self, response: "InferenceResponse", flags: int = 0) -> None:
+        if self._request.sent is not None or flags != TRITONSERVER_RESPONSE_COMPLETE_FINAL:
+            raise RuntimeError("a model that is not decoupled sends one response, and it is the final one")
+        self._request.sent = response
+        InferenceRequest.answered.append(self._request)
+
+
 class InferenceRequest:
     """One request."""
 
+    answered: ClassVar[list["InferenceRequest"]] = []
+
     def __init__(self, inputs: Sequence[Tensor], requested_output_names: Sequence[str]) -> None:
         self._inputs, self._wanted = list(inputs), list(requested_output_names)
+        self.sent: InferenceResponse | None = None
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        return InferenceResponseSender(self)
 
     def requested_output_names(self) -> list[str]:
         return self._wanted

@@ -1,0 +1,356 @@
+"""The conversions of a release on the machines of a Ray cluster.
+
+    ray start --address HEAD:6379 --resources '{"h100": 1}'      a machine of the pool h100, and one place to measure
+    accel release build release.yaml --store /shared/releases --ray auto
+
+A node is of the pools whose names it offers as resources; it shows its hardware before it converts anything. All nodes
+of a pool are of one kind, or nothing measured on one would hold for another. A conversion is two tasks: ``prepare``
+exports, builds and proves, and takes as many CPUs as it has threads; ``measure`` also takes more than half of the
+pool's resource, so that a machine measures one model at a time, while preparations fill the CPUs that are left.
+
+Results go into the store, which all machines share, under the same path; what a task returns is a word. The records in
+the store say what is done, so a driver that is killed starts again where it was. A task whose node is lost is given to
+another; one whose own process dies twice has failed.
+
+Source: Ray 2.60, "Resources" (fractional custom resources), "Fault tolerance" (task failures).
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from accel.core import hardware
+from accel.core.errors import InputError, OutputError, UnavailableError, UsageError
+from accel.core.hardware import Hardware
+from accel.core.progress import Progress
+from accel.release import converting, planning
+from accel.release.planning import Duties
+from accel.release.release_file import ModelPlan, ReleasePlan
+
+MEASURING, PREPARING = 0.6, 0.001
+"""Shares of a pool's resource: two that measure do not fit on one machine."""
+MOST_LOSSES = 5
+"""How often a task is given to another node when its node is lost, or its run is still held by a task that ends."""
+POLL_S, GONE_S = 2.0, 60.0
+"""How long a pool may have no node at all before its models wait for another build."""
+Phase = Literal["prepare", "measure", "give up"]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMachine:
+    """The nodes of one kind of hardware: the pools that they are of, and the CPUs that each has at least."""
+
+    hardware: Hardware
+    pools: tuple[str, ...]
+    cpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTask:
+    """What one worker is asked to do for one model.
+
+    Attributes:
+        deaths: how often its own process died; in ``prepare`` also a variant's.
+        losses: how often it was begun without coming to an end for no fault of its own.
+    """
+
+    model: str
+    machine: str
+    phase: Phase = "prepare"
+    deaths: int = 0
+    losses: int = 0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The driver's side of one build."""
+
+    plan: ReleasePlan
+    store: Path
+    machines: Mapping[str, FleetMachine]
+    duties: Duties
+    retry: bool
+    running: dict[Any, FleetTask] = field(default_factory=dict)
+    seen: dict[str, float] = field(default_factory=dict)
+
+    def submit(self, task: FleetTask) -> None:
+        """Give a task to the cluster."""
+        import ray
+
+        machine = self.machines[task.machine]
+        asked = next(a for a in self.plan.models if a.name == task.model)
+        threads = float(min(asked.options.get("threads") or machine.cpus, machine.cpus))
+        share = MEASURING if task.phase == "measure" else PREPARING
+        worker = ray.remote(max_calls=1)(_work).options(  # a process of its own: nothing is left for the next model
+            name=f"{task.model} on {machine.pools[0]}: {task.phase}",
+            num_cpus=threads if task.phase != "give up" else 0,
+            resources={machine.pools[0]: share},
+            max_retries=0,
+        )
+        targets = self.duties.targets(asked, task.machine)
+        code = planning.code()
+        ref = worker.remote(
+            task, asked, targets, str(self.store), machine.hardware.id, code, str(Path.cwd()), self.retry
+        )
+        self.running[ref] = task
+
+    def next_of(self, ref: Any) -> FleetTask | None:
+        """Take the end of a task, and return what follows it; None where that was all.
+
+        Raises:
+            OutputError: the store cannot be written to.
+            UnavailableError: the worker is not what the node said it was.
+        """
+        import ray
+        from ray import exceptions
+
+        task = self.running.pop(ref)
+        try:
+            died = ray.get(ref)
+            if task.phase == "prepare":
+                return replace(task, phase="measure", deaths=task.deaths + died, losses=0)
+            return None
+        except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError) as error:
+            if self._node_lost(task):
+                return self._again(task, error)
+            task = replace(task, deaths=task.deaths + 1, why=f"its process died: {str(error).splitlines()[0]}")
+            return task if task.deaths < converting.TRIES else replace(task, phase="give up", losses=0)
+        except exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, OutputError):  # the task of a driver that was killed may still be ending
+                time.sleep(POLL_S)
+                return self._again(task, cause)
+            raise cause from error
+        except exceptions.RayError as error:
+            return self._again(task, error)
+
+    def _again(self, task: FleetTask, error: Exception) -> FleetTask:
+        if task.losses < MOST_LOSSES:
+            return replace(task, losses=task.losses + 1)
+        if isinstance(error, OutputError):
+            raise error
+        raise UnavailableError(
+            f"{task.model}: its node was lost {task.losses + 1} times: {str(error).splitlines()[0]}",
+            fix="see `ray status`; the same command goes on",
+        ) from error
+
+    def _node_lost(self, task: FleetTask) -> bool:
+        """Say whether a node of the task's machine went away just now: Ray reports that as a dead process, too."""
+        time.sleep(POLL_S)  # the cluster notices a little later
+        before = self.seen.get(f"nodes of {task.machine}", 0.0)
+        now = float(len(_nodes(self.machines[task.machine].pools[0])))
+        self.seen[f"nodes of {task.machine}"] = now
+        return now < before
+
+    def gone(self) -> list[str]:
+        """Return the machines of which there has been no node for a while."""
+        now = time.monotonic()
+        for id, machine in self.machines.items():
+            if found := _nodes(machine.pools[0]):
+                self.seen[id] = now
+                key = f"nodes of {id}"
+                self.seen[key] = max(self.seen.get(key, 0.0), float(len(found)))
+        return [id for id in self.machines if now - self.seen[id] > GONE_S]
+
+
+@contextlib.contextmanager
+def convert(plan: ReleasePlan, store: Path, address: str, progress: Progress, *, retry: bool) -> Iterator[Duties]:
+    """Convert all models on the machines of a cluster, and give who converted what.
+
+    Args:
+        address: ``auto`` for the cluster that runs here, or a new one of this machine alone; else as ``ray.init``.
+
+    Raises:
+        UnavailableError: Ray is not installed, there is no such cluster, or a node has another accel.
+        UsageError: nodes of one pool are of different hardware, or one node is of two pools for one device.
+        OutputError: the store cannot be written to.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UnavailableError(f"--ray needs Ray: {error}", fix="pip install 'accel[fleet]'") from error
+    store = store.resolve()
+    _connect(plan, address)
+    try:
+        machines = _machines(plan)
+        duties = _duties(plan, machines)
+        cluster = Cluster(plan, store, machines, duties, retry)
+        cluster.gone()
+        for asked in plan.models:
+            for id in dict.fromkeys(m for (name, _), m in duties.makers.items() if name == asked.name):
+                cluster.submit(FleetTask(asked.name, id))
+        total, done = len(cluster.running), 0
+        lost: set[str] = set()
+        while cluster.running:
+            ready, _ = ray.wait(list(cluster.running), num_returns=1, timeout=POLL_S)
+            for ref in ready:
+                task = cluster.running[ref]
+                what = f"{task.model} on {', '.join(machines[task.machine].pools)}"
+                follows = cluster.next_of(ref)
+                done += follows is None
+                if follows is not None:
+                    cluster.submit(follows)
+                    if (follows.losses, follows.deaths) > (0, 0) and follows.phase == task.phase:
+                        progress.notice(f"{what}: {task.phase} is begun again: {follows.why or 'its node was lost'}")
+                progress.stage(f"{what}: {task.phase} done ({done} of {total})")
+            for id in cluster.gone() if not ready else ():
+                lost.add(id)
+                for ref in [r for r, t in cluster.running.items() if t.machine == id]:
+                    ray.cancel(ref, force=True)
+                    del cluster.running[ref]
+        yield _without(duties, machines, lost)
+    finally:
+        ray.shutdown()
+
+
+def _connect(plan: ReleasePlan, address: str) -> None:
+    import ray
+
+    quiet = {"log_to_driver": False, "logging_level": "error", "include_dashboard": None}
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError as error:
+        if address != "auto":
+            fix = "ray start --head, and RAY_AUTH_MODE and RAY_AUTH_TOKEN here as there"
+            raise UnavailableError(f"no Ray cluster at {address} takes this driver: {error}", fix=fix) from error
+        lacking = planning.roles(plan.pools, hardware.detect())
+        alone = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # nobody else is to reach it
+        own = {pool: 1.0 for pool, lack in lacking.items() if lack is None}
+        ray.init(num_cpus=hardware.cpu_threads(), resources=own, **quiet | alone)
+
+
+def _nodes(pool: str) -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(pool)]
+
+
+def _machines(plan: ReleasePlan) -> dict[str, FleetMachine]:
+    """Ask every node that offers a pool what it is, and return the kinds of hardware by their ids."""
+    import ray
+
+    found: dict[str, tuple[Hardware, list[str], float]] = {}
+    asked: dict[str, Any] = {}
+    for name in plan.pools:
+        nodes = _nodes(name)
+        for node in nodes:
+            if node["NodeID"] not in asked:
+                strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                task = ray.remote(_describe).options(num_cpus=0, scheduling_strategy=strategy)
+                asked[node["NodeID"]] = task.remote(planning.code())
+        kinds = {shown.id: (shown, n) for n in nodes if (shown := _shown(asked[n["NodeID"]])) is not None}
+        if len(kinds) > 1:
+            raise UsageError(
+                f"nodes of the pool {name} are {' and '.join(sorted(kinds))}: what one measures does not hold for all",
+                fix="give each kind of machine a pool and a resource of its own",
+            )
+        for id, (shown, node) in kinds.items():
+            if (lack := plan.pools[name].lacks(shown)) is not None:
+                raise UsageError(
+                    f"{node['NodeManagerAddress']} offers the resource {name!r} and is not of that pool: {lack}",
+                    fix="start it with the resources of the pools that it is of",
+                )
+            cpus = min(n["Resources"].get("CPU", 1.0) for n in nodes)
+            machine = found.setdefault(id, (shown, [], cpus))
+            if any(plan.pools[other].device == plan.pools[name].device for other in machine[1]):
+                raise UsageError(
+                    f"{id} is of the pools {machine[1][0]} and {name}, both for {plan.pools[name].device}",
+                    fix="offer one of them",
+                )
+            machine[1].append(name)
+    if not found:
+        raise UnavailableError(
+            f"no node of the cluster offers a pool as a resource: {', '.join(plan.pools)}",
+            fix=f"ray start --address … --resources '{{\"{next(iter(plan.pools))}\": 1}}'",
+        )
+    return {id: FleetMachine(shown, tuple(pools), cpus) for id, (shown, pools, cpus) in found.items()}
+
+
+def _shown(ref: Any) -> Hardware | None:
+    """Return what a node said that it is; None where it left meanwhile."""
+    import ray
+    from ray import exceptions
+
+    try:
+        found: Hardware = ray.get(ref)
+    except exceptions.RayTaskError as error:
+        raise error.cause from error
+    except exceptions.RayError:
+        return None
+    return found
+
+
+def _duties(plan: ReleasePlan, machines: Mapping[str, FleetMachine]) -> Duties:
+    """Say which machine converts what; kits for pools that nobody is of are left by one that lacks their device."""
+    held = {pool: id for id, machine in machines.items() for pool in machine.pools}
+    lacking = {p: None if p in held else f"no node of the cluster offers the resource {p!r}" for p in plan.pools}
+    makers: dict[tuple[str, str], str] = {}
+    for asked in plan.models:
+        own = [held[pool] for pool in asked.wanted if pool in held]
+        for pool in asked.wanted:
+            device = plan.pools[pool].device
+            without = [id for id in (*own, *machines) if device not in machines[id].hardware.devices]
+            maker = held.get(pool) or next(iter(without), None)
+            if maker is not None:
+                makers[asked.name, pool] = maker
+    return Duties(hardware.detect().id, makers, lacking)
+
+
+def _without(duties: Duties, machines: Mapping[str, FleetMachine], lost: set[str]) -> Duties:
+    """Return the duties less those of machines that went away."""
+    away = {pool: "its machines left the cluster" for id in lost for pool in machines[id].pools}
+    makers = {key: id for key, id in duties.makers.items() if id not in lost}
+    return replace(duties, makers=makers, lacking={**duties.lacking, **away})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On a node
+
+
+def _describe(code: str) -> Hardware:
+    """Return what a node is.
+
+    Raises:
+        UnavailableError: its accel is another.
+    """
+    if planning.code() != code:
+        raise UnavailableError(
+            f"{os.uname().nodename} has another version of accel", fix="install the same on every node"
+        )
+    return hardware.detect()
+
+
+def _work(
+    task: FleetTask, asked: ModelPlan, targets: tuple[Any, ...], store: str, machine: str, code: str, cwd: str,
+    retry: bool,
+) -> bool:  # fmt: skip
+    """Do one phase of a conversion, and return whether a process died in it.
+
+    Raises:
+        UnavailableError: this node is not the hardware that was found before, or has another accel.
+        InputError: the folder that paths are relative to is not there.
+        OutputError: the store cannot be written to, or another task holds the run.
+    """
+    here = _describe(code)
+    if here.id != machine:
+        raise UnavailableError(f"{os.uname().nodename} is {here.id}, and was to be {machine}", fix="see `ray status`")
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise InputError(f"{os.uname().nodename} has no {cwd}, where the build was started: {error}") from error
+    folder = Path(store) / planning.RUNS / machine
+    folder.mkdir(parents=True, exist_ok=True)
+    if task.phase == "give up":
+        converting.give_up(asked, targets, folder, here, task.why)
+        return False
+    if task.phase == "prepare":
+        return converting.prepare(asked, targets, folder, here, Progress(), retry=retry)
+    tries = max(1, converting.TRIES - task.deaths)
+    converting.convert(asked, targets, folder, here, Progress(), retry=retry, tries=tries)
+    return False

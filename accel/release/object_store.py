@@ -1,0 +1,149 @@
+"""An object store over fsspec, or a folder used as one: few operations, each whole or not at all.
+
+Tested with folders and S3. Source: fsspec, "API Reference" (``pipe_file(mode="create")``, ``info``, ``put_file``).
+"""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from accel.core.errors import InputError, UnavailableError, UsageError
+from accel.core.files import replacing, write_text, writing
+
+
+class ObjectStore:
+    """An object store, or a folder that is used as one.
+
+    Args:
+        url: as fsspec takes it: ``s3://bucket/prefix``, ``file:///path``, or a path.
+
+    Raises:
+        UnavailableError: the package for that kind of store is not installed.
+        UsageError: there is no such kind.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        try:
+            self.files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        except ImportError as error:
+            raise UnavailableError(f"{url} cannot be reached: {error}", fix="pip install 'accel[s3]'") from error
+        except ValueError as error:
+            raise UsageError(f"{url}: {error}", fix="s3://BUCKET/PREFIX or file:///PATH") from error
+        self.url, self.root, self.local = url.rstrip("/"), root.rstrip("/"), "file" in self.files.protocol
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none where it is not there."""
+        try:
+            with self._reached():
+                found = self.files.ls(self._at(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        names = (path.rstrip("/").rpartition("/")[2] for path in found)
+        return sorted(name for name in names if not name.startswith("."))  # what is being written has such a name
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            InputError: it is not there.
+        """
+        try:
+            with self._reached():
+                found: bytes = self.files.cat_file(self._at(name))
+        except FileNotFoundError as error:
+            raise InputError(f"{self.url} has no {name}", fix="accel release list shows what is there") from error
+        return found
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file that must not be there yet, whole or not at all; return False where it is."""
+        if not self.local:
+            try:
+                with self._writing():
+                    self.files.pipe_file(self._at(name), content, mode="create")
+            except FileExistsError:
+                return False
+            return True
+        path = Path(self._at(name))
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".") as file:
+                file.write(content)
+                file.flush()
+                try:
+                    path.hardlink_to(file.name)
+                except FileExistsError:
+                    return False
+        return True
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, or put it in the place of the one that is there: who reads sees the old or the new."""
+        if self.local:
+            write_text(Path(self._at(name)), content.decode())
+            return
+        with self._writing():
+            self.files.pipe_file(self._at(name), content)
+
+    def upload(self, source: Path, name: str) -> None:
+        """Copy a file there, unless one of its size is: what appears is whole, and its name says what is in it."""
+        place = self._at(name)
+        with self._writing():
+            with contextlib.suppress(FileNotFoundError):
+                if self.files.info(place)["size"] == source.stat().st_size:
+                    return
+            if not self.local:
+                self.files.put_file(str(source), place)
+                return
+        with writing(Path(place).parent):
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(Path(place)) as new:
+                shutil.copyfile(source, new)
+
+    def download(self, name: str, target: Path) -> None:
+        """Copy a file from there.
+
+        Raises:
+            InputError: it is not there.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._reached():
+                self.files.get_file(self._at(name), str(target))
+        except FileNotFoundError as error:
+            raise InputError(f"{self.url} has no {name}", fix="it was published in part, or damaged") from error
+
+    def remove(self, name: str) -> None:
+        """Delete a file, or a folder with all that is in it, if it is there."""
+        try:
+            with self._reached():
+                self.files.rm(self._at(name), recursive=True)
+        except FileNotFoundError:
+            pass
+
+    def _at(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """As ``_reached``; where there is nothing to write to, that is an error, too."""
+        try:
+            with self._reached():
+                yield
+        except FileNotFoundError as error:
+            why = f"{self.url} cannot be written to: {error}"
+            raise UnavailableError(why, fix="make the bucket, or name another") from error
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Turn what a store's own library says into an error that says how to fix it."""
+        try:
+            yield
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except Exception as error:
+            why = f"{self.url} cannot be used: {type(error).__name__}: {error}"
+            fix = "check its name, your credentials and the network; the same command goes on"
+            raise UnavailableError(why, fix=fix) from error

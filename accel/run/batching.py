@@ -1,0 +1,38 @@
+"""Whether merging requests pays for a variant, by what its batches were measured to carry."""
+
+from collections.abc import Sequence
+
+from accel.core.values import Measurement
+
+WORTH = 0.10
+"""A larger batch must carry so much more than a smaller one: every request in it waits for all others."""
+
+
+def worthwhile(points: Sequence[Measurement]) -> tuple[int, str] | None:
+    """Return the largest batch that is worth forming and why; 0 where the largest measured one is, or a larger one.
+
+    Args:
+        points: of one variant; those that were timed at full load in process count.
+
+    Returns:
+        None where fewer than two batches were timed, or where the intervals do not show that a limit costs nothing.
+    """
+    rows = {p.batch: p for p in points if p.scenario == "throughput" and p.via == "inprocess"}
+    if len(rows) < 2:
+        return None
+    batches = sorted(rows)
+    least, most = batches[0], batches[-1]
+    limit = next(
+        b
+        for b in batches
+        if all(rows[c].throughput_ci_per_s[1] <= (1 + WORTH) * rows[b].throughput_ci_per_s[0] for c in batches if c > b)
+    )
+    carried = " and ".join(
+        f"{rows[b].throughput_per_s:.4g} in batches of {b}" for b in dict.fromkeys((least, limit, most))
+    )
+    measured = f"it carries {carried} items per second, in process"
+    if limit == most:
+        gain = rows[most].throughput_per_s / rows[least].throughput_per_s - 1
+        return (0, f"requests are merged: {measured} ({gain:+.0%})") if gain > WORTH else None
+    what = "requests are not merged" if limit == 1 else f"at most {limit} items are merged"
+    return limit, f"{what}: larger batches gain less than {WORTH:.0%}; {measured}"

@@ -1,0 +1,158 @@
+"""What a configuration costs: per million inferences, and how many machines a rate needs.
+
+What other machines carry is read from the ``tune.json`` of their runs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel.bench.goodput import Probe
+from accel.core.errors import AccelError, InputError
+from accel.core.files import load_json
+from accel.core.values import from_json
+from accel.core.yaml_file import read_yaml
+from accel.triton.tune.lab import Goal
+
+TUNE_THERE = "run accel tune with this budget on that machine, and name the run again"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a machine costs.
+
+    Attributes:
+        usd_per_hour: of the whole machine.
+        models: how many models share it, each of which bears its part.
+    """
+
+    usd_per_hour: float
+    models: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What carrying a load on one kind of machine costs.
+
+    Attributes:
+        hardware: id of the machine.
+        configuration: what was chosen for it.
+        per_s: items per second that one machine carries within the budget.
+        per_minute: the most invocations (requests) per minute.
+        machines: how many the wanted rate needs, headroom included; None where no rate is wanted.
+        usd_per_million: of inferences on machines that are busy all the time; ``usd_per_hour`` of all of them. None
+            where the price list lacks the hardware.
+
+    Formula: machines = ⌈rate × items of a request × (1 + headroom) / per_s⌉;
+        usd_per_million = usd_per_hour / models / (3600 per_s) × 10⁶.
+    """
+
+    hardware: str
+    configuration: str
+    per_s: float
+    per_minute: float
+    machines: int | None
+    usd_per_million: float | None
+    usd_per_hour: float | None
+
+
+def read_prices(path: Path) -> dict[str, Price]:
+    """Read a price list: hardware id → ``{usd_per_hour: 0.17, models: 2}``, or the price alone.
+
+    Raises:
+        InputError: it cannot be read, or a price is not a number above 0.
+    """
+    found = read_yaml(path, "price list")
+    if not isinstance(found, Mapping) or not found:
+        raise InputError(f"price list {path} has no hardware", fix="write HARDWARE_ID: {usd_per_hour: 0.17}")
+    return {str(name): _price(path, str(name), given) for name, given in found.items()}
+
+
+def _price(path: Path, name: str, given: Any) -> Price:
+    fields = dict(given) if isinstance(given, Mapping) else {"usd_per_hour": given}
+    unknown = set(fields) - {"usd_per_hour", "models"}
+    numbers = [v for v in fields.values() if isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1e9]
+    if unknown or "usd_per_hour" not in fields or len(numbers) != len(fields):
+        raise InputError(
+            f"price list {path}: {name} is {given!r}, expected usd_per_hour and models, both above 0",
+            fix=f"write {name}: {{usd_per_hour: 0.17, models: 1}}",
+        )
+    return Price(**{key: float(value) for key, value in fields.items()})
+
+
+def cost(
+    hardware: str,
+    configuration: str,
+    per_s: float,
+    prices: Mapping[str, Price],
+    *,
+    rate_per_s: float | None,
+    headroom: float,
+    items: float = 1.0,
+) -> Cost:
+    """Return what carrying a rate costs on one kind of machine.
+
+    Args:
+        per_s: items per second that one machine carries.
+        rate_per_s: requests per second that are wanted.
+        headroom: share of the rate that is kept free.
+        items: of a request, on average.
+    """
+    price = prices.get(hardware)
+    machines = math.ceil(rate_per_s * items * (1 + headroom) / per_s - 1e-9) if rate_per_s else None
+    each = price.usd_per_hour / price.models if price else None
+    return Cost(
+        hardware,
+        configuration,
+        per_s,
+        60 * per_s / items,
+        machines,
+        each / (3600 * per_s) * 1e6 if each is not None else None,
+        each * (machines or 1) if each is not None else None,
+    )
+
+
+def cheapest(costs: Sequence[Cost]) -> Cost | None:
+    """Return the machine that costs the least: for the rate, or per inference where none is wanted."""
+    priced = [c for c in costs if c.usd_per_hour is not None and c.usd_per_million is not None]
+    return min(
+        priced, key=lambda c: (c.usd_per_hour if c.machines else c.usd_per_million, c.usd_per_million), default=None
+    )
+
+
+def tuned_elsewhere(path: Path, goal: Goal) -> tuple[str, str, float]:
+    """Return hardware, configuration and items per second of what another machine's ``tune.json`` carries.
+
+    Another budget than the one asked for is no obstacle: each load that was probed there says what its p99 was.
+
+    Raises:
+        InputError: it cannot be read, has other arrivals, or nothing in it keeps the budget.
+    """
+    try:
+        found = load_json(path.read_text(encoding="utf-8"))
+        hardware, other = str(found["hardware"]["id"]), from_json(Goal, found["goal"])
+        probes = [
+            (from_json(Probe, p), f"{row['repository']}: {row['label']}")
+            for row in found["tried"]
+            for p in row["probes"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AccelError) as error:
+        raise InputError(f"{path} cannot be read as what accel tune wrote: {error}", fix=TUNE_THERE) from error
+    if (other.arrivals, other.gaps_s) != (goal.arrivals, goal.gaps_s):
+        raise InputError(
+            f"{path} was tuned under {other.arrivals or 'closed-loop'} arrivals, expected {goal.arrivals or 'closed'}",
+            fix=TUNE_THERE,
+        )
+    if any(other.limits_ms.get(name, math.inf) > limit for name, limit in goal.limits_ms.items()):
+        raise InputError(f"{path} was tuned without the budgets of {', '.join(goal.limits_ms)}", fix=TUNE_THERE)
+    kept = [
+        (p.throughput_per_s, name)
+        for p, name in probes
+        if p.held and (other.limit_ms <= goal.limit_ms or (p.p99_ms is not None and p.p99_ms <= goal.limit_ms))
+    ]
+    if not kept:
+        raise InputError(f"nothing in {path} keeps p99 within {goal.limit_ms:g} ms on {hardware}", fix=TUNE_THERE)
+    per_s, name = max(kept)
+    return hardware, name, per_s

@@ -1,0 +1,380 @@
+"""What is measured for tuning, behind the real server: loads on one configuration of one repository.
+
+Every configuration is served from a copy whose config alone differs; the repository itself stays as it is. What a
+server cannot do is a finding, not the end of the session.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from accel.bench import probing, usage
+from accel.bench.feeds import rebatch
+from accel.bench.goodput import Probe
+from accel.bench.load import Arrivals, Generator, Load, fit_feeds
+from accel.bench.machine_noise import Look, disturbed
+from accel.bench.rounds import BUSY_TURNS, REPEATS
+from accel.core import hardware
+from accel.core.errors import AccelError, InputError, StageError
+from accel.core.feeds import Feed
+from accel.triton import manifest as manifests, settings as schedules
+from accel.triton.folders import link_tree
+from accel.triton.manifest import Manifest
+from accel.triton.reading import read_configs, read_points
+from accel.triton.servers import server as servers
+from accel.triton.servers.server import Server
+from accel.triton.settings import Settings
+
+WINDOW_S, CALLS, FEW_CALLS = 0.6, 8, 3
+"""Each point of a curve lasts so long, and until so many requests have ended: few where each takes longer than that."""
+LARGEST_BATCH = 64
+LEAST = probing.LEAST_REQUESTS
+SPREAD = (*range(0, 100, 5), 99)
+"""Percentiles that stand for how much equal calls differ; the longest of a few calls is an accident."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a configuration must do.
+
+    Attributes:
+        limit_ms: budget of 99 % of the requests.
+        arrivals / gaps_s: of the open loop (see ``Load``); None for a closed one, whose level is the clients.
+        rate_per_s: requests per second that are to be carried; None for as many as can be.
+        limits_ms: budgets of other percentiles (``p50``, ``p90``, ``p95``), of all requests that were due.
+    """
+
+    limit_ms: float
+    arrivals: Arrivals | None = "poisson"
+    gaps_s: tuple[float, ...] = ()
+    rate_per_s: float | None = None
+    limits_ms: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """Its budgets in words."""
+        every = {"p99": self.limit_ms, **self.limits_ms}
+        return ", ".join(f"{name} within {limit:g} ms" for name, limit in every.items())
+
+    def load(self, level: float) -> Load:
+        """Return the load of a level: a rate, or a number of clients."""
+        if self.arrivals is None:
+            return Load(concurrency=int(level))
+        return Load(rate_per_s=level, arrivals=self.arrivals, gaps_s=self.gaps_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One repository that is tuned.
+
+    Attributes:
+        name: what reports call it.
+        root: the repository as it ships; ``served``: a copy that this machine's server can serve.
+        model: the model that clients call; ``worker``: the one whose config is tuned.
+        backend: what answers here.
+        feeds: what is sent; ``sizes``: the batch items of each.
+        max_batch: ``max_batch_size`` of the worker; 0 where it cannot merge requests.
+        default: how it is scheduled as it ships.
+        same_shape: only requests of one shape are merged.
+    """
+
+    name: str
+    root: Path
+    served: Path
+    manifest: Manifest
+    model: str
+    worker: str
+    backend: str
+    feeds: tuple[Feed, ...]
+    sizes: tuple[int, ...]
+    max_batch: int
+    default: Settings
+    via: str | None = None
+    logs: Path = Path()
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The kind of each feed's shape, without its batch axis."""
+        shapes = [tuple(v.shape[1:] for v in feed.values()) for feed in self.feeds]
+        known = list(dict.fromkeys(shapes))
+        return tuple(known.index(shape) for shape in shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How long batches take on one server of some instances.
+
+    Attributes:
+        instances / threads: of the server; ``threads`` None where the config cannot say.
+        batches: items of a request.
+        alone_s / beside_s: seconds that an instance is held by such a request, alone and while all others are busy: the
+            medians, since a few calls that something else disturbed would move the means.
+        request_s: seconds that each further request of a merged batch costs.
+        spread: durations of equal calls by their median, at the percentiles ``SPREAD``.
+        overhead_s: what a client sees beyond queue and computation.
+        rss_mib / gpu_mib: memory of the server's processes, and that in use on its GPUs; None where it is not known.
+        start_s: from the start of the server until it is ready.
+        kinds: factor of each further kind of shape.
+        failed: batch → why it could not be measured.
+        cut_ms: the budget for which larger batches were left out: they take longer; None where all were measured.
+    """
+
+    instances: int
+    threads: int | None
+    batches: tuple[int, ...]
+    alone_s: tuple[float, ...]
+    beside_s: tuple[float, ...]
+    request_s: float
+    spread: tuple[float, ...]
+    overhead_s: float
+    rss_mib: float | None
+    start_s: float
+    kinds: tuple[float, ...] = (1.0,)
+    failed: dict[str, str] = field(default_factory=dict)
+    cut_ms: float | None = None
+    gpu_mib: float | None = None
+
+    def serves(self, limit_ms: float) -> bool:
+        """Say whether it says enough for a budget."""
+        return self.cut_ms is None or limit_ms <= self.cut_ms
+
+    def service(self, items: int, requests: int, kind: int) -> list[float]:
+        """Return what a batch takes while 1, 2, … instances are busy (``scheduler.Service``)."""
+        ends = [float(np.interp(items, self.batches, line)) for line in (self.alone_s, self.beside_s)]
+        if items > self.batches[-1]:
+            ends = [end * items / self.batches[-1] for end in ends]
+        factor = self.kinds[kind] if kind < len(self.kinds) else 1.0
+        steps = np.linspace(ends[0], ends[1], self.instances) if self.instances > 1 else np.array(ends[:1])
+        return [float(s) * factor + (requests - 1) * self.request_s for s in steps]
+
+
+class Trial:
+    """A server that runs one configuration, and the process that sends to it."""
+
+    def __init__(self, subject: Subject, server: Server, generator: Generator, start_s: float) -> None:
+        self._subject, self._server, self._generator, self.start_s = subject, server, generator, start_s
+        self._disturbed = 0
+        self._open(subject.feeds)
+
+    def probe(self, goal: Goal, level: float, *, seconds: float = probing.SECONDS, least: int = LEAST) -> Probe:
+        """Put one load on it and hold it against the budget.
+
+        Raises:
+            StageError: the server ended.
+        """
+        with self._watched():
+            self._open(self._subject.feeds)
+            load, sizes = goal.load(level), self._subject.sizes
+            return probing.probe(
+                *(self._generator, load),
+                limit_ms=goal.limit_ms,
+                limits_ms=goal.limits_ms,
+                sizes=sizes,
+                seconds=seconds,
+                least=least,
+            )
+
+    def memory_mib(self) -> float | None:
+        """Return the resident memory of the server's processes, where it can be known."""
+        return usage.use(self._server.endpoint)[1] or None
+
+    def gpu_memory_mib(self) -> float | None:
+        """Return the memory in use on the GPUs that the server sees; None where it publishes none."""
+        found = usage.gauges(self._server.endpoint).get("nv_gpu_memory_used_bytes")
+        return None if found is None else found / 2**20
+
+    def curve(self, settings: Settings, limit_ms: float = math.inf, *, longest_s: float = math.inf) -> Curve:
+        """Measure how long batches take; the server must merge requests where it can.
+
+        Args:
+            limit_ms: batches larger than the first that takes longer than this are left out: no request in one of them
+                can be answered in time.
+            longest_s: after this time no larger batch is begun either.
+
+        Raises:
+            StageError: the server ended, or cannot answer a request of one item.
+        """
+        n, most = settings.instances, min(max(1, self._subject.max_batch), LARGEST_BATCH)
+        sizes = sorted({*(1 << i for i in range(most.bit_length())), most} & set(range(1, most + 1)))
+        window_s, begin, cut = WINDOW_S, time.monotonic(), False
+        alone: dict[int, np.ndarray] = {}
+        beside: dict[int, np.ndarray] = {}
+        failed: dict[str, str] = {}
+        with self._watched():
+            first = self._subject.feeds[:1]
+            for batch in sizes:
+                if cut := bool(alone) and (
+                    1e3 * float(np.median(alone[max(alone)])) > limit_ms or time.monotonic() - begin > longest_s
+                ):
+                    break
+                try:
+                    self._open(rebatch(first, batch))
+                    one = self._calmly(lambda: self._latency_s(1, window_s))
+                    all_ = self._calmly(lambda: self._latency_s(n, window_s)) if n > 1 else one
+                    alone[batch], beside[batch] = one, all_
+                except InputError as error:
+                    failed[str(batch)] = error.message
+            if 1 not in alone:
+                raise StageError(f"{self._subject.name} answers no request of one item: {failed.get('1')}")
+            done = [b for b in sizes if b in alone]
+            held, _ = self._calmly(lambda: self._held_s(2 * n, n, window_s, first))
+            overhead = max(0.0, float(np.median(beside[1])) - held)
+            each = 0.0
+            whole = max((b for b in done if 1e3 * float(np.median(alone[b])) <= limit_ms), default=1)
+            if whole > 1 and settings.batching:
+                merged, items = self._calmly(lambda: self._held_s(2 * n * whole, n, window_s, first))
+                single = float(np.interp(items, done, [np.median(beside[b]) - overhead for b in done]))
+                each = max(0.0, merged - single) / max(1.0, items - 1)
+            kinds = [1.0]
+            for kind in range(1, max(self._subject.kinds, default=0) + 1):
+                self._open([self._subject.feeds[self._subject.kinds.index(kind)]])
+                kinds.append(float(np.median(self._latency_s(1, window_s)) / np.median(alone[1])))
+        relative = np.concatenate([found / np.median(found) for found in alone.values()])
+        return Curve(
+            n,
+            settings.threads,
+            tuple(done),
+            alone_s=tuple(max(1e-6, float(np.median(alone[b])) - overhead) for b in done),
+            beside_s=tuple(max(1e-6, float(np.median(beside[b])) - overhead) for b in done),
+            request_s=each,
+            spread=tuple(float(v) for v in np.percentile(relative, SPREAD)),
+            overhead_s=overhead,
+            rss_mib=self.memory_mib(),
+            gpu_mib=self.gpu_memory_mib(),
+            start_s=self.start_s,
+            kinds=tuple(kinds),
+            failed=failed,
+            cut_ms=limit_ms if cut else None,
+        )
+
+    def _calmly(self, measure: Callable[[], T]) -> T:
+        """Measure again what other processes disturbed, unless they do not stop."""
+        for attempt in range(1 + REPEATS):
+            before = Look.now()
+            found = measure()
+            if not disturbed(Look.now().since(before), hardware.cpu_threads()) or self._disturbed >= BUSY_TURNS:
+                break
+            self._disturbed += attempt == REPEATS
+        return found
+
+    def _latency_s(self, clients: int, seconds: float) -> np.ndarray:
+        """Return the latencies of a closed loop, of requests that all succeed."""
+        self._generator.start(Load(concurrency=clients))
+        try:
+            first = self._generator.window(seconds / 4, least=clients)
+            least = FEW_CALLS if first.seconds > seconds else CALLS
+            window = self._generator.window(seconds, least=max(clients, least))
+        finally:
+            self._generator.stop()
+        if self._generator.failures:
+            raise InputError(self._generator.error or "a request failed")
+        return window.latency_ms / 1e3
+
+    def _held_s(self, clients: int, instances: int, seconds: float, feeds: Sequence[Feed]) -> tuple[float, float]:
+        """Return the seconds an instance is held by each batch under so many clients, and the mean items of a batch."""
+        self._open(rebatch(feeds, 1), slots=clients)
+        self._generator.start(Load(concurrency=clients))
+        try:
+            self._generator.window(seconds / 4, least=clients)
+            before, begin = self._generator.statistics(self._subject.model), time.monotonic()
+            self._generator.window(seconds, least=max(CALLS, clients))
+            after, end = self._generator.statistics(self._subject.model), time.monotonic()
+        finally:
+            self._generator.stop()
+        batches = max(1, after["executions"] - before["executions"])
+        return instances * (end - begin) / batches, (after["inferences"] - before["inferences"]) / batches
+
+    def _open(self, feeds: Sequence[Feed], *, slots: int = 64) -> None:
+        fitted = fit_feeds(feeds, self._subject.manifest.inputs)
+        self._generator.open(self._subject.model, fitted, slots=slots)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Say how the server ended, where it did."""
+        try:
+            yield
+        except AccelError as error:
+            if not self._server.alive():
+                raise self._server.failure() from error
+            raise
+
+
+@contextlib.contextmanager
+def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterator[Trial]:
+    """Serve a copy of a repository with these settings; None serves it as it ships.
+
+    Raises:
+        StageError: the server does not become ready.
+    """
+    root = scratch / "repository"
+    link_tree(subject.served, root)
+    if settings is not None:
+        schedules.write(root, settings, cpu_threads=hardware.cpu_threads(), models=(subject.worker,))
+    begin = time.monotonic()
+    log = subject.logs / f"{subject.name}.server.log"
+    with servers.start(root, via=subject.via, log=log, allow_changed=True) as running:
+        start_s = time.monotonic() - begin
+        with Generator(running.endpoint.grpc, log=subject.logs / f"{subject.name}.load.log") as generator:
+            yield Trial(subject, running, generator, start_s)
+
+
+def subject(
+    root: Path,
+    *,
+    name: str,
+    scratch: Path,
+    logs: Path,
+    via: str | None = None,
+    data: Sequence[Feed] | None = None,
+) -> Subject:
+    """Prepare a repository for tuning: a copy that the server here can serve, and what is sent to it.
+
+    Args:
+        data: what is sent; None takes the repository's stored typical sample.
+
+    Raises:
+        InputError: it is not of accel's making, or was changed since it was emitted.
+        StageError: it cannot be served.
+    """
+    manifest = manifests.read(root)
+    if manifest.states:
+        raise InputError(
+            f"{root} is a stateful model: how its sequences are merged is not tuned",
+            fix="accel bench measures it; docs/sequences.md says which fields to change",
+        )
+    served = scratch / "served"
+    with servers.start(root, via=via, log=logs / f"{name}.server.log") as running:
+        link_tree(running.root, served)
+        backend = "python" if running.python_models else manifest.backend
+    promised = manifests.read(served)
+    worker, _ = manifests.holder(served, promised)
+    config = read_configs(served)[worker]
+    feeds = tuple(data if data is not None else [read_points(served, promised)["opt"].inputs])
+    own_axis = all(spec.dims and isinstance(spec.dims[0], str) for spec in promised.inputs)
+    if data is None and promised.inputs and own_axis:
+        feeds = tuple(rebatch(feeds, 1))
+    sizes = tuple(int(next(iter(f.values())).shape[0]) if own_axis else 1 for f in feeds)
+    return Subject(
+        name,
+        root,
+        served,
+        promised,
+        promised.models[0],
+        worker,
+        backend,
+        feeds,
+        sizes,
+        config.max_batch_size,
+        schedules.read(config),
+        via,
+        logs,
+    )

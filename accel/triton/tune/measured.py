@@ -1,0 +1,484 @@
+"""What ``accel tune`` measures: curves, every configuration as predicted, the best few proved beside what ships.
+
+Whatever was measured is kept in ``measured.json`` as soon as it is known, and a call that repeats takes it from there.
+"""
+
+import contextlib
+import importlib.util
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accel.bench import feeds as forms
+from accel.bench.goodput import WITHIN, Probe
+from accel.bench.machine_noise import Turn
+from accel.core import document, hardware
+from accel.core.errors import CheckFailed, InputError, StageError, UsageError
+from accel.core.feeds import Feed
+from accel.core.values import from_json, to_json
+from accel.triton import manifest as manifests
+from accel.triton.servers import server as servers
+from accel.triton.settings import Settings
+from accel.triton.tune import predict as model, search as searches
+from accel.triton.tune.constraints import Judged, TuneLimits, judge, within
+from accel.triton.tune.cost import TUNE_THERE, Price, tuned_elsewhere
+from accel.triton.tune.lab import LEAST, Curve, Goal, Subject, subject, trial
+from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
+from accel.triton.tune.proof import Contender, choose, prove
+from accel.triton.tune.search import Mode, Option
+
+FILENAME, MEASURED, REPOSITORY, REPORT = "tune.json", "measured.json", "repository", "report.html"
+FINALISTS = 3
+"""Configurations that are proved beside the one that ships."""
+DIFFERS = 0.15
+"""From this difference on between what was predicted and what was measured, it is said, and real load searched."""
+BUDGET_S = 900.0
+"""How long a call measures unless told otherwise; a brute sweep has no limit."""
+CURVES, PROOF, SEARCH = 0.35, 0.6, 0.8
+"""Shares of that time after which no further curve is begun, no load proves a prediction that another load has
+contradicted, and no further trial of a search is begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneRequest:
+    """What ``accel tune`` was asked for.
+
+    Attributes:
+        targets: run directories or repositories, all of one client contract.
+        trials: how many configurations ``quick`` and ``optuna`` measure at most; None: an eighth of them.
+        headroom: share of the rate that is kept free.
+        limits: what a configuration must keep besides its latency budgets.
+        probe_s / least: a probe lasts so long, and until so many requests have ended.
+        budget_s: how long to measure; None for ``BUDGET_S``, without a limit for brute.
+    """
+
+    targets: tuple[Path, ...]
+    goal: Goal
+    mode: Mode = "predict"
+    out: Path | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    headroom: float = 0.2
+    limits: TuneLimits = field(default_factory=TuneLimits)
+    trials: int | None = None
+    data: Path | None = None
+    via: str | None = None
+    probe_s: float = 1.5
+    least: int = LEAST
+    budget_s: float | None = None
+    seed: int = 0
+
+
+def repositories(target: Path, via: str | None) -> Iterator[tuple[str, Path]]:
+    """Yield name and root of what a target holds that the server here can answer: the one chosen by the run first.
+
+    Of a run that is what passed on all feeds: what lost there was asked part of them, and here it could win.
+
+    Raises:
+        InputError: it is neither a run nor a repository, nothing in it can be served, or a repository's variant did not
+            pass on all feeds.
+    """
+    if (target / manifests.FILENAME).is_file():
+        if (why := manifests.read(target).unproved) is not None:
+            raise InputError(f"{target}: {why}", fix=f"accel convert … --require {manifests.read(target).variant}")
+        yield target.resolve().name, target
+        return
+    run = document.read(target)
+    found = []
+    for variant in run.variants:
+        if variant.status != "ok" or variant.repository is None or not (variant.parity is None or variant.parity.whole):
+            continue
+        root = target / variant.repository
+        if variant.twin is None or not servers.lacking(root, via=via):
+            found.append((variant.id, root))
+        if variant.twin is not None:
+            found.append((f"{variant.id}.python", target / variant.twin))
+    if not found:
+        raise InputError(f"{target} has no repository of a variant that passed", fix="accel convert makes them")
+    chosen = {d.repository or f"repositories/{d.chosen}" for d in run.decisions if d.chosen}
+    yield from sorted(found, key=lambda one: one[1].relative_to(target).as_posix() not in chosen)
+
+
+class Measuring:
+    """The measuring of one call of ``accel tune``."""
+
+    def __init__(
+        self,
+        asked: TuneRequest,
+        out: Path,
+        scratch: Path,
+        notice: Callable[[str], None],
+        progress: Callable[[str, str], None],
+        stage: Callable[[str], None],
+    ) -> None:
+        self._asked, self._out, self._scratch = asked, out, scratch
+        self._notice, self._tell, self._stage = notice, progress, stage
+        unlimited = asked.budget_s is None and asked.mode == "brute"
+        self._deadline = Deadline(None if unlimited else asked.budget_s or BUDGET_S)
+        self._noise: list[Turn] = []
+        self._cores = hardware.cpu_threads()
+        self._seconds: dict[str, float] = {}
+        self._unfit: dict[str, str] = {}
+        self._curves: dict[str, dict[tuple[int, int | None], Curve]] = {}
+        self._predicted: dict[Option, Probe | None] = {}
+        self.contenders: list[Contender] = []
+        self.chosen: Contender | None = None
+        self._verdict = ""
+        self._cut = False
+        self._warnings: list[str] = []
+        self._elsewhere: list[tuple[str, str, float]] = []
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+        self._subjects = self._take_subjects()
+        self._kept = MeasuredStore(
+            out / MEASURED,
+            {
+                "hardware": to_json(hardware.detect()),
+                "data": str(asked.data),
+                "via": asked.via,
+                "artifacts": {s.name: [f.sha256 for f in s.manifest.artifact.files] for s in self._subjects},
+                "probe": [asked.probe_s, asked.least],
+            },
+        )
+        self._in_all: dict[str, float] = dict(self._kept.get("seconds") or {})
+
+    def _progress(self, name: str, doing: str, count: str = "") -> None:
+        """Say what is done now, the how manieth of its kind it is, and how long all may take."""
+        words = "; ".join(filter(None, (count, self._deadline.words())))
+        self._tell(name, f"{doing} ({words})" if words else doing)
+
+    def _take_subjects(self) -> list[Subject]:
+        asked = self._asked
+        found: list[Subject] = []
+        for number, target in enumerate(asked.targets):
+            if self._is_elsewhere(target):
+                continue
+            for name, root in repositories(target, asked.via):
+                label = name if len(asked.targets) == 1 or name not in {s.name for s in found} else f"{name} {number}"
+                self._progress(label, "starting a server as it ships")
+                scratch, logs = self._scratch / f"{number}-{name}", self._out / "logs"
+                try:
+                    one = subject(root, name=label, scratch=scratch, logs=logs, via=asked.via, data=self._data(root))
+                except StageError as error:
+                    self._unfit[label] = error.message
+                    continue
+                contract = (one.manifest.inputs, one.manifest.outputs)
+                if found and contract != (found[0].manifest.inputs, found[0].manifest.outputs):
+                    raise UsageError(
+                        f"{target} has another client contract than {asked.targets[0]}",
+                        fix="tune each model in a call of its own: models that share a server are not tuned together",
+                    )
+                found.append(one)
+        if not found and not self._unfit:
+            raise InputError(
+                f"none of {', '.join(map(str, asked.targets))} was made on this machine ({hardware.detect().id})",
+                fix="name a run of this machine among them, or tune them where they were made",
+            )
+        if not found:
+            name, why = next(iter(self._unfit.items()))
+            raise StageError(f"no repository could be served; {name}: {why}")
+        return found
+
+    def _is_elsewhere(self, target: Path) -> bool:
+        """Say whether one of several runs is another machine's; what was tuned there joins the table of costs.
+
+        A run that is named alone is tuned here, wherever it was made.
+        """
+        if len(self._asked.targets) == 1 or not (target / document.FILENAME).is_file():
+            return False
+        made_on = document.read(target).hardware.id
+        if made_on in (None, hardware.detect().id):
+            return False
+        path = target / "tuned" / FILENAME
+        try:
+            if not path.is_file():
+                raise InputError(f"{target} was made on {made_on} and was not tuned there", fix=TUNE_THERE)
+            self._elsewhere.append(tuned_elsewhere(path, self._asked.goal))
+        except InputError as error:
+            self._warnings.append(f"{error.message}: it has no row in the table of costs; {error.fix}")
+        return True
+
+    def _data(self, root: Path) -> list[Feed] | None:
+        if self._asked.data is None:
+            return None
+        manifest = manifests.read(root)
+        return list(forms.read(self._asked.data, manifest.inputs, batched=manifest.max_batch_size > 0))
+
+    def measure(self) -> None:
+        """Measure what the mode asks for, and choose."""
+        asked = self._asked
+        begin = time.monotonic()
+        with self._timed("curves"):
+            self._measure_curves()
+        self._subjects = [s for s in self._subjects if self._curves.get(s.name)]
+        if not self._subjects:
+            name, why = next(iter(self._unfit.items()))
+            raise StageError(f"no repository could be measured; {name}: {why}")
+        options = self._options()
+        with self._timed("predict"):
+            for option in options:
+                self._predicted[option] = self._predict(option)
+        best = self._shortlist(options) if asked.mode == "predict" else self._search(options, asked.mode)
+        self._prove(options[0], best)
+        if asked.mode == "predict" and (wrong := self._mispredicted()) and (best := self._fall_back(options, wrong)):
+            self._prove(options[0], best)
+        self._seconds["total"] = time.monotonic() - begin
+
+    def _prove(self, default: Option, best: Sequence[Option]) -> None:
+        """Put the best few and what ships under real load, in turns, and choose; less where a prediction fails."""
+        first = self._asked.mode == "predict" and "search" not in self._seconds
+        finalists = list(dict.fromkeys([default, *best[:FINALISTS]]))
+        self.contenders = [self._contender(option) for option in finalists]
+        with self._timed("prove"):
+            left = self._deadline.left()
+            failed, noise = prove(
+                self.contenders,
+                progress=self._progress,
+                budget_s=None if math.isinf(left) else max(left, 0.0),
+                stop=lambda: first and self._deadline.left(PROOF) <= 0 and bool(self._mispredicted()),
+            )
+        self._noise += noise
+        for name, error in failed.items():
+            self._unfit[name] = error.message
+        if len(failed) == len(self.contenders):
+            raise StageError(f"no configuration could be proved; {next(iter(failed.values())).message}")
+        alive = [c for c in self.contenders if c.name not in failed]
+        kept = [c for c in alive if not c.held or within(self._judged(c))]
+        if kept:
+            self.chosen, self._verdict = choose(kept, self.contenders[0])
+        else:
+            ended = all(c.search.next() is None for c in alive)
+            self.chosen, self._verdict = None, "impossible" if ended else "undecided"
+        left_out = self._cut or any(NO_TIME in why for why in self._unfit.values())
+        if left_out and self._verdict in ("decided", "equivalent"):
+            self._verdict = "undecided"
+
+    def _mispredicted(self) -> list[str]:
+        """Return in words where real load contradicts a prediction: what held lies above it, or what broke below."""
+        return [self._difference(c) for c in self.contenders if c.name not in self._unfit and _contradicts(c)]
+
+    def _unended(self) -> list[str]:
+        """Return whose search could go on."""
+        return [c.name for c in self.contenders if c.name not in self._unfit and c.search.next() is not None]
+
+    @staticmethod
+    def _difference(contender: Contender) -> str:
+        predicted = contender.predicted.throughput_per_s if contender.predicted else 0.0
+        if contender.most < predicted:
+            return f"{contender.name}: predicted {predicted:.4g}/s, {contender.most:.4g}/s did not hold"
+        return f"{contender.name}: predicted {predicted:.4g}/s, measured {contender.held:.4g}/s"
+
+    def _fall_back(self, options: Sequence[Option], wrong: Sequence[str]) -> list[Option]:
+        """Search under real load, since the prediction does not hold here; return what that finds, the best first."""
+        why = f"prediction and measurement differ by more than {DIFFERS:.0%} ({wrong[0]})"
+        if self._deadline.left(SEARCH) <= 0:
+            self._warnings.append(f"{why}, and no time is left to search under real load: --mode optuna does")
+            return []
+        mode: Mode = "optuna" if importlib.util.find_spec("optuna") else "quick"
+        self._warnings.append(f"{why}: --mode {mode} has searched under real load")
+        self._notice(f"{why}: searching under real load (--mode {mode})")
+        return self._search(options, mode)
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        begin = time.monotonic()
+        self._stage(what)
+        try:
+            yield
+        finally:  # a session that is interrupted adds its part
+            self._seconds[what] = time.monotonic() - begin
+            self._in_all[what] = self._in_all.get(what, 0.0) + self._seconds[what]
+            self._kept.put("seconds", self._in_all)
+
+    def _measure_curves(self) -> None:
+        """Measure the curves, a setup of each repository in turn; a server that dies is a finding about that setup."""
+        todo: list[tuple[Subject, int, int | None]] = []
+        for one in self._subjects:
+            # An AOTInductor package takes its threads from the environment alone.
+            sayable = one.backend == "python" or one.default.threads is not None
+            todo += [(one, n, threads) for n, threads in model.setups(sayable, self._cores)]
+        order = {one.name: itertools.count() for one in self._subjects}
+        todo = [item for _, item in sorted(((next(order[t[0].name]), t) for t in todo), key=lambda pair: pair[0])]
+        for number, (one, n, threads) in enumerate(todo):
+            known = self._curves.setdefault(one.name, {})
+            name, settings = f"curve {one.name} {n}x{threads}", Settings(n, threads, batching=one.max_batch > 1)
+            kept = from_json(Curve, found) if (found := self._kept.get(name)) is not None else None
+            if kept is not None and kept.serves(self._asked.goal.limit_ms):
+                known[n, threads] = kept
+                continue
+            left_s = self._deadline.left(CURVES)
+            if left_s <= 0 and any(self._curves.values()):
+                self._unfit[f"{one.name}: {settings}"] = f"not measured: {NO_TIME}"
+                continue
+            self._progress(one.name, f"measuring {n} × {threads or 'its'} threads", f"{number + 1} of {len(todo)}")
+            with tempfile.TemporaryDirectory(dir=self._scratch) as scratch:
+                try:
+                    with trial(one, settings, Path(scratch)) as server:
+                        longest_s = left_s / (len(todo) - number)
+                        known[n, threads] = server.curve(settings, self._asked.goal.limit_ms, longest_s=longest_s)
+                except StageError as error:
+                    self._unfit[f"{one.name}: {settings}"] = error.message
+                    continue
+            self._kept.put(name, known[n, threads])
+
+    def _options(self) -> list[Option]:
+        """Return all configurations: the one that ships of the first repository first."""
+        found: list[Option] = []
+        for one in self._subjects:
+            curves = self._curves[one.name]
+            fits = model.fits(list(curves.values()))
+            if fits < max(1, one.max_batch):
+                why = next((f"batch {b}: {why}" for c in curves.values() for b, why in c.failed.items()), "")
+                self._unfit[f"{one.name}: batches above {fits}"] = why
+            found += [(one.name, s) for s in model.space(one, list(curves), fits=fits)]
+        limits = self._asked.limits
+        for what, limit, known, flag in (
+            ("", limits.max_memory_mib, self._memory, "--max-memory-mib"),
+            ("GPU ", limits.max_gpu_memory_mib, lambda o: self._curve(o).gpu_mib, "--max-gpu-memory-mib"),
+        ):
+            if limit is None:
+                continue
+            takes = {o: m for o in found if (m := known(o)) is not None}
+            if not takes:
+                raise CheckFailed(
+                    f"the {what}memory of this server cannot be known, so that no configuration can keep {limit:g} MiB",
+                    fix=f"leave {flag} out, or serve on this machine (--via local or embedded)",
+                )
+            found = [o for o in takes if takes[o] <= limit]
+            if not found:
+                least, name = min((m, f"{o[0]}: {o[1]}") for o, m in takes.items())
+                raise CheckFailed(
+                    f"no configuration keeps within {limit:g} MiB: the smallest server takes "
+                    f"{least:.0f} MiB of {what}memory, {least - limit:.0f} more ({name})",
+                    fix=f"raise {flag}",
+                )
+        return found
+
+    def _curve(self, option: Option) -> Curve:
+        """Return the curve of a configuration's instances and threads, or the nearest there is."""
+        name, settings = option
+        curves = self._curves[name]
+        threads = settings.threads or max(1, self._cores // settings.instances)
+        for key in ((settings.instances, settings.threads), (settings.instances, threads)):
+            if key in curves:
+                return curves[key]
+        return min(curves.values(), key=lambda c: abs(c.instances - settings.instances))
+
+    def _memory(self, option: Option) -> float | None:
+        return self._curve(option).rss_mib
+
+    def _predict(self, option: Option) -> Probe | None:
+        one = next(s for s in self._subjects if s.name == option[0])
+        return model.predict(one, self._curve(option), option[1], self._asked.goal).best
+
+    def _expected(self, option: Option) -> float:
+        found = self._predicted[option]
+        return found.throughput_per_s if found else 0.0
+
+    def _shortlist(self, options: Sequence[Option]) -> list[Option]:
+        """Return the most promising option of each repository, instances and threads, the most promising first.
+
+        What is predicted alike within 3 % behaves alike: of those the plainest stands for all.
+        """
+        leaders: dict[Any, Option] = {}
+        for option in sorted(options, key=lambda o: -self._expected(o)):
+            leader = leaders.setdefault(searches.coordinates(option)[:2], option)
+            alike = self._expected(option) * (1 + WITHIN) >= self._expected(leader)
+            if alike and _plainness(option[1]) < _plainness(leader[1]):
+                leaders[searches.coordinates(option)[:2]] = option
+        return sorted(leaders.values(), key=lambda o: -self._expected(o))
+
+    def _search(self, options: Sequence[Option], mode: Mode) -> list[Option]:
+        """Return the options in the order of what they carry, measured one after another as the mode says."""
+        asked = self._asked
+        trials = len(options) if mode == "brute" else min(len(options), asked.trials or max(8, len(options) // 8))
+        found: dict[Option, float] = {}
+        begin = time.monotonic()
+
+        def over(contender: Contender) -> bool:
+            """Say whether a trial is left before its end: no time is left, or another option carries more already."""
+            beaten = mode != "brute" and contender.most <= max(found.values(), default=0.0)
+            return beaten or (bool(contender.search.probes) and self._deadline.left(SEARCH) <= 0)
+
+        def evaluate(option: Option) -> float:
+            if found and self._deadline.left(SEARCH) <= 0:
+                raise _TimeOver
+            if found:
+                self._deadline.expected_s = (time.monotonic() - begin) / len(found) * (trials - len(found))
+            contender = self._contender(option, confirm=1)
+            count = f"{len(found) + 1} of {trials}"
+            try:
+                if contender.search.next() is not None:
+                    self._progress(contender.name, "starting a server", count)
+                    contender.open()
+                while (load := contender.search.next()) is not None and not over(contender):
+                    self._progress(contender.name, f"probing {load:.4g}", count)
+                    contender.turn(("load",))
+            except StageError as error:
+                self._unfit[contender.name] = error.message
+            finally:
+                contender.close()
+            found[option] = contender.held
+            return contender.held
+
+        with self._timed("search"), contextlib.suppress(_TimeOver):
+            if mode == "brute":
+                searches.brute(options, evaluate)
+            else:
+                how = searches.quick if mode == "quick" else searches.optuna
+                how(options, evaluate, trials=trials, seed=asked.seed)
+        self._cut = len(found) < trials and self._deadline.left(SEARCH) <= 0
+        if self._cut:
+            self._warnings.append(f"the search ended after {len(found)} of {trials} trials: {NO_TIME}")
+        return sorted(found, key=lambda o: -found[o])
+
+    def _contender(self, option: Option, confirm: int | None = None) -> Contender:
+        one = next(s for s in self._subjects if s.name == option[0])
+        predicted = self._predicted.get(option)
+        name = self._probes(option)
+        kept = [from_json(Probe, p) for p in self._kept.get(name) or []]
+        curve = self._curve(option)
+        start = predicted.load if predicted else 1.0 if self._asked.goal.arrivals is None else 0.2 / curve.alone_s[0]
+
+        def keep(contender: Contender, probe: Probe) -> None:
+            self._kept.put(name, contender.search.probes)
+
+        made = Contender(
+            one, option[1], self._asked.goal, start, self._asked.probe_s, self._asked.least, predicted, keep, kept
+        )
+        made.memory_mib, made.gpu_memory_mib = curve.rss_mib, curve.gpu_mib
+        if confirm is not None:
+            made.search.confirm = confirm
+        return made
+
+    def _probes(self, option: Option) -> str:
+        goal = self._asked.goal
+        more = f" {sorted(goal.limits_ms.items())}" if goal.limits_ms else ""
+        return f"probes {option[0]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
+
+    def _judged(self, contender: Contender) -> tuple[Judged, ...]:
+        return judge(contender, self._asked.limits, self._asked.prices, hardware.detect().id)
+
+
+class _TimeOver(Exception):
+    """No further trial is begun."""
+
+
+def differs(contender: Contender) -> float:
+    """Return by how much of what was measured the prediction differs from it; infinite where nothing was held."""
+    predicted = contender.predicted.throughput_per_s if contender.predicted else 0.0
+    return predicted / contender.held - 1 if contender.held else math.inf if predicted else 0.0
+
+
+def _contradicts(contender: Contender) -> bool:
+    """Say whether what held lies that far above the prediction, or what broke below it."""
+    predicted = contender.predicted.throughput_per_s if contender.predicted else 0.0
+    return contender.held > (1 + DIFFERS) * predicted or (1 + DIFFERS) * contender.most < predicted
+
+
+def _plainness(settings: Settings) -> tuple[int, bool, int]:
+    """Order settings by how little they ask of who reads them."""
+    return settings.delay_us, settings.batching and bool(settings.preferred), len(settings.preferred)

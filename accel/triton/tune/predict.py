@@ -1,0 +1,138 @@
+"""What a configuration would do: the model of the server over the measured curves, in a fraction of a second."""
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from accel.bench.goodput import Bisection, Probe, over, search
+from accel.triton.config import BATCHING
+from accel.triton.settings import Settings
+from accel.triton.tune.lab import Curve, Goal, Subject
+from accel.triton.tune.scheduler import SimulatedServer, poisson, simulate
+
+REQUESTS = 2500
+POLICY = BATCHING["default_queue_policy"]
+"""Of the repositories that accel emits."""
+
+
+def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> Bisection:
+    """Search the greatest load that a configuration holds, by simulation alone.
+
+    Args:
+        curve: that of the configuration's instances and threads.
+    """
+    shape = {"max_batch": subject.max_batch, "sizes": subject.sizes, "kinds": subject.kinds}
+    closed = goal.arrivals is None
+    start = 1 if closed else capacity(subject, curve, settings)
+    return search(lambda level: probe(curve, settings, goal, level, **shape), start, whole=closed)  # type: ignore[arg-type]
+
+
+def probe(
+    curve: Curve,
+    settings: Settings,
+    goal: Goal,
+    level: float,
+    *,
+    max_batch: int,
+    sizes: Sequence[int] = (1,),
+    kinds: Sequence[int] = (0,),
+) -> Probe:
+    """Simulate one load and hold it against the budget.
+
+    Args:
+        level: requests per second, or the clients of a closed loop.
+        max_batch / sizes / kinds: as of the ``Subject``.
+    """
+    service = functools.cache(curve.service)
+    server = SimulatedServer(
+        settings,
+        max_batch,
+        service,
+        curve.spread,
+        curve.overhead_s,
+        POLICY["max_queue_size"],
+        POLICY["default_timeout_microseconds"] / 1e6,
+    )
+    if goal.arrivals is None:
+        found = simulate(server, clients=int(level), requests=REQUESTS, items=sizes, kinds=kinds)
+    else:
+        found = simulate(server, due(goal, level, REQUESTS), items=sizes, kinds=kinds)
+    late = int(np.count_nonzero(found.latency_s * 1e3 > goal.limit_ms)) + found.refused
+    p50 = p99 = None
+    if len(found.latency_s):
+        p50, p99 = (float(v) for v in np.percentile(found.latency_s, (50, 99)) * 1e3)
+    requests = len(found.latency_s) + found.refused
+    beyond = over(found.latency_s * 1e3, requests, goal.limits_ms)
+    return Probe(level, found.throughput_per_s, requests, late, p50, p99, over=beyond)
+
+
+def due(goal: Goal, rate_per_s: float, requests: int) -> np.ndarray:
+    """Return when the requests of an open loop are due (s)."""
+    if goal.arrivals == "poisson":
+        return poisson(rate_per_s, requests)
+    gaps = np.resize(goal.gaps_s or (1.0,), requests)
+    return np.cumsum(gaps / gaps.mean() / rate_per_s)
+
+
+def capacity(subject: Subject, curve: Curve, settings: Settings) -> float:
+    """Return the requests per second that all instances together can compute at most, busy all the time."""
+    mean = float(np.mean(subject.sizes))
+    most = largest_batch(subject, settings)
+    loads = [b for b in curve.batches if b <= most] or [1]
+    rates = []
+    for items in loads:
+        requests = max(1, round(items / mean))
+        rates.append(settings.instances * requests / curve.service(items, requests, 0)[-1])
+    return max(rates)
+
+
+def largest_batch(subject: Subject, settings: Settings) -> int:
+    """Return the items of the largest batch that the server may form."""
+    if not settings.batching or subject.max_batch < 1:
+        return max(1, *subject.sizes)
+    return subject.max_batch if settings.delay_us or not settings.preferred else max(settings.preferred)
+
+
+def setups(backend_threads: bool, cores: int) -> list[tuple[int, int | None]]:
+    """Return instances and threads of each that are worth a curve: together the cores, or twice as many.
+
+    Args:
+        backend_threads: whether a config can say the threads.
+    """
+    counts = [1 << i for i in range(cores.bit_length()) if 1 << i <= cores]
+    if not backend_threads:
+        return [(n, None) for n in counts]
+    found = {(n, max(1, cores * over // n)) for n in counts for over in (1, 2)}
+    return sorted((n, t) for n, t in found if t <= cores)
+
+
+def space(subject: Subject, setups: Sequence[tuple[int, int | None]], *, fits: int) -> list[Settings]:
+    """Return the configurations of a repository: the one that ships first.
+
+    Args:
+        fits: the largest batch up to which every size could be measured.
+    """
+    found = [subject.default]
+    for instances, threads in setups:
+        found.append(Settings(instances, threads, batching=False))
+        if subject.max_batch > 1:
+            sizes = [1 << i for i in range(1, subject.max_batch.bit_length()) if 1 << i < subject.max_batch]
+            choices: list[tuple[int, ...]] = [(size,) for size in sizes if size <= fits]
+            if fits >= subject.max_batch:
+                choices.insert(0, ())
+            # a delay lets batches grow to max_batch_size, whatever is preferred
+            delays = (0, 500, 2_000, 10_000) if fits >= subject.max_batch else (0,)
+            found += [Settings(instances, threads, True, p, d) for p, d in itertools.product(choices, delays)]
+    return list(dict.fromkeys(found))
+
+
+def fits(curves: Sequence[Curve]) -> int:
+    """Return the largest batch up to which no size failed; a size that was left out has not failed."""
+    failed = min((int(b) for curve in curves for b in curve.failed), default=math.inf)
+    if math.isinf(failed) and any(curve.cut_ms is not None for curve in curves):
+        return sys.maxsize
+    return max((b for curve in curves for b in curve.batches if b < failed), default=1)

@@ -1,0 +1,190 @@
+"""The best few configurations on real load, interleaved, until it is decided which of them carries the most.
+
+Each has a server of its own and searches the greatest load that it holds, one probe a turn (``bench.goodput``), so
+that drift of the machine hits all alike. One leaves when what it cannot hold lies below what another holds; what
+ships does not. The load found is probed three times.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accel.bench.goodput import WITHIN, Bisection, Probe
+from accel.bench.machine_noise import Turn
+from accel.bench.race import Entry, Race
+from accel.bench.rounds import interleave
+from accel.core import hardware, temporary
+from accel.core.errors import AccelError
+from accel.triton.settings import Settings
+from accel.triton.tune.lab import Goal, Subject, Trial, trial
+
+CONFIRM, GROWTH = 3, 1.15
+"""Probes of the load found, and how fast the search grows from the load that was predicted."""
+
+LONGEST_S, FEW = 60.0, 30
+"""A load so small that its requests would take longer is held by those of that time, by a few at least."""
+
+
+@dataclass(slots=True)
+class Contender:
+    """One configuration that is proved; a ``bench.rounds.Runner``.
+
+    Attributes:
+        start: where its search begins: the load that was predicted.
+        search: what it held and what not.
+        keep: called with each probe.
+        memory_mib / gpu_memory_mib: the most that was seen in any probe; None where it is not known.
+    """
+
+    subject: Subject
+    settings: Settings
+    goal: Goal
+    start: float
+    probe_s: float
+    least: int
+    predicted: Probe | None = None
+    keep: Callable[["Contender", Probe], None] = lambda contender, probe: None
+    known: Sequence[Probe] = ()
+    memory_mib: float | None = None
+    gpu_memory_mib: float | None = None
+    search: Bisection = field(init=False)
+    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _trial: Trial | None = None
+
+    def __post_init__(self) -> None:
+        closed = self.goal.arrivals is None
+        self.search = Bisection(self.start, whole=closed, growth=2 if closed else GROWTH, confirm=CONFIRM)
+        for probe in self.known:
+            self.search.add(probe)
+
+    @property
+    def name(self) -> str:
+        """Its repository and settings."""
+        return f"{self.subject.name}: {self.settings}"
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that it can use at once."""
+        return hardware.cpu_threads()
+
+    @property
+    def held(self) -> float:
+        """Items per second of the greatest load held; 0 where none was."""
+        return self.search.best.throughput_per_s if self.search.best else 0.0
+
+    @property
+    def most(self) -> float:
+        """Items per second that it cannot carry: those of the least load that broke, as if all had been answered."""
+        scale = sum(self.subject.sizes) / len(self.subject.sizes)
+        broken = [p for p in self.search.probes if not p.held and p.load == self.search.broken]
+        if not broken:
+            return float("inf")
+        return broken[0].load * scale if self.goal.arrivals else broken[0].throughput_per_s
+
+    def open(self) -> None:
+        """Start its server, unless all is known that it would be asked."""
+        if self.search.next() is None:
+            return
+        scratch = self._open.enter_context(tempfile.TemporaryDirectory(prefix="tune-", dir=temporary.root()))
+        self._trial = self._open.enter_context(trial(self.subject, self.settings, Path(scratch)))
+
+    def turn(self, points: Collection[str]) -> None:
+        """Probe one load; nothing where its time is over."""
+        if points and self._trial is not None and (level := self.search.next()) is not None:
+            least = self.least if self.goal.arrivals is None else min(self.least, max(FEW, int(level * LONGEST_S)))
+            probe = self._trial.probe(self.goal, level, seconds=self.probe_s, least=least)
+            self.search.add(probe)
+            used = self._trial.memory_mib(), self._trial.gpu_memory_mib()
+            self.memory_mib, self.gpu_memory_mib = map(_most, (self.memory_mib, self.gpu_memory_mib), used)
+            self.keep(self, probe)
+
+    def discard(self) -> None:
+        """Keep the probe: a disturbed one counts, as another is made of any load that is found."""
+
+    def times(self) -> Mapping[str, Sequence[float]]:
+        """Return nothing: it is loads that are compared."""
+        return {}
+
+    def close(self) -> None:
+        """Stop its server."""
+        self._open.close()
+        self._trial = None
+
+    def leave(self) -> None:
+        """Stop its server, which no other session can use."""
+        self.close()
+
+
+def _most(a: float | None, b: float | None) -> float | None:
+    return max((v for v in (a, b) if v is not None), default=None)
+
+
+@dataclass(slots=True)
+class Bracketing(Race):
+    """Says whose search goes on: one that may still carry the most."""
+
+    contenders: Sequence[Contender] = ()
+    most_rounds: int = 40
+    stop: Callable[[], bool] = lambda: False
+    _over: bool = False
+    _begin: float = field(default_factory=time.monotonic)
+
+    def racing(self, runner: str) -> frozenset[str]:
+        """Return a point where the contender searches on; the first one does to its end: the others' unit of gain."""
+        one = next(c for c in self.contenders if c.name == runner)
+        best = max(c.held for c in self.contenders)
+        beaten = one is not self.contenders[0] and one.most < best
+        late = self.budget_s is not None and one.search.probes and time.monotonic() - self._begin > self.budget_s
+        return frozenset(() if self._over or late or one.search.next() is None or beaten else ("load",))
+
+    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], seconds: float) -> bool:
+        """Look after a round; return whether another one is wanted."""
+        over = self.budget_s is not None and seconds >= self.budget_s
+        self._over = over or number >= self.most_rounds or self.stop()
+        return any(self.racing(c.name) for c in self.contenders)
+
+
+def prove(
+    contenders: Sequence[Contender],
+    *,
+    progress: Callable[[str, str], None],
+    budget_s: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[dict[str, AccelError], list[Turn]]:
+    """Let all search in turns. What each held is in its ``search``.
+
+    Args:
+        budget_s: when it is over no further load is put on what was probed once.
+        stop: asked after each round whether to end here.
+
+    Returns:
+        The error of each that failed, and what else the machine did meanwhile.
+    """
+    race = Bracketing((), budget_s, contenders=contenders, stop=stop)
+    failed, noises = interleave(contenders, race, opening="starting a server", turn="proving, round", progress=progress)
+    return failed, [turn for noise in noises.values() for turn in noise.turns]
+
+
+def choose(alive: Sequence[Contender], default: Contender) -> tuple[Contender | None, str]:
+    """Choose the configuration that held the greatest load; what ships stays where nothing is better.
+
+    Args:
+        alive: the configurations whose proof came to an end.
+        default: the one that ships.
+
+    Returns:
+        The configuration and ``decided`` where no other can carry more, ``equivalent`` where none can beyond 3 %, else
+        ``undecided``. Where none held any load, None and ``impossible``, or ``undecided`` where a search did not end.
+    """
+    best = max(alive, key=lambda c: c.held)
+    if best.held == 0:
+        return None, "impossible" if all(c.search.next() is None for c in alive) else "undecided"
+    most = max((c.most for c in alive if c is not best), default=0.0)
+    if most <= best.held:
+        return best, "decided"
+    if most > best.held * (1 + WITHIN) ** 2:
+        return best, "undecided"
+    return default if default in alive and best.held < default.held * (1 + WITHIN) else best, "equivalent"

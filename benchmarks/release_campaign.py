@@ -1,0 +1,305 @@
+"""Kill `accel release build` and its workers at random moments; and hold an unchanged release against itself, often.
+
+    python benchmarks/release_campaign.py --kills 30 -o kills.json     # driver and workers, in turn
+    python benchmarks/release_campaign.py --diffs 20 -o diffs.json     # the same speed, other bytes: nothing may block
+    python benchmarks/release_campaign.py --example -o example.json    # examples/release.yaml, thrice; --ray auto
+
+A killed driver is started again; a killed worker is the driver's to notice. In the end the release must be as the
+undisturbed one: the state of every entry, every variant's status and files, every kit. A reader looks at the
+release's folder all the time: it is absent or whole, with every file that release.json names at its size.
+For the diffs the second release has one weight changed by a ten-millionth, so that all is measured, and is no slower.
+For the example, a model counts as converted where its record in the store is not the one from before.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+import yaml
+from kills import settle
+from onnx import TensorProto, helper, numpy_helper
+
+from accel.core.errors import InputError
+from accel.release import document
+
+SETTLE_S = 10.0
+ROOT = Path(__file__).parents[1]
+
+
+def write_model(path: Path, seed: int, nudge: float = 0.0) -> Path:
+    """Write two layers of 256 × 1024 with random weights; one of them is multiplied by ``1 + nudge``."""
+    rng = np.random.default_rng(seed)
+    first, second = (rng.standard_normal(shape).astype(np.float32) / 16 for shape in ((256, 1024), (1024, 256)))
+    first[0, 0] *= 1 + nudge
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("MatMul", ["t", "second"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 256]) for name in "xy"]
+    given = [numpy_helper.from_array(first, "first"), numpy_helper.from_array(second, "second")]
+    graph = helper.make_graph(nodes, "small", ports[:1], ports[1:], given)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    np.savez(path.with_suffix(".npz"), x=rng.standard_normal((64, 256)).astype(np.float32))
+    return path
+
+
+def write_release(folder: Path, models: list[Path], version: str, targets: tuple[str, ...] = ("ort",)) -> Path:
+    """Write a release file: this CPU, and kits for a GPU that is not here."""
+    file = {
+        "release": version,
+        "defaults": {"objective": "latency", "rounds": 2, "round_s": 0.02, "threads": 1, "max_shape": "x:4x256"},
+        "pools": {
+            "here": {"device": "cpu", "targets": list(targets)},
+            "h100": {"device": "cuda", "targets": ["trt-fp16"], "gpu": "H100"},
+        },
+        "models": {m.stem: {"source": str(m), "samples": str(m.with_suffix(".npz"))} for m in models},
+    }
+    path = folder / f"{version}.yaml"
+    path.write_text(yaml.safe_dump(file))
+    return path
+
+
+def content(root: Path) -> dict[str, Any]:
+    """Return what a release says that does not depend on time or on what was measured."""
+    release = document.read(root)
+    lines = {
+        f"{e.model} {e.pool} {v.id}": [v.status, bool(v.kit), sorted((f.path, f.sha256) for f in v.files)]
+        for e in release.entries
+        for v in e.variants
+    }
+    return {"states": {f"{e.model} {e.pool}": e.held for e in release.entries}, "variants": lines}
+
+
+class Reader(threading.Thread):
+    """Looks at a release's folder until told to stop, and notes what is not whole."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(daemon=True)
+        self.root, self.done, self.looks, self.wrong = root, threading.Event(), 0, []
+        self.start()
+
+    def run(self) -> None:
+        while not self.done.wait(0.05):
+            self.looks += 1
+            if not self.root.exists():
+                continue
+            try:
+                files = document.read(self.root).files
+                bad = [f.path for f in files if (self.root / f.path).stat().st_size != f.bytes]
+            except (InputError, OSError) as error:
+                bad = [str(error)]
+            self.wrong += [f"{time.time():.3f} {name}" for name in bad[:1]]
+
+    def stop(self) -> None:
+        self.done.set()
+        self.join()
+
+
+def kill_once(process: subprocess.Popen, whom: str, rng: random.Random) -> str | None:
+    """Kill the driver, or one of the processes that it started, if there is any; return what was killed."""
+    if whom == "driver":
+        process.send_signal(signal.SIGKILL)
+        return f"driver {process.pid}"
+    children = psutil.Process(process.pid).children(recursive=True)
+    if not children:
+        return None
+    victim = rng.choice(children)
+    try:
+        line = " ".join(victim.cmdline())[-120:]
+        victim.send_signal(signal.SIGKILL)
+    except psutil.Error:
+        return None
+    return f"worker {victim.pid} {line}"
+
+
+def kills(
+    count: int, folder: Path, *, seed: int = 0, models: int = 2, targets: tuple[str, ...] = ("ort", "openvino-fp32")
+) -> dict[str, Any]:
+    """Build a release undisturbed, then again and again with kills, until that many were made."""
+    rng, environment = random.Random(seed), {**os.environ, "TMPDIR": str(folder / "tmp"), "HF_HUB_OFFLINE": "1"}
+    (folder / "tmp").mkdir()
+    file = write_release(folder, [write_model(folder / f"m{n}.onnx", n) for n in range(models)], "1", targets)
+
+    def start(store: Path) -> subprocess.Popen:
+        line = [sys.executable, "-m", "accel", "release", "build", str(file), "--store", str(store)]
+        with (folder / "log").open("ab") as log:
+            return subprocess.Popen(line, env=environment, stdout=log, stderr=log)
+
+    begin = time.monotonic()
+    if code := start(folder / "undisturbed").wait():
+        raise SystemExit(f"the undisturbed build ended with {code}: {(folder / 'log').read_text()[-2000:]}")
+    took = time.monotonic() - begin
+    expected, runs, made = content(folder / "undisturbed" / "1"), [], 0
+    while made < count:
+        store, killed = folder / f"store-{len(runs)}", []
+        reader = Reader(store / "1")
+        for _ in range(3):  # a variant whose process died twice has failed, so its workers are killed once a run
+            process = start(store)
+            whom = "worker" if not any(k.startswith("worker") for k in killed) and rng.random() < 0.5 else "driver"
+            try:
+                process.wait(rng.uniform(0, took) if made + len(killed) < count else None)
+                break
+            except subprocess.TimeoutExpired:
+                hit = kill_once(process, whom, rng)
+                killed += [hit] if hit else []
+                if whom == "worker":
+                    process.wait()
+                    break
+                process.wait()
+        else:
+            process = start(store)
+        code = process.wait() if process.returncode is None else process.returncode
+        if code < 0 or not (store / "1").exists():
+            code = start(store).wait()
+        alive = settle(folder / "tmp", SETTLE_S)
+        reader.stop()
+        found = content(store / "1")
+        half = [str(p) for p in store.rglob("*") if p.name.endswith((".new", ".old", ".removed"))]
+        runs.append(
+            {
+                "killed": killed,
+                "exit": code,
+                "same": found == expected,
+                "differs": {k: v for k, v in found["variants"].items() if v != expected["variants"].get(k)},
+                "states": found["states"],
+                "looks": reader.looks,
+                "not_whole": reader.wrong,
+                "alive": alive,
+                "half": half,
+            }
+        )
+        made += len(killed)
+        print(f"{made} kills, {len(runs)} runs: {runs[-1]['same']}", file=sys.stderr)
+    bad = [r for r in runs if not r["same"] or r["not_whole"] or r["alive"] or r["half"]]
+    return {"kills": made, "undisturbed_s": took, "runs": runs, "bad": len(bad)}
+
+
+def diffs(count: int, folder: Path) -> dict[str, Any]:
+    """Build a release and one that is as fast, and compare them that often."""
+    store, found = folder / "store", []
+    for version, nudge in (("1", 0.0), ("2", 1e-7)):
+        file = write_release(folder, [write_model(folder / "m.onnx", 0, nudge)], version)
+        line = [sys.executable, "-m", "accel", "release", "build", str(file), "--store", str(store)]
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+    for number in range(1, count + 1):
+        line = [sys.executable, "-m", "accel", "release", "diff", str(store / "1"), str(store / "2"), "--json"]
+        done = subprocess.run(line, check=False, capture_output=True, text=True)
+        rows = json.loads(done.stdout)["rows"]
+        assert any(r["what"] == "latency" for r in rows), "nothing was measured"
+        found.append({"exit": done.returncode, "rows": rows})
+        print(f"{number} of {count}: {'passes' if not done.returncode else 'BLOCKED'}", file=sys.stderr)
+    return {"diffs": count, "blocked": sum(f["exit"] != 0 for f in found), "found": found}
+
+
+def example(folder: Path, ray: str | None = None) -> dict[str, Any]:
+    """Build examples/release.yaml, once more, and with one model changed; say each time what was converted.
+
+    Args:
+        ray: a cluster that builds it once more, into an empty store; the cpu pool's name is its resource.
+    """
+    write = "import onnx_file, pathlib; onnx_file.write(pathlib.Path('small.onnx'))"
+    subprocess.run(
+        [sys.executable, "-c", write], cwd=folder, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    store, runs = folder / "releases", []
+    for what in ("first", "again", "one model changed", *(["fleet"] if ray else [])):
+        if what == "one model changed":
+            model = onnx.load(folder / "small.onnx")
+            (weight,) = model.graph.initializer
+            weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(0.5), weight.name))
+            onnx.save(model, folder / "small.onnx")
+        before, begin = records(store), time.monotonic()
+        line = [sys.executable, "-m", "accel", "release", "build", str(ROOT / "examples" / "release.yaml"), "--json"]
+        if what == "fleet":
+            store, before = folder / "fleet", {}
+            line += ["--ray", str(ray)]
+        done = subprocess.run(
+            [*line, "--store", str(store)], cwd=folder, check=False, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        if not done.stdout:
+            raise SystemExit(f"the build ended with {done.returncode}")
+        release = json.loads(done.stdout)
+        keys = ("model", "pool", "held", "chosen", "reason", "decisions")
+        entries = [{k: e[k] for k in keys} for e in release["entries"]]
+        after = records(store)
+        converted = sorted(name for name, text in after.items() if before.get(name) != text)
+        runs.append(
+            {
+                "what": what,
+                "exit": done.returncode,
+                "seconds": round(time.monotonic() - begin, 1),
+                "converted": converted,
+                "entries": entries,
+                "content": content(store / release["version"]),
+            }
+        )
+        print(f"{what}: {converted} in {runs[-1]['seconds']} s", file=sys.stderr)
+    first, again, changed = runs[:3]
+    good = [
+        len(first["converted"]) == 4,
+        again["converted"] == [],
+        again["content"] == first["content"],
+        changed["converted"] == ["classifier"],
+    ]
+    fleet = {}
+    if ray:
+        pairs = list(zip(changed["entries"], runs[3]["entries"], strict=True))
+        one, other = changed["content"]["variants"], runs[3]["content"]["variants"]
+        fleet = {
+            "other_files": [id for id in one if one[id] != other.get(id)],
+            "other_choices": [f"{a['model']} {a['pool']}" for a, b in pairs if not same_choice(a, b)],
+        }
+        good += [changed["content"]["states"] == runs[3]["content"]["states"], not fleet["other_choices"]]
+    return {"example": runs, **fleet, "bad": good.count(False)}
+
+
+def same_choice(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Say whether two builds chose the same, or what at least one of them holds to be as good."""
+    ties = {id for entry in (one, other) for d in entry["decisions"] for id in (d["chosen"], *d["ties"])}
+    unsure = any(d["verdict"] != "decided" for entry in (one, other) for d in entry["decisions"])
+    return one["chosen"] == other["chosen"] or (unsure and {one["chosen"], other["chosen"]} <= ties)
+
+
+def records(store: Path) -> dict[str, str]:
+    """Return what the store noted of each model's last conversion."""
+    return {p.stem: p.read_text() for p in store.glob("runs/*/*.json") if not p.name.endswith(".job.json")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--diffs", type=int, default=0)
+    parser.add_argument("--example", action="store_true")
+    parser.add_argument("--ray", help="with --example: build it over this cluster, too (auto, HOST:PORT)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="release-campaign-") as scratch:
+        found: dict[str, Any] = {}
+        if args.kills:
+            found |= kills(args.kills, Path(scratch), seed=args.seed)
+        if args.diffs:
+            found |= diffs(args.diffs, Path(tempfile.mkdtemp(dir=scratch)))
+        if args.example:
+            found |= example(Path(tempfile.mkdtemp(dir=scratch)), args.ray)
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(bool(found.get("bad") or found.get("blocked")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""A release built over a real Ray cluster on this machine: as without it, and through lost processes and nodes."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import psutil
+import pytest
+import yaml
+from tiny_release import accel, write_model
+
+from accel.core import hardware
+from accel.core.errors import CheckFailed
+from accel.release import document, planning, publishing
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[fleet]'")
+DEADLY = """
+import os, pathlib, signal
+import torch
+
+class Deadly(torch.nn.Module):
+    def forward(self, x):
+        with open({count!r}, "a") as file:
+            file.write("x")
+        os.kill(os.getppid(), signal.SIGKILL)  # the worker of Ray that this process works for
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+def build():
+    return Deadly(), [{{"x": torch.ones(1, 3)}} for _ in range(3)]
+"""
+
+
+FEWER = ("--include-dashboard", "false", "--no-monitor")
+PORTS = (
+    *("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port"),
+    *("--runtime-env-agent-port", "--metrics-export-port"),
+)
+"""A node waits fifteen seconds for each port of its agents that it was not told."""
+
+
+MARK = "ACCEL_TEST_NODE"
+"""What a node's processes carry in their environment: they leave the session that started them."""
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as held:
+        found = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]
+
+
+class Nodes:
+    """A Ray cluster of processes on this machine; its head is also the first machine of the pool ``here``."""
+
+    def __init__(self, folder):
+        self.folder, self.nodes = folder, {}
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        self.start("head", "--head", "--port", port, *FEWER, *self.of("here"))
+
+    def start(self, name, *words, **env):
+        """Start a node and remember its processes; on a busy machine its agents may come too late for it, so again."""
+        line = [sys.executable, "-m", "ray.scripts.scripts", "start", *map(str, words)]
+        line += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(100 << 20), "--disable-usage-stats"]
+        if "--head" in words:
+            line += ["--temp-dir", str(self.folder)]
+        for _ in range(4):
+            told = [word for pair in zip(PORTS, map(str, free_ports(len(PORTS))), strict=True) for word in pair]
+            mark = f"{self.folder}:{name}"
+            own = os.environ | env | {MARK: mark}
+            done = subprocess.run(
+                line + told, capture_output=True, text=True, check=False, env=own, start_new_session=True
+            )
+            self.nodes[name] = [p for p in psutil.process_iter() if _mark(p) == mark]
+            if done.returncode == 0:
+                return
+            self.kill(name)
+        raise AssertionError(done.stdout + done.stderr)
+
+    def worker(self, name, pool, **env):
+        self.start(name, "--address", self.address, *self.of(pool), **env)
+
+    def of(self, pool):
+        return "--num-cpus", 2, "--resources", json.dumps({pool: 1})
+
+    def kill(self, name):
+        for process in self.nodes.pop(name):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _mark(process):
+    try:
+        return process.environ().get(MARK)
+    except psutil.Error:
+        return None
+
+
+def _line(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets lie there, and their paths have to be short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        made = Nodes(folder)
+        try:
+            made.worker("other", "there", ACCEL_SIMULATE="other")
+            yield made
+        finally:
+            for name in list(made.nodes):
+                made.kill(name)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_release(folder, models, **more):
+    """Write a release for this machine, one that is made up, and a GPU that no node has."""
+    file = {
+        "release": "1",
+        "defaults": {"objective": "latency", "rounds": 2, "round_s": 0.02, "threads": 1},
+        "pools": {
+            "here": {"device": "cpu", "targets": ["ort"]},
+            "there": {"device": "cpu", "targets": ["openvino-fp32"]},
+            "h100": {"device": "cuda", "targets": ["trt-fp32"], "gpu": "H100"},
+        },
+        "models": models,
+        **more,
+    }
+    (folder / "release.yaml").write_text(yaml.safe_dump(file))
+    return folder / "release.yaml"
+
+
+def given(path, **more):
+    return {"source": str(path), "samples": str(path.with_suffix(".npz")), "max_shape": "x:4x8", **more}
+
+
+def content(release):
+    """Return what does not depend on what was measured."""
+    return {
+        (e.model, e.pool, v.id): (v.status, bool(v.kit), tuple(f.sha256 for f in v.files))
+        for e in release.entries
+        for v in e.variants
+    }
+
+
+@pytest.fixture(scope="module")
+def built(cluster, tmp_path_factory):
+    """The folder of a release that the cluster built, and what the command said."""
+    folder = tmp_path_factory.mktemp("fleet")
+    models = {name: given(write_model(folder / f"{name}.onnx", seed)) for seed, name in enumerate("ab")}
+    models["b"]["pools"] = ["here"]
+    file = write_release(folder, models)
+    done = accel("release", "build", file, "--store", folder / "store", "--ray", cluster.address)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_every_pool_is_built_by_a_node_that_offers_it(built):
+    folder, done = built
+    release = document.read(folder / "store" / "1")
+    here = hardware.detect().id
+    assert {(e.model, e.pool): e.held for e in release.entries} == {
+        ("a", "here"): "ready", ("a", "there"): "ready", ("a", "h100"): "kits", ("b", "here"): "ready",
+    }  # fmt: skip
+    machines = {e.pool: e.hardware for e in release.entries}
+    assert machines["here"] == machines["h100"] == here
+    assert "simulated-other" in machines["there"]
+    assert "a on there: measure done" in done.stderr
+    with pytest.raises(CheckFailed, match=r"simulated-other-\S+ is no hardware"):
+        publishing.fit(folder / "store" / "1", folder / "nobody.pub")
+
+
+def test_it_is_what_this_machine_builds_alone(built, tmp_path):
+    folder, _ = built
+    file = yaml.safe_load((folder / "release.yaml").read_text())
+    del file["pools"]["there"]
+    (tmp_path / "release.yaml").write_text(yaml.safe_dump(file))
+    done = accel("release", "build", tmp_path / "release.yaml", "--store", tmp_path / "store")
+    assert done.returncode == 0, done.stderr
+    alone, fleet = document.read(tmp_path / "store" / "1"), document.read(folder / "store" / "1")
+    assert content(alone) == {k: v for k, v in content(fleet).items() if k[1] != "there"}
+
+
+def test_again_nothing_is_converted(built, cluster):
+    folder, _ = built
+    kept = {p: p.read_bytes() for p in (folder / "store" / planning.RUNS).glob("*/*.json")}
+    before = document.read(folder / "store" / "1")
+    done = accel("release", "build", folder / "release.yaml", "--store", folder / "store", "--ray", cluster.address)
+    assert done.returncode == 0, done.stderr
+    assert kept == {p: p.read_bytes() for p in (folder / "store" / planning.RUNS).glob("*/*.json")}
+    assert document.read(folder / "store" / "1") == before
+
+
+def test_a_model_that_kills_its_worker_twice_has_failed_and_a_lost_node_has_not(cluster, tmp_path):
+    """The second node of the pool is lost while it works; the first does what is left."""
+    count = tmp_path / "count"
+    (tmp_path / "deadly.py").write_text(DEADLY.format(count=str(count)))
+    models = {"deadly": {"source": f"{tmp_path / 'deadly.py'}:build"}, "good": given(write_model(tmp_path / "g.onnx"))}
+    pools = {"here": {"device": "cpu", "targets": ["ort"]}}
+    file = write_release(tmp_path, models, pools=pools)
+    cluster.worker("second", "here")
+    second = {p.pid for p in cluster.nodes["second"]}
+
+    def lose():
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            busy = [
+                c for pid in second for c in _children(pid) if any("prepare" in w or "measure" in w for w in _line(c))
+            ]
+            if busy:
+                break
+            time.sleep(0.1)
+        cluster.kill("second")
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    done = accel("release", "build", file, "--store", tmp_path / "store", "--ray", cluster.address)
+    losing.join()
+    assert "Traceback" not in done.stderr
+    release = document.read(tmp_path / "store" / "1")
+    assert {e.model: e.held for e in release.entries} == {"deadly": "failed", "good": "ready"}, done.stderr
+    assert "its process died" in next(e.reason for e in release.entries if e.model == "deadly")
+    assert 2 <= len(count.read_text()) <= 4
+
+
+def _children(pid):
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+@pytest.mark.campaign
+def test_what_a_cluster_lacks_is_one_message(cluster, tmp_path):
+    models = {"a": given(write_model(tmp_path / "a.onnx"))}
+    pools = {"nowhere": {"device": "cpu", "targets": ["ort"]}}
+    file = write_release(tmp_path, models, pools=pools)
+    done = accel("release", "build", file, "--store", tmp_path / "store", "--ray", cluster.address)
+    assert done.returncode == 3
+    assert "no node of the cluster offers a pool as a resource: nowhere" in done.stderr
+    pools = {"there": {"device": "cpu", "targets": ["ort"], "memory_gib": 1e6}}
+    file = write_release(tmp_path, models, pools=pools)
+    done = accel("release", "build", file, "--store", tmp_path / "store", "--ray", cluster.address)
+    assert done.returncode == 2
+    assert "offers the resource 'there' and is not of that pool" in done.stderr

@@ -1,0 +1,302 @@
+"""A tiny BERT behind the real server, under a mixed load of many lengths: each answer is the single request's."""
+
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from live import THREADS, Live
+
+import accel
+from accel.bench.load import Load
+from accel.bench.served import Method
+from accel.builders import targets
+from accel.core import environments
+from accel.core.accuracy import parity
+from accel.core.errors import InputError, StageError
+from accel.core.values import Target, Variant
+from accel.exporters import verdict
+from accel.run import group_check, load_test
+from accel.run.group_check import GroupCheck, check_groups
+from accel.run.tasks import Described
+from accel.triton.grouping import Grouping
+from accel.triton.servers import server
+from accel.triton.servers.answers import client, infer
+
+BERT = """
+import numpy as np
+import torch
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.mix, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 2 * width), torch.nn.Linear(2 * width, width)
+        self.first, self.second = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+
+    def forward(self, hidden, hide):
+        q, k, v = self.mix(hidden).chunk(3, -1)
+        scores = torch.softmax(q @ k.transpose(1, 2) / 4 + hide, -1)
+        hidden = self.first(hidden + self.out(scores @ v))
+        return self.second(hidden + self.down(torch.nn.functional.gelu(self.up(hidden))))
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(50, width), torch.nn.Embedding(64, width)
+        self.layers = torch.nn.ModuleList([Layer(width), Layer(width)])
+        self.pool = torch.nn.Linear(width, width)
+
+    def forward(self, input_ids, attention_mask):
+        hide = (1 - attention_mask[:, None, :].to(torch.float32)) * -1e9
+        hidden = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        for layer in self.layers:
+            hidden = layer(hidden, hide)
+        return {"hidden": hidden, "pooled": torch.tanh(self.pool(hidden[:, 0]))}
+
+
+def build():
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    return Tiny(), [
+        {"input_ids": rng.integers(0, 50, (1, n)), "attention_mask": np.ones((1, n), np.int64)}
+        for n in rng.integers(3, 40, 150)
+    ]
+"""
+SIZES = {"min": (1, 1), "opt": (1, 32), "max": (8, 64)}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Live:
+    return Live.make(tmp_path_factory.mktemp("bert"), BERT, SIZES)
+
+
+def checked(bert: Live, target: str) -> tuple[GroupCheck, dict[str, float]]:
+    """Build a target and ask whether requests may share its calls, by the gate of its precision."""
+    artifact = bert._build(Variant(Target(target, "cpu"), bert.source.profile))
+    precision = targets.info(artifact.variant.target).precision
+    gate = parity.gate_for(precision, outputs=bert.source.outputs, task=None, overrides={})
+    described = Described(bert.source, bert.samples)
+    found = check_groups(artifact, bert._files(artifact.variant), described, bert.folder / "samples", gate, THREADS)
+    return found, gate
+
+
+def test_a_variant_whose_rows_are_independent_may_be_grouped(bert: Live):
+    found, _ = checked(bert, "ort")
+    assert found.why_not is None
+    how = found.grouping
+    assert how is not None
+    assert (how.mask, how.axis, how.rows) == ("attention_mask", "seq", 8)
+    assert {8, 16, 32, 64} <= set(how.lengths)
+    assert max(how.usual) == 40
+    assert how.found["sqnr_db"] is None or how.found["sqnr_db"] > 100, "None: every value is equal"
+    assert how.compared >= 20
+
+
+def test_one_whose_scale_is_taken_over_all_rows_may_not(bert: Live):
+    """Dynamic quantisation: a neighbour's values move the answer, and the check sees it at a gate of 40 dB."""
+    artifact = bert._build(Variant(Target("ort-int8-dynamic", "cpu"), bert.source.profile))
+    described, files = Described(bert.source, bert.samples), bert._files(artifact.variant)
+    found = check_groups(artifact, files, described, bert.folder / "samples", {"sqnr_db": 40.0}, THREADS)
+    assert found.grouping is None
+    assert "depend on padding or on the other rows" in str(found.why_not)
+
+
+def test_a_mask_that_hides_nothing_is_found(bert: Live, monkeypatch: pytest.MonkeyPatch):
+    builder = targets.discover()["ort"]
+    opened = builder.open
+
+    def blind(*args: Any, **how: Any) -> Any:
+        session = opened(*args, **how)
+        run = session.run
+        session.run = lambda feed: run(feed | {"attention_mask": np.ones_like(feed["attention_mask"])})
+        return session
+
+    monkeypatch.setattr(type(builder), "open", lambda self, *args, **how: blind(*args, **how))
+    found, _ = checked(bert, "ort")
+    assert found.grouping is None
+    assert "depend on padding" in str(found.why_not)
+
+
+def test_rows_that_the_check_makes_and_the_model_refuses_cost_the_groups_alone(
+    bert: Live, monkeypatch: pytest.MonkeyPatch
+):
+    """A classifier that reads the state of the last token of each text runs no text that was cut in front of it."""
+    opened = targets.discover()["ort"].open
+
+    def strict(*args: Any, **how: Any) -> Any:
+        session = opened(*args, **how)
+        run = session.run
+
+        def refuse(feed: Any) -> Any:
+            if feed["input_ids"].shape[1] == 16:
+                raise StageError("indices element out of data bounds")
+            return run(feed)
+
+        session.run = refuse
+        return session
+
+    monkeypatch.setattr(type(targets.discover()["ort"]), "open", lambda self, *args, **how: strict(*args, **how))
+    found, _ = checked(bert, "ort")
+    assert found.grouping is None
+    assert "does not run each row of the samples alone and in groups: indices element" in str(found.why_not)
+
+
+def test_a_text_that_the_check_cuts_ends_as_texts_do(bert: Live):
+    ids, *others = bert.source.inputs
+    ending = replace(bert.source, inputs=(replace(ids, ends=2), *others))
+    item = {"input_ids": np.full((1, 9), 7), "attention_mask": np.ones((1, 9), np.int64)}
+    made = group_check._cut(ending, item, 4, Grouping("attention_mask", "seq", (4,), (), 1))
+    assert made["input_ids"].tolist() == [[7, 7, 7, 2]]
+
+
+def test_a_model_without_a_mask_has_nothing_to_group(bert: Live):
+    plain = replace(bert.source, mask=None)
+    artifact = bert._build(Variant(Target("ort", "cpu"), bert.source.profile))
+    described = Described(plain, bert.samples)
+    found = check_groups(artifact, bert._files(artifact.variant), described, bert.folder / "samples", {}, THREADS)
+    assert found == GroupCheck()
+
+
+@pytest.fixture(scope="module")
+def root(bert: Live) -> Path:
+    if not environments.installed("triton"):
+        pytest.skip(f"no embedded server here: {environments.fix('triton')}")
+    found, _ = checked(bert, "ort")
+    return bert.root("ort", grouping=found.grouping, mask="attention_mask")
+
+
+@pytest.fixture(scope="module")
+def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with server.start(root, via="embedded", log=tmp_path_factory.mktemp("log") / "server.log") as running:
+        yield running
+
+
+def load(seed: int) -> dict[str, np.ndarray]:
+    """Return a request as one of many clients sends it: of one or more texts, padded or not, at either end."""
+    rng = np.random.default_rng(seed)
+    rows = int(rng.choice([1, 1, 1, 2, 5, 8]))
+    lengths = rng.integers(1, 50, rows)
+    width = int(lengths.max()) if seed % 3 else 64
+    mask = (np.arange(width) < lengths[:, None]).astype(np.int64)
+    if seed % 5 == 0:
+        mask = mask[:, ::-1].copy()  # padded on the left
+    if seed % 7 == 0:
+        mask[:, 1:-1:3] = 0
+    return {"input_ids": rng.integers(0, 50, (rows, width)), "attention_mask": mask}
+
+
+SENT = {str(i): load(i) for i in range(120)}
+
+
+@pytest.fixture(scope="module")
+def single(bert: Live) -> dict[str, dict[str, np.ndarray]]:
+    """What the artifact answers to each row alone."""
+    found = {}
+    artifact = bert._build(Variant(Target("ort", "cpu"), bert.source.profile))
+    session = targets.discover()["ort"].open(artifact, bert._files(artifact.variant), threads=1, mode="latency")
+    for name, feed in SENT.items():
+        rows = [session.run({n: v[i : i + 1] for n, v in feed.items()}) for i in range(len(feed["input_ids"]))]
+        found[name] = {s.name: np.concatenate([row[s.name] for row in rows]) for s in bert.source.outputs}
+    session.close()
+    return found
+
+
+def hold(bert: Live, single: dict[str, dict[str, np.ndarray]], found: dict[str, dict[str, np.ndarray]]) -> None:
+    """Hold answers against those to each row alone; what lies behind the end of a text is 0."""
+    _, gate = checked(bert, "ort")
+    held = verdict.compare(bert.source, SENT, single, found, gate)
+    assert held.passed, held.reasons
+    assert held.found["sqnr_db"] is None or held.found["sqnr_db"] > 100, "None: every value is equal"
+    for name, feed in SENT.items():
+        ends = feed["attention_mask"].shape[1] - feed["attention_mask"][:, ::-1].argmax(axis=1)
+        after_end = np.arange(feed["attention_mask"].shape[1]) >= ends[:, None]
+        assert not found[name]["hidden"][after_end].any(), "what is not computed is 0"
+
+
+def test_many_requests_in_process_are_answered_as_the_single_ones(
+    bert: Live, root: Path, single: dict[str, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+):
+    calls = list[int]()
+    with accel.load(root) as model:
+        run = model.run
+        monkeypatch.setattr(model, "run", lambda feed: (calls.append(len(feed["input_ids"])), run(feed))[1])
+        found = dict(zip(SENT, model.run_all(list(SENT.values())), strict=True))
+        assert model.run_all([]) == []
+        assert sum(calls) == sum(len(feed["input_ids"]) for feed in SENT.values())
+        assert len(calls) < sum(calls) / 4
+        [listed] = model.run_all([{name: value.tolist() for name, value in SENT["1"].items()}])
+        assert all(np.allclose(listed[name], value, atol=1e-5) for name, value in found["1"].items())
+    hold(bert, single, found)
+
+
+def test_where_the_proof_forbids_it_each_request_is_a_call(bert: Live):
+    root = bert.root("ort-int8-dynamic")
+    with accel.load(root) as model:
+        feeds = [SENT["1"], SENT["2"]]
+        for feed, found in zip(feeds, model.run_all(feeds), strict=True):
+            alone = model.run(feed)
+            assert all(np.array_equal(found[name], value) for name, value in alone.items())
+            assert found["hidden"].shape[:2] == feed["input_ids"].shape
+
+
+def test_every_answer_under_a_mixed_load_is_that_of_the_single_request(
+    bert: Live, served: Any, single: dict[str, dict[str, np.ndarray]]
+):
+    def ask(name: str) -> dict[str, np.ndarray]:
+        with client(served.endpoint) as calls:
+            return infer(calls, "tiny", SENT[name], bert.source.outputs)
+
+    before = counters(served)
+    with ThreadPoolExecutor(16) as clients:
+        found = dict(zip(SENT, clients.map(ask, SENT), strict=True))
+    after = counters(served)
+    hold(bert, single, found)
+    calls, rows, tokens, places = (after[name] - before[name] for name in after)
+    assert rows == sum(len(feed["input_ids"]) for feed in SENT.values())
+    assert rows / calls > 3, "requests of different lengths share calls"
+    assert tokens <= places < 64 * rows
+
+
+def counters(served: Any) -> dict[str, float]:
+    """Read the model's own counters at ``/metrics``."""
+    with urllib.request.urlopen(f"http://{served.endpoint.metrics}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return {line.partition("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("accel_")}
+
+
+def test_a_wrong_request_of_a_call_is_refused_alone(bert: Live, served: Any):
+    wrong = load(1) | {"input_ids": load(1)["input_ids"] + 100}
+
+    def ask(number: int) -> str:
+        with client(served.endpoint) as calls:
+            try:
+                infer(calls, "tiny", wrong if number == 3 else load(number), bert.source.outputs)
+            except InputError as error:
+                return error.message
+        return "answered"
+
+    with ThreadPoolExecutor(12) as clients:
+        found = list(clients.map(ask, range(12)))
+    assert [n for n, said in enumerate(found) if said != "answered"] == [3]
+    assert "expected values in [0, 49]" in found[3]
+
+
+def test_bench_says_p99_by_length_and_that_the_traffic_shifted(root: Path, tmp_path: Path):
+    data, told, seen = tmp_path / "sent.npz", list[str](), list[dict[str, Any]]()
+    feeds = [dict.fromkeys(("input_ids", "attention_mask"), np.ones((1, n), np.int64)) for n in (4, 12, 38, 50, 60)]
+    np.savez(data, **{f"{i}/{n}": v for i, feed in enumerate(feeds) for n, v in feed.items()})
+    load, method = Load(concurrency=8), Method(seconds=0.3)
+    asked = load_test.LoadTestRequest(str(root), (load,), data=data, via="embedded", method=method)
+    load_test.bench(asked, seen.append, told.append)
+    assert [said for said in told if said.startswith("40% of the requests fall outside the lengths")]
+    point = seen[0]["measurements"][0]
+    assert [part["length"] for part in point["by_length"]] == [12, 38, 50, 60]
+    assert sum(part["requests"] for part in point["by_length"]) == point["samples"]
+    assert load_test.row(point)["p99 by length"].startswith("≤12: ")

@@ -1,0 +1,140 @@
+"""Prediction over curves that are known: what limits a configuration, and which configurations there are."""
+
+import numpy as np
+import pytest
+
+from accel.bench.goodput import WITHIN
+from accel.core.errors import InputError
+from accel.core.values import TensorSpec
+from accel.triton.settings import Settings
+from accel.triton.tune import predict
+from accel.triton.tune.lab import Curve, Goal, Subject, Trial
+
+
+def curve(instances=1, threads=2, *, seconds=(0.010, 0.010, 0.010, 0.010), beside=None, **more):
+    how = {"request_s": 0.0, "spread": (1.0,), "overhead_s": 0.0, "rss_mib": 100.0, "start_s": 1.0}
+    return Curve(instances, threads, (1, 2, 4, 8), seconds, beside or seconds, **how | more)
+
+
+def subject(**more):
+    feeds = tuple({"x": np.zeros((1, n), np.float32)} for n in more.pop("lengths", (4,)))
+    known = {"max_batch": 8, "sizes": (1,) * len(feeds), "default": Settings(), "feeds": feeds}
+    spec = (TensorSpec("x", "float32", ("batch", "n")),)
+    return Subject("s", None, None, spec, "m", "m", "python", **known | more)  # type: ignore[arg-type]
+
+
+def goodput(curve_, settings, limit_ms=500.0, **more):
+    best = predict.predict(subject(**more), curve_, settings, Goal(limit_ms)).best
+    return best.throughput_per_s if best else 0.0
+
+
+def test_a_curve_is_read_between_its_points_and_beyond_them():
+    found = curve(2, 1, seconds=(0.010, 0.020, 0.040, 0.080), beside=(0.020, 0.040, 0.080, 0.160), request_s=0.001)
+    assert found.service(3, 1, 0) == pytest.approx([0.030, 0.060])
+    assert found.service(16, 1, 0) == pytest.approx([0.160, 0.320])
+    assert found.service(4, 4, 0) == pytest.approx([0.043, 0.083])  # three requests more to merge
+    assert curve(kinds=(1.0, 2.5)).service(1, 1, 1) == pytest.approx([0.025])
+
+
+class Scripted(Trial):
+    """A trial whose loads last 10 ms an item, and whose batches of 8 fail while two instances are busy."""
+
+    def __init__(self, of):
+        self._subject, self._disturbed, self.start_s, self.items = of, 0, 1.0, 0
+
+    def _open(self, feeds, *, slots=64):
+        self.items = len(next(iter(feeds[0].values())))
+
+    def _latency_s(self, clients, seconds):
+        if self.items == 8 and clients == 2:
+            raise InputError("UNAVAILABLE: Request timeout expired")
+        return np.full(9, 0.010 * self.items * clients)
+
+    def _held_s(self, clients, instances, seconds, feeds):
+        return 0.018, max(1.0, clients / 4)
+
+    def memory_mib(self):
+        return None
+
+    def gpu_memory_mib(self):
+        return None
+
+
+def test_a_batch_that_fails_beside_another_is_no_point_of_the_curve():
+    found = Scripted(subject()).curve(Settings(2, 1))
+    assert (found.batches, list(found.failed)) == ((1, 2, 4), ["8"])
+    assert found.overhead_s == pytest.approx(0.002)
+    assert found.beside_s == pytest.approx((0.018, 0.038, 0.078))
+    assert predict.fits([found]) == 4
+
+
+def test_batches_that_no_budget_allows_are_left_out_of_the_curve_and_have_not_failed():
+    found = Scripted(subject()).curve(Settings(1, 1), 15.0)
+    assert (found.batches, found.failed, found.cut_ms) == ((1, 2), {}, 15.0)
+    assert (found.serves(10.0), found.serves(15.0), found.serves(16.0)) == (True, True, False)
+    assert predict.fits([found]) >= 8
+    assert found.service(4, 4, 0)[0] >= 2 * found.service(2, 1, 0)[0]  # what is left out is not taken for free
+    whole = Scripted(subject()).curve(Settings(1, 1), 1000.0)
+    assert (whole.batches, whole.cut_ms, whole.serves(1e9)) == ((1, 2, 4, 8), None, True)
+
+
+def test_a_curve_whose_time_is_over_has_at_least_single_requests():
+    found = Scripted(subject()).curve(Settings(1, 1), 1000.0, longest_s=-1.0)
+    assert (found.batches, found.cut_ms) == ((1,), 1000.0)
+
+
+def test_batching_pays_where_a_batch_costs_no_more_than_one():
+    alone = goodput(curve(), Settings(batching=False))
+    merged = goodput(curve(), Settings())
+    assert 80 < alone <= 101
+    assert 7 * alone < merged <= 808
+    # where a batch takes as long as its items one after another, nothing is gained
+    linear = curve(seconds=(0.010, 0.020, 0.040, 0.080))
+    assert goodput(linear, Settings()) == pytest.approx(goodput(linear, Settings(batching=False)), rel=0.15)
+
+
+def test_a_second_instance_pays_only_where_it_does_not_slow_the_first():
+    one = goodput(curve(), Settings(batching=False))
+    free = goodput(curve(2), Settings(2, batching=False))
+    shared = goodput(curve(2, beside=(0.020,) * 4), Settings(2, batching=False))
+    assert free > 1.8 * one
+    assert shared == pytest.approx(one, rel=0.1)
+
+
+def test_a_tight_budget_holds_less_and_one_below_the_service_time_nothing():
+    wide, tight, none = (goodput(curve(), Settings(batching=False), limit) for limit in (500.0, 25.0, 9.0))
+    assert wide > 1.3 * tight > 0
+    assert none == 0.0
+
+
+def test_a_closed_loop_is_predicted_in_clients():
+    found = predict.predict(subject(), curve(overhead_s=0.002), Settings(batching=False), Goal(45.0, None))
+    assert found.broken == 5  # four clients wait 10 ms each; five would wait 50
+    assert found.best.throughput_per_s == pytest.approx(100, rel=0.02)
+
+
+def test_recorded_arrivals_that_come_at_once_hold_less_than_spread_ones():
+    even = predict.predict(subject(), curve(), Settings(batching=False), Goal(35.0, "constant")).best
+    gaps = (0.0,) * 9 + (1.0,)
+    burst = predict.predict(subject(), curve(), Settings(batching=False), Goal(35.0, "recorded", gaps)).best
+    assert even.throughput_per_s > 90
+    assert burst is None  # ten at once: the last waits 90 ms at any rate
+
+
+def test_the_space_begins_with_what_ships_and_keeps_the_contract():
+    setups = predict.setups(True, 4)
+    assert setups == [(1, 4), (2, 2), (2, 4), (4, 1), (4, 2)]
+    assert predict.setups(False, 2) == [(1, None), (2, None)]
+    options = predict.space(subject(), setups, fits=8)
+    assert options[0] == Settings()
+    assert len(options) == len(set(options)) == 1 + 5 * (1 + 3 * 4)
+    assert {s.preferred for s in options} == {(), (2,), (4,)}
+    small = predict.space(subject(), [(1, 2)], fits=2)
+    assert {(s.batching, s.preferred, s.delay_us) for s in small[1:]} == {(False, (), 0), (True, (2,), 0)}
+    assert len(predict.space(subject(max_batch=0), setups, fits=1)) == 6
+
+
+def test_what_is_held_lies_below_what_the_instances_can_compute():
+    found = curve(2, 1, seconds=(0.010, 0.012, 0.016, 0.024), beside=(0.015, 0.018, 0.024, 0.036), request_s=0.0005)
+    for settings in (Settings(2), Settings(2, preferred=(4,)), Settings(2, batching=False)):
+        assert goodput(found, settings) <= predict.capacity(subject(), found, settings) * (1 + WITHIN)

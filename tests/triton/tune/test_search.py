@@ -1,0 +1,157 @@
+"""The searches on surfaces that are known, and what an answer costs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel.core.errors import InputError
+from accel.triton.settings import Settings
+from accel.triton.tune import measured, search
+from accel.triton.tune.cost import Price, cheapest, cost, read_prices, tuned_elsewhere
+from accel.triton.tune.lab import Goal
+
+ROOT = Path(__file__).parents[3]
+
+
+def options():
+    """Two repositories, three setups, five ways to merge."""
+    found = [("a", Settings(1, 2))]
+    for name in ("a", "b"):
+        for instances, threads in ((1, 2), (2, 1), (2, 2)):
+            found.append((name, Settings(instances, threads, batching=False)))
+            found += [
+                (name, Settings(instances, threads, True, preferred, delay))
+                for preferred in ((), (2,), (4,), (8,))
+                for delay in (0, 500, 2000)
+            ]
+    return list(dict.fromkeys(found))
+
+
+def surface(option):
+    """One peak: b, two instances of a thread, batches of 4, a delay of 500 µs."""
+    name, s = option
+    merged = {(): 0.8, (2,): 0.9, (4,): 1.0, (8,): 0.9}[s.preferred] if s.batching else 0.7
+    return (
+        (100 if name == "b" else 60)
+        * (1.2 if (s.instances, s.threads) == (2, 1) else 1.0)
+        * merged
+        * (1.05 if s.delay_us == 500 and s.batching else 1.0)
+    )
+
+
+BEST = ("b", Settings(2, 1, True, (4,), 500))
+
+
+def test_brute_tries_all():
+    found = search.brute(options(), surface)
+    assert list(found) == options()
+    assert max(found, key=found.get) == BEST
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_climbing_finds_a_single_peak_in_less_than_half_the_trials(seed):
+    asked = []
+
+    def evaluate(option):
+        asked.append(option)
+        return surface(option)
+
+    found = search.quick(options(), evaluate, trials=len(options()) // 2, seed=seed)
+    assert max(found, key=found.get) == BEST
+    assert len(asked) == len(set(asked)) == len(found) <= len(options()) // 2
+    assert asked[0] == options()[0]
+
+
+def test_no_search_tries_more_than_it_may():
+    assert len(search.quick(options(), surface, trials=7)) == 7
+    assert len(search.quick(options()[:3], surface, trials=50)) == 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_optuna_comes_close_in_a_third_of_the_trials(seed):
+    pytest.importorskip("optuna")
+    trials = len(options()) // 3
+    found = search.optuna(options(), surface, trials=trials, seed=seed)
+    assert len(found) <= trials
+    assert next(iter(found)) == options()[0]
+    assert max(found.values()) >= 0.9 * surface(BEST)
+
+
+def test_cost_by_formula():
+    found = cost("here", "c", 50.0, {"here": Price(0.36, 2)}, rate_per_s=200, headroom=0.25)
+    assert (found.machines, found.per_minute) == (5, 3000)  # 250 a second, of 50 each
+    assert found.usd_per_hour == pytest.approx(0.9)  # half a machine each, five times
+    assert found.usd_per_million == pytest.approx(0.18 / 180_000 * 1e6)
+    unknown = cost("there", "c", 50.0, {"here": Price(1.0)}, rate_per_s=None, headroom=0.2)
+    assert (unknown.machines, unknown.usd_per_million, unknown.usd_per_hour) == (None, None, None)
+    pairs = cost("here", "c", 50.0, {}, rate_per_s=100, headroom=0.0, items=2.0)  # 200 items a second
+    assert (pairs.machines, pairs.per_minute) == (4, 1500)
+
+
+def test_the_cheapest_machine_for_a_rate_is_not_the_cheapest_per_inference():
+    prices = {"small": Price(0.1), "large": Price(0.5)}
+    made = [
+        cost(name, "c", per_s, prices, rate_per_s=rate, headroom=0.0)
+        for rate in (30, None)
+        for name, per_s in (("small", 20.0), ("large", 200.0), ("unpriced", 900.0))
+    ]
+    assert cheapest(made[:3]).hardware == "small"  # two of them, 0.2 an hour
+    assert cheapest(made[3:]).hardware == "large"
+    assert cheapest(made[2:3]) is None
+
+
+def test_a_price_list(tmp_path):
+    file = tmp_path / "prices.yaml"
+    file.write_text("a: {usd_per_hour: 0.17, models: 2}\nb: 3\n")
+    assert read_prices(file) == {"a": Price(0.17, 2), "b": Price(3.0)}
+    for text in (
+        "",
+        "a: free",
+        "a: {usd_per_hour: -1}",
+        "a: {usd: 1}",
+        "a: {usd_per_hour: .nan}",
+        "a: {models: 2}",
+        "- a",
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match="price list"):
+            read_prices(file)
+
+
+def test_what_another_machine_carries_is_read_for_this_budget(tmp_path):
+    """Loads of 50 and 80 a second, the greater with a p99 of 150 ms; 90 broke there."""
+    file = tmp_path / "tune.json"
+    probes = [
+        {"load": 50, "throughput_per_s": 49.0, "requests": 500, "late": 0, "p50_ms": 20.0, "p99_ms": 80.0},
+        {"load": 80, "throughput_per_s": 79.0, "requests": 500, "late": 0, "p50_ms": 20.0, "p99_ms": 150.0},
+        {"load": 90, "throughput_per_s": 88.0, "requests": 500, "late": 100, "p50_ms": 20.0, "p99_ms": 90.0},
+    ]
+    document = {
+        "hardware": {"id": "large"},
+        "goal": {"limit_ms": 200.0, "arrivals": "poisson", "gaps_s": [], "rate_per_s": None},
+        "tried": [{"repository": "ort@cpu", "label": "2 instances", "probes": probes}],
+    }
+    file.write_text(json.dumps(document))
+    assert tuned_elsewhere(file, Goal(200.0)) == ("large", "ort@cpu: 2 instances", 79.0)
+    assert tuned_elsewhere(file, Goal(500.0))[2] == 79.0
+    assert tuned_elsewhere(file, Goal(100.0, rate_per_s=7.0))[2] == 49.0
+    with pytest.raises(InputError, match=r"nothing in .* keeps p99 within 60 ms on large"):
+        tuned_elsewhere(file, Goal(60.0))
+    with pytest.raises(InputError, match="poisson arrivals, expected closed"):
+        tuned_elsewhere(file, Goal(200.0, None))
+    for damaged in ("{", "[]", json.dumps(document | {"goal": 3}), json.dumps(document | {"tried": [{}]})):
+        file.write_text(damaged)
+        with pytest.raises(InputError, match="cannot be read as what accel tune wrote"):
+            tuned_elsewhere(file, Goal(200.0))
+
+
+def test_of_a_run_only_what_was_proved_on_all_feeds_is_tuned(tmp_path):
+    run = json.loads((ROOT / "docs/benchmarks/bert-demo/run.json").read_text())
+    proofs = {v["id"]: v["parity"] for v in run["variants"] if v["status"] == "ok"}
+    whole = {id for id, proof in proofs.items() if proof["feeds"] == proof["of"]}
+    assert whole
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    found = {name for name, _ in measured.repositories(tmp_path, "embedded")}
+    assert whole <= found
+    assert "openvino-fp32@cpu" not in found

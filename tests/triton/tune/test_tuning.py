@@ -1,0 +1,390 @@
+"""``accel tune`` on real servers: interrupted, resumed, impossible, and with models that misbehave."""
+
+import contextlib
+import json
+import re
+import shutil
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import null_repository
+import pytest
+
+from accel.bench import goodput, probing
+from accel.core.errors import CheckFailed, UsageError
+from accel.core.values import SCHEMA, sha256_file
+from accel.triton import manifest as manifests, settings as schedules
+from accel.triton.config import parse
+from accel.triton.settings import Settings
+from accel.triton.tune import lab, measured, predict, session
+from accel.triton.tune.constraints import TuneLimits
+from accel.triton.tune.cost import Price
+from accel.triton.tune.lab import Goal
+from accel.triton.verify import verify
+
+pytestmark = pytest.mark.slow
+MISBEHAVES = """
+
+class Misbehaving(TritonPythonModel):
+    def initialize(self, args):
+        super().initialize(args)
+        self.two = json.loads(args["model_config"])["instance_group"][0]["count"] == 2
+
+    def execute(self, requests):
+        if self.two:
+            os.kill(os.getppid(), 9)
+        return super().execute(requests)
+
+    def fit(self, tensors):
+        from accel.core.errors import SampleError
+
+        if len(tensors["input_ids"]) == 4:
+            raise SampleError("out of memory, as four items find it")
+        return super().fit(tensors)
+
+
+TritonPythonModel = Misbehaving
+"""
+DIES_IN_MID_SWEEP = """
+
+class Dying(TritonPythonModel):
+    def initialize(self, args):
+        super().initialize(args)
+        batching = json.loads(args["model_config"]).get("dynamic_batching", {})
+        self.left = 30 if int(batching.get("max_queue_delay_microseconds", 0)) == 500 else 10**9
+
+    def execute(self, requests):
+        self.left -= 1
+        if self.left < 0:
+            os.kill(os.getppid(), 9)
+        return super().execute(requests)
+
+
+TritonPythonModel = Dying
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Two setups on any machine, and measurements too short to mean anything: tests look at what becomes of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predict, "setups", lambda sayable, cores: [(1, 1), (2, 1)])
+        patch.setattr(predict, "REQUESTS", 300)
+        patch.setattr(lab, "WINDOW_S", 0.1)
+        patch.setattr(measured, "FINALISTS", 1)
+        patch.setattr(measured, "CURVES", 0.9)
+        patch.setattr(probing, "LIMITS", 2)
+        patch.setattr(goodput, "MOST_PROBES", 6)
+        patch.setattr(measured, "DIFFERS", float("inf"))  # what so short curves predict contradicts every measurement
+        yield
+
+
+def asked(root, **more):
+    how = {"probe_s": 0.2, "least": 20, "via": "embedded", "prices": {"elsewhere": Price(1.0)}, "budget_s": 600.0}
+    return measured.TuneRequest((root,), Goal(400.0, rate_per_s=1000.0), **how | more)
+
+
+class Told:
+    """What a user was told."""
+
+    def __init__(self, stop_at: str = "never") -> None:
+        self.notices: list[str] = []
+        self.doings: list[str] = []
+        self.left: list[str] = []
+        self.stop_at = stop_at
+
+    def progress(self, name: str, doing: str) -> None:
+        self.doings.append(doing.partition(" (")[0])  # what follows says how long it may take
+        self.left.append(doing.partition(" (")[2])
+        if doing.startswith(self.stop_at):
+            raise KeyboardInterrupt
+
+    def tune(self, what: measured.TuneRequest):
+        return session.tune(what, notice=self.notices.append, progress=self.progress)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, quick):
+    """A repository whose tuning was interrupted before its second curve, and went on."""
+    root = null_repository.write(tmp_path_factory.mktemp("tuned"), latency_ms=5.0)
+    before = {p: sha256_file(p) for p in sorted(root.rglob("*")) if p.is_file()}
+    broken, whole = Told("measuring 2"), Told()
+    with pytest.raises(KeyboardInterrupt):
+        broken.tune(asked(root))
+    found, folder = whole.tune(asked(root))
+    return root, before, broken, whole, found, folder
+
+
+def test_what_was_measured_before_an_interruption_is_kept(tuned):
+    _, _, broken, whole, _, _ = tuned
+    assert [d for d in broken.doings if d.startswith("measuring")] == [
+        "measuring 1 × 1 threads",
+        "measuring 2 × 1 threads",
+    ]
+    assert [d for d in whole.doings if d.startswith("measuring")] == ["measuring 2 × 1 threads"]
+    assert "goes on from here" in broken.notices[0]
+
+
+def test_the_chosen_configuration_is_a_repository_of_its_own(tuned):
+    root, before, _, _, found, folder = tuned
+    assert {p: sha256_file(p) for p in sorted(root.rglob("*")) if p.is_file()} == before
+    chosen = next(row for row in found["tried"] if row["chosen"])
+    made = folder / "repository"
+    assert not [f for f in verify(made) if f.severity == "error"]
+    config = parse((made / "nothing" / "config.pbtxt").read_text())
+    wanted = Settings(**chosen["settings"] | {"preferred": tuple(chosen["settings"]["preferred"])})
+    assert schedules.read(config) == wanted
+    shipped = parse((root / "nothing" / "config.pbtxt").read_text())
+    assert (config.max_batch_size, config.input, config.output) == (8, shipped.input, shipped.output)
+    assert config.dynamic_batching.default_queue_policy.max_queue_size == 1024 or not wanted.batching
+    assert manifests.read(made).tuned == found["decision"]["reason"]
+    assert manifests.read(root).tuned is None
+
+
+def test_the_document_says_what_was_predicted_proved_and_what_it_costs(tuned):
+    _, _, _, whole, found, folder = tuned
+    assert json.loads((folder / "tune.json").read_text()) == found
+    assert found["tried"][0]["default"]
+    assert any(row["predicted"] for row in found["tried"])  # on a busy machine a curve may hold nothing
+    proved = [row for row in found["tried"] if row["probes"]]
+    assert found["tried"][0] in proved
+    assert sum(row["chosen"] for row in found["tried"]) == 1
+    assert found["decision"]["verdict"] in ("decided", "equivalent", "undecided")
+    best = next(row for row in found["tried"] if row["chosen"])["measured"]
+    (here,) = found["costs"]
+    assert here["per_minute"] == pytest.approx(60 * best["throughput_per_s"])
+    assert here["machines"] * best["throughput_per_s"] >= 1200 > (here["machines"] - 1) * best["throughput_per_s"]
+    assert here["usd_per_million"] is None
+    assert any("the price list has no " in text and "elsewhere" in text for text in whole.notices)
+    assert "the price list has no " in found["cheapest"]
+    assert all("left" in text for text in whole.left)
+    assert all(c["rss_mib"] > 10 for curves in found["curves"].values() for c in curves)
+    page = (folder / "report.html").read_text()
+    assert found["decision"]["chosen"] in page
+    assert page.count('class="plot"') == 3
+
+
+def test_where_nothing_is_better_what_ships_is_chosen_in_every_row(tuned, tmp_path):
+    """Two are proved that carry the same within 3 %: the flags of the rows say what the decision says."""
+    root, *_, before, folder = tuned
+    kept = json.loads((folder / "measured.json").read_text())
+    for name, instances, seconds in (("1x1", 1, 0.012), ("2x1", 2, 0.006)):  # so that it is not what ships that is best
+        curve = kept["found"]["curve repository-nothing 1x1"] | {"instances": instances, "failed": {}, "cut_ms": None}
+        kept["found"][f"curve repository-nothing {name}"] = curve | {
+            "alone_s": [seconds] * 4,
+            "beside_s": [seconds] * 4,
+            "batches": [1, 2, 4, 8],
+            "request_s": 0.0,
+            "overhead_s": 0.0,
+            "spread": [1.0],
+        }
+    ships = before["tried"][0]["label"]
+    others = predict.space(SimpleNamespace(default=Settings(), max_batch=8), [(1, 1), (2, 1)], fits=8)
+    for label in {ships, *map(str, others)}:  # also those that a curve of a busy machine may have left out
+        held = 100.0 if label == ships else 101.0
+        kept["found"][f"probes repository-nothing {label} 400.0 poisson {hash(())}"] = [
+            {"load": held, "throughput_per_s": held, "requests": 1000, "late": 0, "count": 3},
+            {"load": held + 2, "throughput_per_s": held, "requests": 1000, "late": 900},
+        ]
+    (tmp_path / "measured.json").write_text(json.dumps(kept))
+    found, _ = Told().tune(asked(root, out=tmp_path))
+    assert found["decision"]["verdict"] == "equivalent"
+    assert found["decision"]["runner_up"] != found["decision"]["chosen"] == found["decision"]["default"]
+    assert [row["default"] for row in found["tried"] if row["chosen"]] == [True]
+
+
+def test_a_saturated_server_is_told_soon_and_what_it_left_undone_hits_no_later_load(tuned, tmp_path):
+    """Five times what it can carry: broken before the probe's time is over; the next load finds it idle."""
+    root = tuned[0]
+    one = lab.subject(root, name="one", scratch=tmp_path, logs=tmp_path, via="embedded")
+    goal = Goal(500.0)
+    with lab.trial(one, Settings(1, 1, batching=False), tmp_path / "trial") as server:
+        begin = time.monotonic()
+        over = server.probe(goal, 1_000.0, seconds=60.0, least=20)
+        assert time.monotonic() - begin < 50.0
+        assert not over.held
+        assert over.late > 0.01 * over.requests
+        after = server.probe(goal, 4.0, seconds=1.0, least=4)
+    assert after.late <= after.requests / 2  # a busy machine may answer some of them late
+
+
+def test_a_budget_that_nothing_holds_names_the_nearest_miss(tuned):
+    root, _, _, _, _, folder = tuned
+    told = Told()
+    with pytest.raises(CheckFailed, match=r"nothing holds p99 within 1 ms: nearest is .* take longer; .* idle server"):
+        told.tune(replace(asked(root), goal=Goal(1.0)))
+    assert json.loads((folder / "tune.json").read_text())["decision"]["verdict"] == "impossible"
+
+
+@pytest.mark.campaign
+def test_a_prediction_that_real_load_contradicts_is_followed_by_a_search_under_load(tuned, tmp_path, monkeypatch):
+    """Curves that a hundred times slower machine might have: kept, so that nothing but the proof can show it."""
+    root, *_, folder = tuned
+    kept = json.loads((folder / "measured.json").read_text())
+    found = {name: value for name, value in kept["found"].items() if name.startswith("curve")}
+    for curve in found.values():
+        curve |= {"alone_s": [0.05] * 4, "beside_s": [0.05] * 4, "batches": [1, 2, 4, 8], "failed": {}, "cut_ms": None}
+    (tmp_path / "measured.json").write_text(json.dumps(kept | {"found": found}))
+    monkeypatch.setattr(measured, "DIFFERS", 0.15)
+    monkeypatch.setattr(measured, "PROOF", 0.0)  # as soon as it is seen
+    told = Told()
+    made, _ = told.tune(replace(asked(root, out=tmp_path, trials=2, budget_s=80.0), goal=Goal(200.0)))
+    (warning,) = [w for w in made["decision"]["warnings"] if "prediction and measurement differ" in w]
+    assert "predicted" in warning
+    assert "has searched under real load" in warning
+    assert any("searching under real load" in text for text in told.notices)
+    assert made["seconds"]["search"] > 0
+    assert len([row for row in made["tried"] if row["probes"]]) >= 2
+
+
+def test_what_the_time_did_not_suffice_for_is_said(tuned, tmp_path):
+    """No second curve, one load for each configuration: a verdict that says so, or none."""
+    root = tuned[0]
+    told = Told()
+    with contextlib.suppress(CheckFailed):  # the one load that was tried may hold or not
+        told.tune(asked(root, out=tmp_path, budget_s=1.0))
+    found = json.loads((tmp_path / "tune.json").read_text())
+    assert found["decision"]["verdict"] == "undecided"
+    assert found["decision"]["chosen"] is not None or "in the time there was" in found["decision"]["reason"]
+    assert [d for d in told.doings if d.startswith("measuring")] == ["measuring 1 × 1 threads"]
+    assert any("2 instances" in w and "no time was left" in w for w in found["decision"]["warnings"])
+    assert any("not ended is the search of" in w for w in found["decision"]["warnings"])
+
+
+def test_a_server_that_dies_in_mid_sweep_costs_what_it_served_and_nothing_else(tmp_path, quick, monkeypatch):
+    """The curves and what ships are fine; with a delay it ends under load."""
+    root = misbehaving(tmp_path, DIES_IN_MID_SWEEP)
+    fine, dying = Settings(1, 1, batching=False), Settings(1, 1, delay_us=500)
+    monkeypatch.setattr(predict, "space", lambda one, setups, *, fits: [one.default, dying, fine])
+    monkeypatch.setattr(predict, "setups", lambda sayable, cores: [(1, 1)])
+    whole = replace(asked(root, mode="brute", budget_s=None), goal=Goal(400.0))
+    found, folder = Told().tune(whole)
+    rows = {row["label"]: row for row in found["tried"]}
+    (name,) = found["unfit"]
+    assert "500 µs" in name
+    assert "signal 9" in found["unfit"][name] or "ended" in found["unfit"][name]
+    assert rows[str(fine)]["measured"]  # what came after it
+    assert found["decision"]["chosen"] is not None
+    assert "500 µs" not in found["decision"]["chosen"]
+    kept = json.loads((folder / "measured.json").read_text())["found"]
+    assert len([n for n in kept if n.startswith("probes") and "500 µs" not in n]) == 2
+
+
+def test_runs_of_other_machines_share_the_table_of_costs(tuned, tmp_path, monkeypatch):
+    """One was tuned where it was made, one was not; both are copies of this machine's that say they are of others."""
+    root, *_, found, folder = tuned
+    for name, per_s in (("quick", 4000.0), ("untuned", None)):
+        run = tmp_path / name
+        (run / "tuned").mkdir(parents=True)
+        machine = {"id": f"{name}-machine", "cpu": {}, "gpus": []}
+        (run / "run.json").write_text(json.dumps({"schema": SCHEMA, "hardware": machine}))
+        if per_s is not None:
+            row = found["tried"][0] | {
+                "probes": [{"load": per_s, "throughput_per_s": per_s, "requests": 500, "late": 0}]
+            }
+            there = found | {"hardware": machine, "tried": [row]}
+            (run / "tuned" / "tune.json").write_text(json.dumps(there))
+    monkeypatch.setattr(measured, "FINALISTS", 0)
+    (tmp_path / "out").mkdir()
+    kept = json.loads((folder / "measured.json").read_text())
+    kept["found"][f"probes repository-nothing {found['tried'][0]['label']} 400.0 poisson {hash(())}"] = [
+        {"load": 500.0, "throughput_per_s": 500.0, "requests": 1000, "late": 0, "count": 3},
+        {"load": 510.0, "throughput_per_s": 500.0, "requests": 1000, "late": 900},
+    ]
+    (tmp_path / "out" / "measured.json").write_text(json.dumps(kept))
+    here = found["hardware"]["id"]
+    prices = {here: Price(1.0), "quick-machine": Price(1.0)}
+    targets = (root, tmp_path / "quick", tmp_path / "untuned")
+    made, _ = Told().tune(replace(asked(root, out=tmp_path / "out", prices=prices), targets=targets))
+    assert [c["hardware"] for c in made["costs"]] == [here, "quick-machine"]
+    assert [(c["per_s"], c["machines"]) for c in made["costs"]] == [(500.0, 3), (4000.0, 1)]
+    assert made["cheapest"].startswith("cheapest for 1000/s with 20% headroom: 1 × quick-machine, 1 USD an hour")
+    assert any("untuned was made on untuned-machine and was not tuned there" in w for w in made["decision"]["warnings"])
+
+
+def test_memory_that_no_server_keeps_within(tuned):
+    root = tuned[0]
+    with pytest.raises(CheckFailed, match="no configuration keeps within 1 MiB: the smallest server takes"):
+        Told().tune(asked(root, limits=TuneLimits(max_memory_mib=1.0)))
+
+
+def test_gpu_memory_that_cannot_be_known_is_no_limit_kept(tuned):
+    root = tuned[0]
+    with pytest.raises(CheckFailed, match=r"GPU memory of this server cannot be known.* can keep 100 MiB"):
+        Told().tune(asked(root, limits=TuneLimits(max_gpu_memory_mib=100.0)))
+
+
+def test_a_limited_cost_needs_this_machines_price(tuned):
+    with pytest.raises(UsageError, match=r"--max-cost needs the price of this machine .*: it has elsewhere"):
+        Told().tune(asked(tuned[0], limits=TuneLimits(max_cost=1.0)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (TuneLimits(min_throughput_per_s=1e9), r"its throughput per s is .* less than 1e\+09"),
+        (TuneLimits(max_cost=1e-9), "its cost in USD per million is .* more than 1e-09"),
+        (TuneLimits(min_throughput_per_s=1e9, max_cost=1e-9), "its throughput per s .*; its cost in USD"),
+    ],
+)
+def test_limits_that_nothing_keeps_give_the_nearest_miss(tuned, tmp_path, limits, said):
+    root, *_, found, folder = tuned
+    shutil.copy(folder / "measured.json", tmp_path)
+    prices = {found["hardware"]["id"]: Price(1.0)}
+    with pytest.raises(CheckFailed, match=r"nothing keeps every limit: nearest is .*: its ") as told:
+        Told().tune(asked(root, limits=limits, prices=prices, out=tmp_path))
+    assert re.search(said, told.value.message)
+    document = json.loads((tmp_path / "tune.json").read_text())
+    assert document["decision"]["chosen"] is None
+    assert document["decision"]["verdict"] in ("impossible", "undecided")
+    assert not (tmp_path / "repository").exists()
+
+
+@pytest.mark.campaign
+def test_a_median_that_nothing_keeps_is_named(tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(measured, "FINALISTS", 0)
+    root, *_, folder = tuned
+    shutil.copy(folder / "measured.json", tmp_path)
+    goal = replace(asked(root).goal, limits_ms={"p50": 0.01})
+    with pytest.raises(CheckFailed, match=r"holds p99 within 400 ms, p50 within 0\.01 ms: .*p50 is .* ms beyond its"):
+        Told().tune(replace(asked(root, out=tmp_path), goal=goal))
+
+
+def test_limits_that_are_kept_stand_beside_the_choice(tuned, tmp_path):
+    root, *_, found, folder = tuned
+    shutil.copy(folder / "measured.json", tmp_path)
+    prices = {found["hardware"]["id"]: Price(1.0)}
+    limits = TuneLimits(min_throughput_per_s=1.0, max_memory_mib=1e6, max_cost=1e6)
+    made, _ = Told().tune(asked(root, limits=limits, prices=prices, out=tmp_path))
+    assert [(j["name"], j["lacks"]) for j in made["limits"]] == [
+        ("throughput per s", 0.0),
+        ("memory in MiB", 0.0),
+        ("cost in USD per million", 0.0),
+    ]
+    assert made["limits"][1]["found"] > 10
+    assert made["decision"]["chosen"] == found["decision"]["chosen"]
+
+
+def misbehaving(folder, code):
+    """Return a repository of the null model with more code in its model.py."""
+    root = null_repository.write(folder, latency_ms=5.0)
+    file = root / "nothing" / "1" / "model.py"
+    file.write_text(file.read_text() + code)
+    manifest = json.loads((root / "manifest.json").read_text())
+    entry = next(f for f in manifest["files"] if f["path"] == "nothing/1/model.py")
+    entry |= {"sha256": sha256_file(file), "bytes": file.stat().st_size}
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    return root
+
+
+def test_one_batch_size_fails_and_two_instances_end_the_server(tmp_path, quick):
+    """Both are findings: what is left is tuned, and nothing chosen may merge four requests."""
+    found, _ = Told().tune(asked(misbehaving(tmp_path, MISBEHAVES)))
+    unfit = found["unfit"]
+    assert "out of memory, as four items find it" in next(why for name, why in unfit.items() if "above 2" in name)
+    assert any("2 instances" in name for name in unfit)
+    options = [row["settings"] for row in found["tried"][1:]]
+    assert options
+    assert {s["instances"] for s in options} == {1}
+    assert all(not s["batching"] or (s["preferred"] == [2] and s["delay_us"] == 0) for s in options)
