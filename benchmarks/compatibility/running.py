@@ -203,6 +203,9 @@ def _ending(ended: tuple[int | None, str, str], start: float) -> Row:
         cut = next((i for i, line in enumerate(rest) if line.startswith("  fix: ")), len(rest))
         error = "\n".join(rest[:cut]).removeprefix("accel: error: ")
         fix = "\n".join(rest[cut:]).removeprefix("  fix: ") or None
+    elif code is None:
+        error = "\n".join(["ran past its time limit, after:", *lines[-3:]])
+        fix = "run it again with a larger --limit-s, and nothing beside it"
     elif code != 0:
         error = "\n".join(lines[-3:])
     return {
