@@ -1,16 +1,10 @@
 """A release built over a real Ray cluster on this machine: as without it, and through lost processes and nodes."""
 
 import contextlib
-import json
-import os
-import secrets
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,6 +14,10 @@ from tiny_release import accel, write_model
 from accel.core import hardware
 from accel.core.errors import CheckFailed
 from accel.release import document, planning, publishing
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks import ray_nodes
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[fleet]'")
 DEADLY = """
@@ -38,94 +36,11 @@ def build():
 """
 
 
-FEWER = ("--include-dashboard", "false", "--no-monitor")
-PORTS = (
-    *("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port"),
-    *("--runtime-env-agent-port", "--metrics-export-port"),
-)
-"""A node waits fifteen seconds for each port of its agents that it was not told."""
-
-
-MARK = "ACCEL_TEST_NODE"
-"""What a node's processes carry in their environment: they leave the session that started them."""
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
-
-
-class Nodes:
-    """A Ray cluster of processes on this machine; its head is also the first machine of the pool ``here``."""
-
-    def __init__(self, folder):
-        self.folder, self.nodes = folder, {}
-        (port,) = free_ports(1)
-        self.address = f"127.0.0.1:{port}"
-        self.start("head", "--head", "--port", port, *FEWER, *self.of("here"))
-
-    def start(self, name, *words, **env):
-        """Start a node and remember its processes; on a busy machine its agents may come too late for it, so again."""
-        line = [sys.executable, "-m", "ray.scripts.scripts", "start", *map(str, words)]
-        line += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(100 << 20), "--disable-usage-stats"]
-        if "--head" in words:
-            line += ["--temp-dir", str(self.folder)]
-        for _ in range(4):
-            told = [word for pair in zip(PORTS, map(str, free_ports(len(PORTS))), strict=True) for word in pair]
-            mark = f"{self.folder}:{name}"
-            own = os.environ | env | {MARK: mark}
-            done = subprocess.run(
-                line + told, capture_output=True, text=True, check=False, env=own, start_new_session=True
-            )
-            self.nodes[name] = [p for p in psutil.process_iter() if _mark(p) == mark]
-            if done.returncode == 0:
-                return
-            self.kill(name)
-        raise AssertionError(done.stdout + done.stderr)
-
-    def worker(self, name, pool, **env):
-        self.start(name, "--address", self.address, *self.of(pool), **env)
-
-    def of(self, pool):
-        return "--num-cpus", 2, "--resources", json.dumps({pool: 1})
-
-    def kill(self, name):
-        for process in self.nodes.pop(name):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-
-def _mark(process):
-    try:
-        return process.environ().get(MARK)
-    except psutil.Error:
-        return None
-
-
-def _line(process):
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 @pytest.fixture(scope="module")
 def cluster():
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets lie there, and their paths have to be short
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        made = Nodes(folder)
-        try:
-            made.worker("other", "there", ACCEL_SIMULATE="other")
-            yield made
-        finally:
-            for name in list(made.nodes):
-                made.kill(name)
-            shutil.rmtree(folder, ignore_errors=True)
+    with ray_nodes.cluster() as made:
+        made.worker("other", "there", ACCEL_SIMULATE="other")
+        yield made
 
 
 def write_release(folder, models, **more):
@@ -236,6 +151,13 @@ def test_a_model_that_kills_its_worker_twice_has_failed_and_a_lost_node_has_not(
     assert {e.model: e.held for e in release.entries} == {"deadly": "failed", "good": "ready"}, done.stderr
     assert "its process died" in next(e.reason for e in release.entries if e.model == "deadly")
     assert 2 <= len(count.read_text()) <= 4
+
+
+def _line(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def _children(pid):
