@@ -38,12 +38,13 @@ class Nodes:
     """A Ray cluster of processes on this machine; its head is also the first machine of the pool ``here``.
 
     Attributes:
+        cpus: that each node is told it has.
         nodes: the processes of each node, by its name.
         address: for ``--ray``.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder, self.nodes = folder, dict[str, list[psutil.Process]]()
+    def __init__(self, folder: str | Path, cpus: int = 2) -> None:
+        self.folder, self.cpus, self.nodes = folder, cpus, dict[str, list[psutil.Process]]()
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self.start("head", "--head", "--port", port, *FEWER, *self.of("here"))
@@ -73,7 +74,7 @@ class Nodes:
 
     def of(self, pool: str) -> tuple[object, ...]:
         """Return the options of a machine of a pool."""
-        return "--num-cpus", 2, "--resources", json.dumps({pool: 1})
+        return "--num-cpus", self.cpus, "--resources", json.dumps({pool: 1})
 
     def kill(self, name: str) -> None:
         """End all processes of a node at once."""
@@ -91,12 +92,12 @@ def _mark(process: psutil.Process) -> str | None:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Nodes]:
+def cluster(cpus: int = 2) -> Iterator[Nodes]:
     """Yield a cluster that only who has this process's environment may use; nothing of it is left behind."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets lie there, and their paths have to be short
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with mock.patch.dict(os.environ, token):
-        made = Nodes(folder)
+        made = Nodes(folder, cpus)
         try:
             yield made
         finally:

@@ -39,7 +39,7 @@ def convert(
     Raises:
         OutputError: the store cannot be written, or another process converts the model.
     """
-    if _is_done(asked, targets, folder, machine, retry=retry):
+    if is_done(asked, targets, folder, machine, retry=retry):
         return
     key = planning.asked_key(asked)
     remove(folder / f"{asked.name}.json")  # what is half done is of no record
@@ -83,7 +83,7 @@ def prepare(
         OutputError: as ``convert``.
     """
     job = _job(asked, targets, folder)
-    if job.bench == "none" or _is_done(asked, targets, folder, machine, retry=retry):
+    if job.bench == "none" or is_done(asked, targets, folder, machine, retry=retry):
         return False
     remove(folder / f"{asked.name}.json")
     try:
@@ -108,7 +108,7 @@ def _job(asked: ModelPlan, targets: tuple[Target, ...], folder: Path) -> Job:
     return asked.job(targets, folder / planning.run_name(asked), config=config)
 
 
-def _is_done(asked: ModelPlan, targets: tuple[Target, ...], folder: Path, machine: Hardware, *, retry: bool) -> bool:
+def is_done(asked: ModelPlan, targets: tuple[Target, ...], folder: Path, machine: Hardware, *, retry: bool) -> bool:
     """Say whether there is a record of just this; where that failed and is to be tried again, there is none."""
     record = planning.read_record(folder, asked.name)
     if record is None or not planning.current(record, planning.asked_key(asked), planning.made_with(targets, machine)):

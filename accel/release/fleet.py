@@ -9,8 +9,9 @@ exports, builds and proves, and takes as many CPUs as it has threads; ``measure`
 pool's resource, so that a machine measures one model at a time, while preparations fill the CPUs that are left.
 
 Results go into the store, which all machines share, under the same path; what a task returns is a word. The records in
-the store say what is done, so a driver that is killed starts again where it was. A task whose node is lost is given to
-another; one whose own process dies twice has failed.
+the store say what is done, so a driver that is killed starts again where it was, and gives nobody what is done. It
+hands out a few tasks for each CPU at a time, so that a release of any size asks no more of Ray. A task whose node is
+lost is given to another; one whose own process dies twice has failed.
 
 Source: Ray 2.60, "Resources" (fractional custom resources), "Fault tolerance" (task failures).
 """
@@ -18,6 +19,7 @@ Source: Ray 2.60, "Resources" (fractional custom resources), "Fault tolerance" (
 import contextlib
 import os
 import time
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +39,10 @@ MOST_LOSSES = 5
 """How often a task is given to another node when its node is lost, or its run is still held by a task that ends."""
 POLL_S, GONE_S = 2.0, 60.0
 """How long a pool may have no node at all before its models wait for another build."""
+AHEAD = 3.0
+"""Tasks of a phase that are handed out for each CPU of a pool: what waits there begins without the driver."""
+CALLS = 1
+"""Tasks that a process of Ray's does before it ends: nothing is left for the next model."""
 Phase = Literal["prepare", "measure", "give up"]
 
 
@@ -68,25 +74,71 @@ class FleetTask:
 
 @dataclass(slots=True)
 class Cluster:
-    """The driver's side of one build."""
+    """The driver's side of one build.
+
+    Attributes:
+        waiting: by machine and phase, what is not handed out yet.
+        running: what is.
+        cpus: of all nodes of each machine, when they were last looked at.
+        seen: when each machine was last seen, and how many nodes it had.
+    """
 
     plan: ReleasePlan
     store: Path
     machines: Mapping[str, FleetMachine]
     duties: Duties
     retry: bool
+    waiting: dict[tuple[str, Phase], deque[FleetTask]] = field(default_factory=dict)
     running: dict[Any, FleetTask] = field(default_factory=dict)
+    cpus: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
+    _asked: dict[str, ModelPlan] = field(init=False)
+    _remote: Any = field(init=False)
+    _out: Counter[tuple[str, Phase]] = field(default_factory=Counter)
 
-    def submit(self, task: FleetTask) -> None:
-        """Give a task to the cluster."""
+    def __post_init__(self) -> None:
         import ray
 
-        machine = self.machines[task.machine]
-        asked = next(a for a in self.plan.models if a.name == task.model)
+        self._asked = {asked.name: asked for asked in self.plan.models}
+        self._remote = ray.remote(max_calls=CALLS)(_work)
+
+    def give(self, task: FleetTask) -> None:
+        """Take a task that is to be done."""
+        self.waiting.setdefault((task.machine, task.phase), deque()).append(task)
+
+    def hand_out(self) -> None:
+        """Give the cluster as much of what waits as keeps it busy."""
+        for (machine, phase), tasks in self.waiting.items():
+            most = max(1.0, AHEAD * self.cpus.get(machine, 1.0))
+            while tasks and self._out[machine, phase] < most:
+                self._submit(tasks.popleft())
+
+    def is_done(self, asked: ModelPlan, id: str) -> bool:
+        """Say whether the store has a machine's record of just this."""
+        folder, machine = self.store / planning.RUNS / id, self.machines[id].hardware
+        return converting.is_done(asked, self.duties.targets(asked, id), folder, machine, retry=self.retry)
+
+    def drop(self, id: str) -> None:
+        """Give up what a machine was to do."""
+        import ray
+
+        for ref in [ref for ref, task in self.running.items() if task.machine == id]:
+            ray.cancel(ref, force=True)
+            task = self.running.pop(ref)
+            self._out[id, task.phase] -= 1
+        for tasks in (tasks for (machine, _), tasks in self.waiting.items() if machine == id):
+            tasks.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to be done."""
+        return bool(self.running) or any(self.waiting.values())
+
+    def _submit(self, task: FleetTask) -> None:
+        machine, asked = self.machines[task.machine], self._asked[task.model]
         threads = float(min(asked.options.get("threads") or machine.cpus, machine.cpus))
         share = MEASURING if task.phase == "measure" else PREPARING
-        worker = ray.remote(max_calls=1)(_work).options(  # a process of its own: nothing is left for the next model
+        worker = self._remote.options(
             name=f"{task.model} on {machine.pools[0]}: {task.phase}",
             num_cpus=threads if task.phase != "give up" else 0,
             resources={machine.pools[0]: share},
@@ -98,6 +150,7 @@ class Cluster:
             task, asked, targets, str(self.store), machine.hardware.id, code, str(Path.cwd()), self.retry
         )
         self.running[ref] = task
+        self._out[task.machine, task.phase] += 1
 
     def next_of(self, ref: Any) -> FleetTask | None:
         """Take the end of a task, and return what follows it; None where that was all.
@@ -110,6 +163,7 @@ class Cluster:
         from ray import exceptions
 
         task = self.running.pop(ref)
+        self._out[task.machine, task.phase] -= 1
         try:
             died = ray.get(ref)
             if task.phase == "prepare":
@@ -153,6 +207,7 @@ class Cluster:
         for id, machine in self.machines.items():
             if found := _nodes(machine.pools[0]):
                 self.seen[id] = now
+                self.cpus[id] = sum(node["Resources"].get("CPU", 1.0) for node in found)
                 key = f"nodes of {id}"
                 self.seen[key] = max(self.seen.get(key, 0.0), float(len(found)))
         return [id for id in self.machines if now - self.seen[id] > GONE_S]
@@ -182,12 +237,20 @@ def convert(plan: ReleasePlan, store: Path, address: str, progress: Progress, *,
         duties = _duties(plan, machines)
         cluster = Cluster(plan, store, machines, duties, retry)
         cluster.gone()
+        total = done = 0
         for asked in plan.models:
-            for id in dict.fromkeys(m for (name, _), m in duties.makers.items() if name == asked.name):
-                cluster.submit(FleetTask(asked.name, id))
-        total, done = len(cluster.running), 0
+            for id in dict.fromkeys(m for pool in asked.wanted if (m := duties.makers.get((asked.name, pool)))):
+                total += 1
+                if cluster.is_done(asked, id):
+                    done += 1
+                else:
+                    cluster.give(FleetTask(asked.name, id))
+        if done:
+            progress.stage(f"{done} of {total} are done, and nothing changed")
         lost: set[str] = set()
-        while cluster.running:
+        looked = time.monotonic()
+        while cluster.busy:
+            cluster.hand_out()
             ready, _ = ray.wait(list(cluster.running), num_returns=1, timeout=POLL_S)
             for ref in ready:
                 task = cluster.running[ref]
@@ -195,15 +258,15 @@ def convert(plan: ReleasePlan, store: Path, address: str, progress: Progress, *,
                 follows = cluster.next_of(ref)
                 done += follows is None
                 if follows is not None:
-                    cluster.submit(follows)
+                    cluster.give(follows)
                     if (follows.losses, follows.deaths) > (0, 0) and follows.phase == task.phase:
                         progress.notice(f"{what}: {task.phase} is begun again: {follows.why or 'its node was lost'}")
                 progress.stage(f"{what}: {task.phase} done ({done} of {total})")
-            for id in cluster.gone() if not ready else ():
-                lost.add(id)
-                for ref in [r for r, t in cluster.running.items() if t.machine == id]:
-                    ray.cancel(ref, force=True)
-                    del cluster.running[ref]
+            if time.monotonic() - looked > POLL_S:
+                looked = time.monotonic()
+                for id in cluster.gone():
+                    lost.add(id)
+                    cluster.drop(id)
         yield _without(duties, machines, lost)
     finally:
         ray.shutdown()

@@ -117,6 +117,8 @@ def test_again_nothing_is_converted(built, cluster):
     before = document.read(folder / "store" / "1")
     done = accel("release", "build", folder / "release.yaml", "--store", folder / "store", "--ray", cluster.address)
     assert done.returncode == 0, done.stderr
+    assert "3 of 3 are done" in done.stderr  # no task was handed out
+    assert "prepare" not in done.stderr
     assert kept == {p: p.read_bytes() for p in (folder / "store" / planning.RUNS).glob("*/*.json")}
     assert document.read(folder / "store" / "1") == before
 
