@@ -1,6 +1,7 @@
 """Kill `accel release build` and its workers at random moments; and hold an unchanged release against itself, often.
 
     python benchmarks/release_campaign.py --kills 30 -o kills.json     # driver and workers, in turn
+    python benchmarks/release_campaign.py --kills 30 --fleet -o fleet.json    # over Ray: its nodes, too
     python benchmarks/release_campaign.py --diffs 20 -o diffs.json     # the same speed, other bytes: nothing may block
     python benchmarks/release_campaign.py --example -o example.json    # examples/release.yaml, thrice; --ray auto
 
@@ -12,6 +13,7 @@ For the example, a model counts as converted where its record in the store is no
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -21,15 +23,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import psutil
+import ray_nodes
 import yaml
 from kills import settle
 from onnx import TensorProto, helper, numpy_helper
+from ray_nodes import Nodes
 
 from accel.core.errors import InputError
 from accel.release import document
@@ -108,12 +113,21 @@ class Reader(threading.Thread):
         self.join()
 
 
-def kill_once(process: subprocess.Popen, whom: str, rng: random.Random) -> str | None:
-    """Kill the driver, or one of the processes that it started, if there is any; return what was killed."""
+def kill_once(process: subprocess.Popen, whom: str, rng: random.Random, nodes: Nodes | None) -> str | None:
+    """Kill the driver, a process that works for it, or a node of a cluster; return what was killed, if anything.
+
+    Args:
+        nodes: of the cluster that builds; the node comes again at once, and its processes work for the driver.
+    """
     if whom == "driver":
         process.send_signal(signal.SIGKILL)
         return f"driver {process.pid}"
-    children = psutil.Process(process.pid).children(recursive=True)
+    if whom == "node":
+        assert nodes is not None
+        nodes.kill("second")
+        nodes.worker("second", "here")
+        return "node"
+    children = psutil.Process(process.pid).children(recursive=True) if nodes is None else list(at_work(nodes))
     if not children:
         return None
     victim = rng.choice(children)
@@ -125,16 +139,33 @@ def kill_once(process: subprocess.Popen, whom: str, rng: random.Random) -> str |
     return f"worker {victim.pid} {line}"
 
 
+def at_work(nodes: Nodes) -> Iterator[psutil.Process]:
+    """Yield the processes of a cluster in which a task runs, and what they started."""
+    for process in [p for found in nodes.nodes.values() for p in found]:
+        with contextlib.suppress(psutil.Error):
+            for child in process.children(recursive=True):
+                if any(": prepare" in word or ": measure" in word for word in child.cmdline()):
+                    yield child
+                    yield from child.children(recursive=True)
+
+
 def kills(
-    count: int, folder: Path, *, seed: int = 0, models: int = 2, targets: tuple[str, ...] = ("ort", "openvino-fp32")
-) -> dict[str, Any]:
-    """Build a release undisturbed, then again and again with kills, until that many were made."""
+    count: int, folder: Path, *, seed: int = 0, models: int = 2, targets: tuple[str, ...] = ("ort", "openvino-fp32"),
+    nodes: Nodes | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Build a release undisturbed, then again and again with kills, until that many were made.
+
+    Args:
+        nodes: of a cluster that builds it; all are of the pool ``here``, and ``second`` may be killed.
+    """
     rng, environment = random.Random(seed), {**os.environ, "TMPDIR": str(folder / "tmp"), "HF_HUB_OFFLINE": "1"}
+    victims = ("worker", "driver", *(("node",) if nodes else ()))
     (folder / "tmp").mkdir()
     file = write_release(folder, [write_model(folder / f"m{n}.onnx", n) for n in range(models)], "1", targets)
 
     def start(store: Path) -> subprocess.Popen:
         line = [sys.executable, "-m", "accel", "release", "build", str(file), "--store", str(store)]
+        line += ["--ray", nodes.address] if nodes else []
         with (folder / "log").open("ab") as log:
             return subprocess.Popen(line, env=environment, stdout=log, stderr=log)
 
@@ -148,14 +179,14 @@ def kills(
         reader = Reader(store / "1")
         for _ in range(3):  # a variant whose process died twice has failed, so its workers are killed once a run
             process = start(store)
-            whom = "worker" if not any(k.startswith("worker") for k in killed) and rng.random() < 0.5 else "driver"
+            whom = rng.choice([v for v in victims if v != "worker" or not any(k.startswith(v) for k in killed)])
             try:
                 process.wait(rng.uniform(0, took) if made + len(killed) < count else None)
                 break
             except subprocess.TimeoutExpired:
-                hit = kill_once(process, whom, rng)
+                hit = kill_once(process, whom, rng, nodes)
                 killed += [hit] if hit else []
-                if whom == "worker":
+                if whom != "driver":
                     process.wait()
                     break
                 process.wait()
@@ -165,6 +196,8 @@ def kills(
         if code < 0 or not (store / "1").exists():
             code = start(store).wait()
         alive = settle(folder / "tmp", SETTLE_S)
+        if nodes is not None:
+            alive += [" ".join(p.cmdline()) for p in at_work(nodes)]
         reader.stop()
         found = content(store / "1")
         half = [str(p) for p in store.rglob("*") if p.name.endswith((".new", ".old", ".removed"))]
@@ -284,6 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--diffs", type=int, default=0)
+    parser.add_argument("--fleet", action="store_true", help="with --kills: over a Ray cluster of two nodes")
     parser.add_argument("--example", action="store_true")
     parser.add_argument("--ray", help="with --example: build it over this cluster, too (auto, HOST:PORT)")
     parser.add_argument("--seed", type=int, default=0)
@@ -291,7 +325,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="release-campaign-") as scratch:
         found: dict[str, Any] = {}
-        if args.kills:
+        if args.kills and args.fleet:
+            with ray_nodes.cluster() as nodes:
+                nodes.worker("second", "here")
+                found |= kills(args.kills, Path(scratch), seed=args.seed, models=4, nodes=nodes)
+        elif args.kills:
             found |= kills(args.kills, Path(scratch), seed=args.seed)
         if args.diffs:
             found |= diffs(args.diffs, Path(tempfile.mkdtemp(dir=scratch)))

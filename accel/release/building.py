@@ -25,7 +25,7 @@ from pathlib import Path
 
 from accel.core import document, hardware, signing
 from accel.core.document import RunDocument
-from accel.core.errors import OutputError, UsageError
+from accel.core.errors import OutputError
 from accel.core.files import lock, replace_folder
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, FileRef, sha256_file, sha256_json, to_json
@@ -55,20 +55,17 @@ def build(
 
     Raises:
         InputError: one of ``finished`` is damaged, or not of kits of this release.
-        UsageError: this machine is of two pools for one device, or a cluster was to use an object store.
+        UsageError: this machine is of two pools for one device.
         OutputError: the store cannot be written or is in use, or the release is signed and would change.
         UnavailableError: cyclonedx-python-lib is not installed, there is no such cluster, or no such object store.
     """
     provenance.demand()
     progress = progress or Progress()
-    if ray is not None and shared is not None:
-        raise UsageError("--ray needs a store that is a folder", fix="--store FOLDER, where all machines have it")
     with contextlib.ExitStack() as held:
         if shared is not None:
             held.enter_context(lock(store / planning.RUNS, f"accel release build {plan.version}"))
-            shared.pull(plan)
         if ray is not None:
-            duties = held.enter_context(fleet.convert(plan, store, ray, progress, retry=retry))
+            duties = held.enter_context(fleet.convert(plan, store, ray, progress, retry=retry, shared=shared))
         else:
             duties = held.enter_context(_convert_here(plan, store, progress, retry=retry, shared=shared))
         for run_dir in finished:
@@ -83,7 +80,7 @@ def build(
             while True:
                 release = _assemble(plan, store, duties)
                 shared.push_release(plan.version)
-                if not shared.pull(plan):  # else another machine gave a run meanwhile
+                if not shared.pull(plan, duties):  # else another machine gave a run meanwhile
                     return release
 
 
@@ -95,6 +92,8 @@ def _convert_here(
     machine = hardware.detect()
     duties = planning.duties_of(plan, machine)
     folder = store / planning.RUNS / machine.id
+    if shared is not None:
+        shared.pull(plan, duties)
     with lock(folder, f"accel release build {plan.version}"):
         for number, asked in enumerate(plan.models, 1):
             progress.stage(f"{asked.name} ({number} of {len(plan.models)})")

@@ -8,7 +8,8 @@ of a pool are of one kind, or nothing measured on one would hold for another. A 
 exports, builds and proves, and takes as many CPUs as it has threads; ``measure`` also takes more than half of the
 pool's resource, so that a machine measures one model at a time, while preparations fill the CPUs that are left.
 
-Results go into the store, which all machines share, under the same path; what a task returns is a word. The records in
+Results go into the store: a folder that all machines share under the same path, or an object store, to which a task
+gives what it made and from which the next takes it, by content. What a task returns is a word. The records in
 the store say what is done, so a driver that is killed starts again where it was, and gives nobody what is done. It
 hands out a few tasks for each CPU at a time, so that a release of any size asks no more of Ray. A task whose node is
 lost is given to another; one whose own process dies twice has failed.
@@ -30,8 +31,10 @@ from accel.core.errors import InputError, OutputError, UnavailableError, UsageEr
 from accel.core.hardware import Hardware
 from accel.core.progress import Progress
 from accel.release import converting, planning
+from accel.release.object_store import ObjectStore
 from accel.release.planning import Duties
 from accel.release.release_file import ModelPlan, ReleasePlan
+from accel.release.shared import SharedStore, cache_of
 
 MEASURING, PREPARING = 0.6, 0.001
 """Shares of a pool's resource: two that measure do not fit on one machine."""
@@ -77,6 +80,7 @@ class Cluster:
     """The driver's side of one build.
 
     Attributes:
+        url: of the object store; None where the nodes have the folder ``store``.
         waiting: by machine and phase, what is not handed out yet.
         running: what is.
         cpus: of all nodes of each machine, when they were last looked at.
@@ -88,6 +92,7 @@ class Cluster:
     machines: Mapping[str, FleetMachine]
     duties: Duties
     retry: bool
+    url: str | None = None
     waiting: dict[tuple[str, Phase], deque[FleetTask]] = field(default_factory=dict)
     running: dict[Any, FleetTask] = field(default_factory=dict)
     cpus: dict[str, float] = field(default_factory=dict)
@@ -146,9 +151,8 @@ class Cluster:
         )
         targets = self.duties.targets(asked, task.machine)
         code = planning.code()
-        ref = worker.remote(
-            task, asked, targets, str(self.store), machine.hardware.id, code, str(Path.cwd()), self.retry
-        )
+        place = self.url or str(self.store)
+        ref = worker.remote(task, asked, targets, place, machine.hardware.id, code, str(Path.cwd()), self.retry)
         self.running[ref] = task
         self._out[task.machine, task.phase] += 1
 
@@ -214,10 +218,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def convert(plan: ReleasePlan, store: Path, address: str, progress: Progress, *, retry: bool) -> Iterator[Duties]:
+def convert(
+    plan: ReleasePlan, store: Path, address: str, progress: Progress, *, retry: bool, shared: SharedStore | None = None
+) -> Iterator[Duties]:
     """Convert all models on the machines of a cluster, and give who converted what.
 
     Args:
+        shared: object store behind the folder ``store``, which is then the driver's own.
         address: ``auto`` for the cluster that runs here, or a new one of this machine alone; else as ``ray.init``.
 
     Raises:
@@ -235,7 +242,9 @@ def convert(plan: ReleasePlan, store: Path, address: str, progress: Progress, *,
     try:
         machines = _machines(plan)
         duties = _duties(plan, machines)
-        cluster = Cluster(plan, store, machines, duties, retry)
+        if shared is not None:
+            shared.pull(plan, duties)
+        cluster = Cluster(plan, store, machines, duties, retry, shared.place.url if shared else None)
         cluster.gone()
         total = done = 0
         for asked in plan.models:
@@ -267,6 +276,8 @@ def convert(plan: ReleasePlan, store: Path, address: str, progress: Progress, *,
                 for id in cluster.gone():
                     lost.add(id)
                     cluster.drop(id)
+        if shared is not None:
+            shared.pull(plan, duties)
         yield _without(duties, machines, lost)
     finally:
         ray.shutdown()
@@ -407,13 +418,19 @@ def _work(
         os.chdir(cwd)
     except OSError as error:
         raise InputError(f"{os.uname().nodename} has no {cwd}, where the build was started: {error}") from error
-    folder = Path(store) / planning.RUNS / machine
+    shared = SharedStore(ObjectStore(store), cache_of(store)) if "://" in store else None
+    folder = (shared.local if shared else Path(store)) / planning.RUNS / machine
     folder.mkdir(parents=True, exist_ok=True)
+    if shared is not None:
+        shared.take(asked, machine)
+    died = False
     if task.phase == "give up":
         converting.give_up(asked, targets, folder, here, task.why)
-        return False
-    if task.phase == "prepare":
-        return converting.prepare(asked, targets, folder, here, Progress(), retry=retry)
-    tries = max(1, converting.TRIES - task.deaths)
-    converting.convert(asked, targets, folder, here, Progress(), retry=retry, tries=tries)
-    return False
+    elif task.phase == "prepare":
+        died = converting.prepare(asked, targets, folder, here, Progress(), retry=retry)
+    else:
+        tries = max(1, converting.TRIES - task.deaths)
+        converting.convert(asked, targets, folder, here, Progress(), retry=retry, tries=tries)
+    if shared is not None:
+        shared.give(asked, machine)
+    return died

@@ -1,7 +1,8 @@
 """A store that builds share as an object store: what runs leave goes there as content, and comes back by content.
 
     URL/store/content/<2 digits>/<sha256>         the content of a file, once
-    URL/store/runs/<hardware id>/<model>.json     what the last conversion left: its record, and its files by sha256
+    URL/store/runs/<hardware id>/<model>.json     what the last conversion left: its record, and its files by sha256;
+                                                  without a record what a phase of it left for the next (``fleet``)
     URL/store/releases/<version>.json             the files of a release by sha256
     URL/store/format                              what all of this is written in
 
@@ -13,26 +14,29 @@ and both build with what stands. Only what a later build reads travels.
 The hashes find damage, not forgery: whoever may write there decides what builders run, as with any shared store.
 """
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from accel.core import document, hardware, signing
 from accel.core.errors import InputError, OutputError
-from accel.core.files import link_or_copy, load_json, remove, replacing, stays_inside
+from accel.core.files import link_or_copy, load_json, lock, remove, replacing, stays_inside, write_text
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, from_json, sha256_file, sha256_json, to_json
 from accel.release import planning
 from accel.release.document import FILENAME
 from accel.release.object_store import ObjectStore
-from accel.release.planning import ConversionRecord
-from accel.release.release_file import ReleasePlan
+from accel.release.planning import ConversionRecord, Duties
+from accel.release.release_file import ModelPlan, ReleasePlan
 
 FORMAT, RUNS, RELEASES = "store/format", "store/runs", "store/releases"
+FETCHING = ".fetching"
 AT_ONCE = 8
 """Requests that wait for an answer at the same time."""
 
@@ -89,11 +93,14 @@ class SharedStore:
             why = f"{place.url}/{FORMAT} is {found[:80]!r}, this accel reads up to {SCHEMA}"
             raise InputError(why, fix="use a newer accel, or another prefix")
 
-    def pull(self, plan: ReleasePlan) -> bool:
+    def pull(self, plan: ReleasePlan, duties: Duties | None = None) -> bool:
         """Fetch the runs that a build of this release would use and the local folder lacks; say whether any came.
 
         Of the machine's own runs the store's stands where it is of just what is asked; any is fetched where there is
         none here, for its stages. Of other machines' those that are of what is asked are.
+
+        Args:
+            duties: who converts what; None for this machine alone.
 
         Raises:
             UnavailableError: the store cannot be reached.
@@ -102,7 +109,7 @@ class SharedStore:
             UsageError: this machine is of two pools for one device.
         """
         machine, came, models = hardware.detect(), False, {f"{asked.name}.json": asked for asked in plan.models}
-        duties = planning.duties_of(plan, machine)
+        duties = duties or planning.duties_of(plan, machine)
         there = [f"{RUNS}/{id}/{name}" for id in self.place.names(RUNS) for name in self.place.names(f"{RUNS}/{id}")]
         indices = [index for index in there if index.rpartition("/")[2] in models]
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -138,6 +145,48 @@ class SharedStore:
             run = folder / record.run
             files = [p for p in run.rglob("*") if _is_read_again(p.relative_to(run))] if record.error is None else []
             self._store(index, run, files, record)
+
+    def take(self, asked: ModelPlan, machine: str) -> None:
+        """Let the local folder have what the store has of one model on one machine, be it finished or half done.
+
+        Waits while another process of this folder does so.
+
+        Raises:
+            UnavailableError, InputError, OutputError: as ``pull``.
+        """
+        index, folder = f"{RUNS}/{machine}/{asked.name}.json", self.local / planning.RUNS / machine
+        stored = self._index(index)
+        if stored is None or self._was_here(asked, machine, stored):
+            return
+        with _waited_for(self.local / FETCHING, f"fetching {asked.name}"):
+            if self._fetched(stored, index):
+                remove(folder / f"{asked.name}.json")
+                self._place(stored, folder / (stored.record.run if stored.record else planning.run_name(asked)))
+                if stored.record is not None:
+                    planning.write_record(folder, asked.name, stored.record)
+                write_text(self._mark(asked, machine), sha256_json(to_json(stored)))
+            remove(self._contents)
+
+    def give(self, asked: ModelPlan, machine: str) -> None:
+        """Store what the local folder has of one model on one machine, be it finished or half done.
+
+        Raises:
+            UnavailableError: the store cannot be reached.
+        """
+        index, folder = f"{RUNS}/{machine}/{asked.name}.json", self.local / planning.RUNS / machine
+        record = planning.read_record(folder, asked.name)
+        run = folder / (record.run if record else planning.run_name(asked))
+        files = [p for p in run.rglob("*") if _is_read_again(p.relative_to(run))]
+        self._store(index, run, files if record is None or record.error is None else [], record)
+        write_text(self._mark(asked, machine), sha256_json(to_json(self.seen[index])))
+
+    def _mark(self, asked: ModelPlan, machine: str) -> Path:
+        """File that says which of the store's states of a model this folder last had."""
+        return self.local / planning.RUNS / machine / f".{asked.name}.shared"
+
+    def _was_here(self, asked: ModelPlan, machine: str, stored: StoredFolder) -> bool:
+        mark = self._mark(asked, machine)
+        return mark.is_file() and mark.read_text() == sha256_json(to_json(stored))
 
     def pull_release(self, version: str) -> None:
         """Fetch a release that is not here, or that was signed elsewhere.
@@ -257,6 +306,21 @@ class SharedStore:
             list(pool.map(lambda one: self.place.upload(one[0], one[1].content), todo.values()))
         self.seen[index] = StoredFolder(stored, record)
         self.place.write(index, json.dumps(to_json(self.seen[index])).encode())
+
+
+@contextlib.contextmanager
+def _waited_for(folder: Path, command: str) -> Iterator[None]:
+    """Hold a folder as ``lock`` does, once who holds it has ended."""
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(lock(folder, command))
+                break
+            except OutputError as error:
+                if not isinstance(error.__context__, BlockingIOError):
+                    raise
+                time.sleep(0.2)
+        yield
 
 
 def _is_read_again(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """A release built over a real Ray cluster on this machine: as without it, and through lost processes and nodes."""
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from tiny_release import accel, write_model
 
 from accel.core import hardware
 from accel.core.errors import CheckFailed
-from accel.release import document, planning, publishing
+from accel.release import document, object_store, planning, publishing
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -37,10 +38,20 @@ def build():
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with ray_nodes.cluster() as made:
-        made.worker("other", "there", ACCEL_SIMULATE="other")
-        yield made
+def caches(tmp_path_factory):
+    """Where the first node and the driver, and where the second node keep what they have from an object store."""
+    return tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other")
+
+
+@pytest.fixture(scope="module")
+def cluster(caches, s3_server):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"ENDPOINT_URL": s3_server.url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+            patch.setenv(f"AWS_{name}", value)
+        patch.setenv("XDG_CACHE_HOME", str(caches[0]))
+        with ray_nodes.cluster() as made:
+            made.worker("other", "there", ACCEL_SIMULATE="other", XDG_CACHE_HOME=str(caches[1]))
+            yield made
 
 
 def write_release(folder, models, **more):
@@ -166,6 +177,48 @@ def _children(pid):
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).children(recursive=True)
     return []
+
+
+def test_machines_without_a_common_folder_build_over_an_object_store(built, cluster, caches, tmp_path):
+    """Runs go from node to node, and to the driver, by the bucket alone; with an empty folder nothing is done again."""
+    folder, _ = built
+    place = object_store.ObjectStore("s3://fleet/prefix")
+    place.files.mkdir("fleet")
+    words = ["release", "build", folder / "release.yaml", "--store", place.url, "--ray", cluster.address]
+    done = accel(*words, "--cache", tmp_path / "driver")
+    assert done.returncode == 0, done.stderr
+    found = document.read(tmp_path / "driver" / "1")
+    assert content(found) == content(document.read(folder / "store" / "1"))
+    ran = {cache: {p.parent.name for p in cache.glob("accel/releases/*/runs/*/a.json")} for cache in caches}
+    assert ran[caches[0]] == {hardware.detect().id}
+    assert len(ran[caches[1]] - ran[caches[0]]) == len(ran[caches[1]]) == 1
+    for cache in caches:
+        shutil.rmtree(cache / "accel")
+    done = accel(*words, "--cache", tmp_path / "empty")
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 are done" in done.stderr
+    assert content(document.read(tmp_path / "empty" / "1")) == content(found)
+
+
+@pytest.mark.campaign
+def test_a_node_takes_the_stages_of_a_model_from_the_bucket(built, cluster, caches, tmp_path):
+    folder, _ = built
+    place = object_store.ObjectStore("s3://fleet/stages")
+    place.files.mkdir("fleet")
+    words = ["release", "build", folder / "release.yaml", "--store", place.url, "--ray", cluster.address]
+    done = accel(*words, "--cache", tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(caches[1] / "accel")
+    file = yaml.safe_load((folder / "release.yaml").read_text())
+    file["models"]["a"]["rounds"] = 3  # it is measured again
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(file | {"release": "2"}))
+    words[2] = tmp_path / "more.yaml"
+    done = accel(*words, "--cache", tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 3 are done" in done.stderr
+    assert content(document.read(tmp_path / "cache" / "2")) == content(document.read(tmp_path / "cache" / "1"))
+    assert list(caches[1].glob("accel/releases/*/runs/*/a-*/run.json"))
+    assert not list(caches[1].glob("accel/releases/*/runs/*/a-*/logs/openvino-fp32@cpu.log"))  # its build is kept
 
 
 @pytest.mark.campaign
