@@ -85,7 +85,8 @@ def content(root: Path) -> dict[str, Any]:
         for e in release.entries
         for v in e.variants
     }
-    return {"states": {f"{e.model} {e.pool}": e.held for e in release.entries}, "variants": lines}
+    kits = {f.path: f.sha256 for f in release.files if f.path.startswith("kits/")}
+    return {"states": {f"{e.model} {e.pool}": e.held for e in release.entries}, "variants": lines, "kits": kits}
 
 
 class Reader(threading.Thread):
@@ -295,6 +296,7 @@ def example(folder: Path, ray: str | None = None) -> dict[str, Any]:
         one, other = changed["content"]["variants"], runs[3]["content"]["variants"]
         fleet = {
             "other_files": [id for id in one if one[id] != other.get(id)],
+            "other_kits": sorted({*changed["content"]["kits"].items()} ^ {*runs[3]["content"]["kits"].items()}),
             "other_choices": [f"{a['model']} {a['pool']}" for a, b in pairs if not same_choice(a, b)],
         }
         good += [changed["content"]["states"] == runs[3]["content"]["states"], not fleet["other_choices"]]

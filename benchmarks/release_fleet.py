@@ -34,6 +34,7 @@ import ray_nodes
 import yaml
 from release_campaign import content, write_model
 
+from accel.core.hardware import Hardware
 from accel.core.progress import Progress
 from accel.release import fleet, planning, release_file
 from accel.release.fleet import FleetTask
@@ -123,6 +124,12 @@ def real(count: int, folder: Path) -> dict[str, Any]:
         phase: [round(e["dur"] / 1e6, 2) for e in events if e["cat"].startswith("task::") and e["cat"].endswith(phase)]
         for phase in ("prepare", "measure")
     }
+    spans = [
+        (e["cat"].split()[2], e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if e["cat"].startswith("task::") and e["cat"].endswith(": measure")
+    ]
+    found["measured_at_once"] = max(sum(p == q and a <= begin < b for q, a, b in spans) for p, begin, _ in spans)
     return found
 
 
@@ -134,12 +141,12 @@ def recorded(phase_s: dict[str, list[float]], scale: float) -> Callable[..., boo
     """Return what stands in for ``fleet._work``: it waits as long as such a phase took, and leaves the record."""
 
     def work(
-        task: FleetTask, asked: ModelPlan, targets: tuple[Any, ...], store: str, machine: str, code: str, *_: Any
+        task: FleetTask, asked: ModelPlan, targets: tuple[Any, ...], store: str, machine: Hardware, code: str, *_: Any
     ) -> bool:
         begin, here = time.monotonic(), fleet._describe(code)
         taken = random.Random(f"{task.model} {task.machine} {task.phase}").choice(phase_s[task.phase])
         if task.phase == "measure":
-            folder = Path(store) / planning.RUNS / machine
+            folder = Path(store) / planning.RUNS / machine.id
             folder.mkdir(parents=True, exist_ok=True)
             made, name = planning.made_with(targets, here), planning.run_name(asked)
             record = planning.ConversionRecord(planning.asked_key(asked), made, name, taken)

@@ -152,7 +152,7 @@ class Cluster:
         targets = self.duties.targets(asked, task.machine)
         code = planning.code()
         place = self.url or str(self.store)
-        ref = worker.remote(task, asked, targets, place, machine.hardware.id, code, str(Path.cwd()), self.retry)
+        ref = worker.remote(task, asked, targets, place, machine.hardware, code, str(Path.cwd()), self.retry)
         self.running[ref] = task
         self._out[task.machine, task.phase] += 1
 
@@ -318,13 +318,15 @@ def _machines(plan: ReleasePlan) -> dict[str, FleetMachine]:
                 strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 task = ray.remote(_describe).options(num_cpus=0, scheduling_strategy=strategy)
                 asked[node["NodeID"]] = task.remote(planning.code())
-        kinds = {shown.id: (shown, n) for n in nodes if (shown := _shown(asked[n["NodeID"]])) is not None}
+        kinds = {_kind(shown): (shown, n) for n in nodes if (shown := _shown(asked[n["NodeID"]])) is not None}
         if len(kinds) > 1:
+            told = " and ".join(sorted(kinds))
             raise UsageError(
-                f"nodes of the pool {name} are {' and '.join(sorted(kinds))}: what one measures does not hold for all",
+                f"nodes of the pool {name} are {told}: what one measures does not hold for all",
                 fix="give each kind of machine a pool and a resource of its own",
             )
-        for id, (shown, node) in kinds.items():
+        for shown, node in kinds.values():
+            id = shown.id
             if (lack := plan.pools[name].lacks(shown)) is not None:
                 raise UsageError(
                     f"{node['NodeManagerAddress']} offers the resource {name!r} and is not of that pool: {lack}",
@@ -344,6 +346,12 @@ def _machines(plan: ReleasePlan) -> dict[str, FleetMachine]:
             fix=f"ray start --address … --resources '{{\"{next(iter(plan.pools))}\": 1}}'",
         )
     return {id: FleetMachine(shown, tuple(pools), cpus) for id, (shown, pools, cpus) in found.items()}
+
+
+def _kind(shown: Hardware) -> str:
+    """Return what two machines share that are one for whoever measures: more than their id says of virtual CPUs."""
+    gpus = "".join(f", compute capability {g.compute_capability}, driver {g.driver}" for g in shown.gpus)
+    return f"{shown.id} ({' '.join(shown.cpu.flags) or 'no flags'}{gpus})"
 
 
 def _shown(ref: Any) -> Hardware | None:
@@ -401,28 +409,30 @@ def _describe(code: str) -> Hardware:
 
 
 def _work(
-    task: FleetTask, asked: ModelPlan, targets: tuple[Any, ...], store: str, machine: str, code: str, cwd: str,
+    task: FleetTask, asked: ModelPlan, targets: tuple[Any, ...], store: str, machine: Hardware, code: str, cwd: str,
     retry: bool,
 ) -> bool:  # fmt: skip
     """Do one phase of a conversion, and return whether a process died in it.
 
     Raises:
-        UnavailableError: this node is not the hardware that was found before, or has another accel.
+        UnavailableError: this node is not the hardware that was found before, has another accel, or cannot reach the
+            object store.
         InputError: the folder that paths are relative to is not there.
         OutputError: the store cannot be written to, or another task holds the run.
     """
     here = _describe(code)
-    if here.id != machine:
-        raise UnavailableError(f"{os.uname().nodename} is {here.id}, and was to be {machine}", fix="see `ray status`")
+    if _kind(here) != _kind(machine):
+        why = f"{os.uname().nodename} is {_kind(here)}, and was to be {_kind(machine)}"
+        raise UnavailableError(why, fix="see `ray status`; a pool's nodes are of one kind")
     try:
         os.chdir(cwd)
     except OSError as error:
         raise InputError(f"{os.uname().nodename} has no {cwd}, where the build was started: {error}") from error
     shared = SharedStore(ObjectStore(store), cache_of(store)) if "://" in store else None
-    folder = (shared.local if shared else Path(store)) / planning.RUNS / machine
+    folder = (shared.local if shared else Path(store)) / planning.RUNS / here.id
     folder.mkdir(parents=True, exist_ok=True)
     if shared is not None:
-        shared.take(asked, machine)
+        shared.take(asked, here.id)
     died = False
     if task.phase == "give up":
         converting.give_up(asked, targets, folder, here, task.why)
@@ -432,5 +442,5 @@ def _work(
         tries = max(1, converting.TRIES - task.deaths)
         converting.convert(asked, targets, folder, here, Progress(), retry=retry, tries=tries)
     if shared is not None:
-        shared.give(asked, machine)
+        shared.give(asked, here.id)
     return died

@@ -5,6 +5,7 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,8 +14,8 @@ import yaml
 from tiny_release import accel, write_model
 
 from accel.core import hardware
-from accel.core.errors import CheckFailed
-from accel.release import document, object_store, planning, publishing
+from accel.core.errors import CheckFailed, UnavailableError
+from accel.release import document, fleet, object_store, planning, publishing
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -132,6 +133,16 @@ def test_again_nothing_is_converted(built, cluster):
     assert "prepare" not in done.stderr
     assert kept == {p: p.read_bytes() for p in (folder / "store" / planning.RUNS).glob("*/*.json")}
     assert document.read(folder / "store" / "1") == before
+
+
+def test_a_worker_shows_its_hardware_before_it_does_anything(tmp_path):
+    here = hardware.detect()
+    other = replace(here, cpu=replace(here.cpu, flags=()))
+    assert other.id == here.id  # virtual machines of two kinds
+    task = fleet.FleetTask("a", here.id, "measure")
+    with pytest.raises(UnavailableError, match=rf"{here.id} \(.+\), and was to be {here.id} \(no flags\)"):
+        fleet._work(task, None, (), str(tmp_path), other, planning.code(), str(tmp_path), False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_kills_its_worker_twice_has_failed_and_a_lost_node_has_not(cluster, tmp_path):
