@@ -1,7 +1,9 @@
-"""The fast part of benchmarks/release_campaign.py: one kill, after which the release is as the undisturbed one."""
+"""The fast parts of benchmarks/release_campaign.py and release_fleet.py: one kill, and tasks of recorded length."""
 
 import sys
 from pathlib import Path
+
+import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -18,3 +20,16 @@ def test_a_release_after_a_kill_is_as_the_undisturbed_one(tmp_path, monkeypatch)
     assert run["looks"] > 10
     assert run["states"] == {"m0 here": "ready", "m0 h100": "kits"}
     del sys.modules["release_campaign"]
+
+
+@pytest.mark.campaign
+def test_more_tasks_than_are_handed_out_at_once_are_done_and_then_given_to_nobody(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import release_fleet
+
+    phase_s = {"prepare": [4.0, 6.0], "measure": [1.0]}
+    found = release_fleet.tasks(80, phase_s, tmp_path, pools=2, each=1, cpus=2, scale=0.1)
+    assert (found["build"]["ended"], found["build"]["records"]) == (80, 40)
+    assert found["build"]["busy"] > 0.5
+    assert (found["again"]["ended"], found["again"]["records"]) == (1, 40)  # told once that all are done
+    del sys.modules["release_fleet"], sys.modules["release_campaign"]
