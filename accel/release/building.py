@@ -6,7 +6,7 @@
       repositories/<pool>/<model>/     the chosen variant's Triton model repository, ready to mount
       servers/<pool>.sh                starts one server on all of a pool's repositories (``servers``)
       kits/<pool>/<model>/<variant>/   what finishes a variant on hardware that was not here
-      runs/<pool>/<model>.json         the run that all figures are from
+      runs/<pool>/<model>.json         the run that all figures are from; beside it what ``accel tune`` found, if asked
       provenance.json  bom.cdx.json    what it was made of and by (``provenance``)
 
 The driver keeps nothing in memory that it needs again: killed at any time, the same command goes on. The folder appears
@@ -34,6 +34,7 @@ from accel.release.document import FILENAME, ModelLine, PoolLine, Release, Relea
 from accel.release.planning import Duties
 from accel.release.release_file import ModelPlan, ReleasePlan
 from accel.release.shared import SharedStore
+from accel.triton.tune import measured
 
 PAGE, REPORT = "index.html", "report.md"
 Files = dict[str, Path | str]
@@ -128,7 +129,7 @@ def _assemble(plan: ReleasePlan, store: Path, duties: Duties) -> Release:
         version=plan.version,
         accel=version("accel"),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        asked_sha256=sha256_json([[asked.options, asked.required] for asked in plan.models]),
+        asked_sha256=sha256_json([[*asked.everything, asked.required] for asked in plan.models]),
         pools=tuple(
             PoolLine(
                 name=name,
@@ -263,6 +264,11 @@ def _entry(
         for d in run.decisions
         if (d.device, d.objective, d.via) == (device, run.decisions[0].objective, run.decisions[-1].via)
     ]
+    if asked.tune is not None and (tuned := converting.tuned(folder, device)) is not None:
+        chosen, reason = tuned
+        _take(folder / converting.TUNED / device / measured.REPOSITORY, f"repositories/{place}", files)
+        files[f"runs/{place}.tune.json"] = folder / converting.TUNED / device / measured.FILENAME
+        return made(held="ready", chosen=chosen, repository=f"repositories/{place}", reason=reason)
     if shown and shown[0].chosen is not None:
         _take(folder / "best" / device, f"repositories/{place}", files)
         return made(held="ready", chosen=shown[0].chosen, repository=f"repositories/{place}", reason=shown[0].reason)

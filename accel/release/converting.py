@@ -18,9 +18,14 @@ from accel.core.progress import Progress
 from accel.core.values import Target
 from accel.release import planning
 from accel.release.planning import ConversionRecord
-from accel.release.release_file import ModelPlan
+from accel.release.release_file import ModelPlan, Tuning
 from accel.run.job import Job
+from accel.triton import manifest as manifests
+from accel.triton.tune import measured, session
+from accel.triton.tune.constraints import TuneLimits
+from accel.triton.tune.lab import Goal
 
+TUNED = "tuned"
 TRIES = 2
 """How often a build is begun whose process dies."""
 
@@ -50,6 +55,8 @@ def convert(
         try:
             run = document.parse(pipeline.convert(job, progress))
             dead = [v.id for v in run.variants if v.died]
+            if asked.tune is not None and not dead:
+                _tune(asked.tune, targets, job.run_dir, run, machine, progress)
         except OutputError:
             raise
         except AccelError as found:
@@ -93,6 +100,44 @@ def prepare(
     except AccelError as error:
         return isinstance(error, WorkerDied)
     return any(v.died for v in run.variants)
+
+
+def tuned(run_dir: Path, device: str) -> tuple[str, str] | None:
+    """Return the variant that ``accel tune`` chose of a run for a device, and why; None where it chose none."""
+    place = run_dir / TUNED / device
+    if not (place / measured.REPOSITORY / manifests.FILENAME).is_file():
+        return None
+    found = json.loads((place / measured.FILENAME).read_text())
+    return manifests.read(place / measured.REPOSITORY).variant, found["decision"]["reason"]
+
+
+def _tune(
+    asked: Tuning, targets: tuple[Target, ...], run_dir: Path, run: RunDocument, machine: Hardware, progress: Progress
+) -> None:
+    """Write the repository that holds what was asked beside the run, for each device of this machine.
+
+    Raises:
+        CheckFailed: nothing holds it.
+        UnavailableError: there is no server to measure with.
+        StageError: nothing could be measured.
+    """
+    devices = dict.fromkeys(t.device for t in targets if t.device in machine.devices)
+    for device in devices:
+        if not any(v.status == "ok" and v.device == device for v in run.variants):
+            continue
+        budgets = {"p50": asked.max_p50_ms, "p90": asked.max_p90_ms, "p95": asked.max_p95_ms}
+        goal = Goal(
+            asked.max_p99_ms, rate_per_s=asked.rate, limits_ms={k: ms for k, ms in budgets.items() if ms is not None}
+        )
+        request = measured.TuneRequest(
+            (run_dir if len(devices) == 1 else run_dir / "best" / device,),
+            goal,
+            asked.mode,
+            out=run_dir / TUNED / device,
+            limits=TuneLimits(asked.min_throughput, asked.max_memory_mib, asked.max_gpu_memory_mib),
+            budget_s=asked.budget_s,
+        )
+        session.tune(request, notice=progress.notice, progress=progress.variant, stage=progress.stage)
 
 
 def give_up(asked: ModelPlan, targets: tuple[Target, ...], folder: Path, machine: Hardware, why: str) -> None:

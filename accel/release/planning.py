@@ -135,7 +135,7 @@ def wanted_here(asked: ModelPlan, pools: Collection[str]) -> tuple[Target, ...]:
 
 
 def asked_key(asked: ModelPlan) -> str | None:
-    """Hash what is asked of a model: the content of its source and samples, and its options; None where nobody can.
+    """Hash what is asked of a model: the content of its source and samples, its options and tuning; None if nobody can.
 
     Files stand for themselves wherever they lie; the options name them as the release file does.
     """
@@ -143,7 +143,7 @@ def asked_key(asked: ModelPlan) -> str | None:
         content = files_key(asked.request)
     except InputError:  # converting it says what is wrong
         return None
-    return None if content is None else sha256_json([content, asked.options])
+    return None if content is None else sha256_json([content, *asked.everything])
 
 
 def left_kits(run: RunDocument) -> dict[str, VariantRecord]:

@@ -64,8 +64,23 @@ class Strict(BaseModel):
             raise ValueError(error.message) from error
 
 
+class Tuning(Strict):
+    """What ``accel tune`` is asked for a model; the names are those of its options."""
+
+    max_p99_ms: Annotated[AboveZero, Field(description="Budget that 99 % of the requests must keep")]
+    max_p50_ms: Annotated[AboveZero | None, Field(description="Budget of the median")] = None
+    max_p90_ms: Annotated[AboveZero | None, Field(description="Budget that 90 % must keep")] = None
+    max_p95_ms: Annotated[AboveZero | None, Field(description="Budget that 95 % must keep")] = None
+    rate: Annotated[AboveZero | None, Field(description="Requests per second that are to be carried")] = None
+    min_throughput: Annotated[AboveZero | None, Field(description="Items per second to carry")] = None
+    max_memory_mib: Annotated[AboveZero | None, Field(description="What the server's processes may take")] = None
+    max_gpu_memory_mib: Annotated[AboveZero | None, Field(description="What may be in use on its GPUs")] = None
+    mode: Annotated[Literal["predict", "brute", "quick", "optuna"], Field(description="How it searches")] = "predict"
+    budget_s: Annotated[AboveZero | None, Field(description="How long to measure  [default: 900]")] = None
+
+
 def _options() -> Any:
-    """Return the model of a job file's keys of which none has to be given."""
+    """Return the model of a job file's keys of which none has to be given, and of ``tune``."""
     fields: dict[str, Any] = {}
     for name, info in Job.model_fields.items():
         if name not in OF_THE_RELEASE:
@@ -73,6 +88,7 @@ def _options() -> Any:
             free.default, free.default_factory, free.alias, free.validation_alias = None, None, None, None
             kind: Any = {"source": str, "triton": dict[str, Any]}.get(name, info.annotation)
             fields[info.alias or name] = (kind | None, free)
+    fields["tune"] = (Tuning | None, Field(None, description="Ship what accel tune finds; null: as it was measured"))
     return create_model("Options", __base__=Strict, **fields)
 
 
@@ -216,6 +232,7 @@ class ModelPlan:
         required: what must be ``ok`` for the release to be complete: target names, or ids of variants.
         licence: of its weights: as given, or as the zoo or its model card says; None where nobody says.
         accepted: why it is released although its licence is unknown or denied; None where that is not so.
+        tune: what its serving configuration must hold; None for the one that ``accel convert`` emits.
     """
 
     name: str
@@ -225,6 +242,12 @@ class ModelPlan:
     required: tuple[str, ...]
     licence: str | None = None
     accepted: str | None = None
+    tune: Tuning | None = None
+
+    @property
+    def everything(self) -> list[Any]:
+        """All that is asked of it, but where it is built: for hashes."""
+        return [self.options, *([self.tune.model_dump(mode="json")] if self.tune else [])]
 
     def job(self, wanted: Iterable[Target], out: Path, *, config: Path | None = None) -> Job:
         """Return the conversion of this model for some of its targets.
@@ -304,10 +327,12 @@ FIX = "examples/release.yaml is one; `accel release schema` prints its JSON Sche
 
 def _asked(name: str, entry: ModelEntry, given: ReleaseFile, data: Mapping[str, Any], path: Path) -> ModelPlan:
     own = {**(data.get("defaults") or {}), **_short(data["models"][name]), "model_name": name}
-    plain = {k: v for k, v in own.items() if k not in ("pools", "require", "licence")}
+    plain = {k: v for k, v in own.items() if k not in ("pools", "require", "licence", "tune")}
     chosen = entry.pools if isinstance(entry.pools, dict) else dict.fromkeys(entry.pools or given.pools, ())
     wanted = {pool: given.pools[pool].parsed(only or given.pools[pool].targets) for pool, only in chosen.items()}
-    return ModelPlan(name, plain, job.options(plain, path), wanted, entry.require or given.defaults.require or ())
+    required = entry.require or given.defaults.require or ()
+    tune = (entry if "tune" in entry.model_fields_set else given.defaults).tune
+    return ModelPlan(name, plain, job.options(plain, path), wanted, required, tune=tune)
 
 
 def _contradictions(given: ReleaseFile) -> Iterator[tuple[KeyPath, str]]:
@@ -337,7 +362,7 @@ def _said(error: Any) -> str:
     if kind == "extra_forbidden":
         parts = {"models": ModelEntry, "pools": MachinePool, "defaults": Options}
         parts |= {"licences": Licences, "retention": Retention}
-        part = parts.get(str(error["loc"][0]), ReleaseFile)
+        part = Tuning if "tune" in error["loc"][:-1] else parts.get(str(error["loc"][0]), ReleaseFile)
         known = list((part if len(error["loc"]) > 1 else ReleaseFile).model_fields)
         return f"unknown key {key!r}{nearest(key, known)}"
     if kind == "missing":

@@ -30,6 +30,7 @@ from accel.core.files import link_or_copy, load_json, lock, remove, replacing, s
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, from_json, sha256_file, sha256_json, to_json
 from accel.release import planning
+from accel.release.converting import TUNED
 from accel.release.document import FILENAME
 from accel.release.object_store import ObjectStore
 from accel.release.planning import ConversionRecord, Duties
@@ -325,7 +326,7 @@ def _waited_for(folder: Path, command: str) -> Iterator[None]:
 
 def _is_read_again(path: Path) -> bool:
     """Say of a path in a run directory whether a later build reads it: results of stages, what is shipped, kits."""
-    return path.parts[0] in (document.FILENAME, "best", ".store") or (
+    return path.parts[0] in (document.FILENAME, "best", ".store", TUNED) or (
         path.parts[0] == "variants" and path.parts[2:3] == ("kit",)
     )
 
