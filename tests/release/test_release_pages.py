@@ -80,6 +80,30 @@ def test_markdown_keeps_its_tables(release):
     assert "| model-7 | cpu | latency | 1 | 2 | **worse**: why |" in text
 
 
+def test_each_model_is_compared_across_the_pools(release):
+    """Each pool's figure, the least in bold; a pool that has none says why, one that was not asked is empty."""
+    twice, fast = entry("model-1", 1), replace(entry("model-1", 0), pool="h100")
+    alone = entry("model-2", 2)
+    some = replace(release, entries=(twice, fast, alone, replace(release.entries[200], model="model-3")))
+    text = pages.page(some)
+    part = text[text.index("Every model on every pool") : text.index('<section class="pool">')]
+    rows = {m[1]: m[2] for m in re.finditer(r'<tr><td data-value="([^"]*)">(.*?)</tr>', part, re.DOTALL)}
+    cells = {name: re.findall(r'data-label="(\w+)" data-value="([^"]*)">(.*?)</td>', row) for name, row in rows.items()}
+    found = "openvino-int8@cpu, 2.00×</small>"
+    assert cells == {
+        "model-1": [("cpu", "2.0", f"2.00<small>{found}"), ("h100", "1.0", f"<strong>1.00</strong><small>{found}")],
+        "model-2": [
+            ("cpu", "3.0", f"3.00<small>{found}"),
+            ("h100", "", '<span class="none">—</span>'),
+        ],
+        "model-3": [
+            ("cpu", "", '<span class="none">—</span>'),
+            ("h100", "", '<span class="none">waiting for hardware</span>'),
+        ],
+    }
+    assert "Every model on" not in pages.page(replace(some, pools=some.pools[:1]))
+
+
 @pytest.fixture(scope="module")
 def crowded(release):
     """The release with all that makes a page wide or long: names, reasons and paths without a space, a large diff."""
@@ -189,3 +213,6 @@ def test_it_is_sorted_at_any_width(opened):
     assert tab.run(NAMES)[:11] == [f"model-{n}" for n in range(1, 12)]
     tab.run(choose("order", "", "change"))
     assert tab.run(NAMES)[:2] == [LONG, "model-1"]  # as it was built
+    across = "document.querySelector('.across')"
+    tab.run(f"const heading = {across}.querySelectorAll('th button')[1]; heading.click(); heading.click()")
+    assert tab.run(f"{across}.tBodies[0].rows[0].cells[0].dataset.value") == LONG
