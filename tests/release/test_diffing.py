@@ -139,10 +139,17 @@ def test_perturbed_weights_are_blocked(pair):
 
 
 def test_a_slower_variant_is_blocked_for_time_and_size(pair):
+    data = json.loads((pair[1] / "release.json").read_text())
+    for entry in data["entries"]:
+        for decision in entry["decisions"]:
+            decision["objective"] = "throughput"
+    (pair[1] / "release.json").write_text(json.dumps(data))
     change_model(pair[1], slow_down)
     done, found = by_command(pair)
     assert done.returncode == 1
-    assert found["latency"]["verdict"] == found["size"]["verdict"] == "worse"
+    assert found["latency"]["verdict"] == found["throughput"]["verdict"] == found["size"]["verdict"] == "worse"
+    assert "per s" in found["throughput"]["before"]
+    assert "interleaved rounds" in found["throughput"]["reason"]
     assert found["answers"]["verdict"] == "same"
     assert "b:latency on here: worse" in done.stderr
     assert verdicts(rows((pair[1], pair[0]))[0]) == {"latency": "better", "size": "better"}
