@@ -6,14 +6,14 @@ BIN := $(VENV)/bin
 # servers are then late.
 WORKERS ?= 2
 
-.PHONY: demo test test-gpu campaign zoo-check compatibility docs check format install tensorflow plugin environments clean
+.PHONY: demo test test-gpu campaign zoo-check compatibility docs check format install tensorflow plugin schemas environments clean
 
 demo: install
 	$(BIN)/accel env install ort-openvino
 	$(BIN)/accel env install modelopt
 	HF_HUB_OFFLINE=$${HF_HUB_OFFLINE:-1} $(BIN)/accel convert bert --targets cpu,trt-fp16
 
-test: environments tensorflow plugin
+test: environments tensorflow plugin schemas
 	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS)
 
@@ -79,6 +79,13 @@ plugin: $(VENV)/plugin
 
 $(VENV)/plugin: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt MNN
+	touch $@
+
+# The schemas that Kubernetes and KServe publish, for a test; in wheels that are read as they are (published_schemas.py).
+schemas: $(VENV)/schemas
+
+$(VENV)/schemas: $(VENV)/installed
+	$(BIN)/python -m pip download --quiet --no-deps --dest $@ kubernetes-validate==1.37.0 kserve==0.21.0
 	touch $@
 
 environments: install

@@ -295,7 +295,7 @@ def _conclude(
         _measure(work, results, described, reference)
         if reference is not None:
             _prove_chosen(run, described, reference, work)
-        _merge_what_pays(results, work.stages)
+        _apply_measured(results, work.stages)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
             run.served = measure_served(
@@ -351,15 +351,20 @@ def _prove_chosen(run: Run, described: Stage, reference: Stage[Answered], work: 
             _build_all(open_, described, run.onnx, reference, work)
 
 
-def _merge_what_pays(results: Sequence[VariantState], stages: Stages) -> None:
-    """Let no repository merge more requests than was measured to pay, and each say why it merges what it does."""
+def _apply_measured(results: Sequence[VariantState], stages: Stages) -> None:
+    """Let each repository have the memory that was measured, and merge no more requests than was measured to pay."""
     for result in results:
-        found = batching.worthwhile(result.points) if status_of(result)[0] == "ok" else None
-        if found is None:
+        if status_of(result)[0] != "ok":
             continue
+        found = batching.worthwhile(result.points)
+        peak = max((p.peak_rss_mib for p in result.points if p.via == "inprocess"), default=0.0)
         for name in ("emitted", "python_variant"):
-            if (stage := getattr(result, name)) is not None:
-                setattr(result, name, stages.rescheduled(stage, *found))
+            stage = getattr(result, name)
+            if stage is not None and peak > 0:
+                stage = stages.sized(stage, peak)
+            if stage is not None and found is not None:
+                stage = stages.rescheduled(stage, *found)
+            setattr(result, name, stage)
 
 
 def _comes_last(variant: Variant, job: Job) -> bool:

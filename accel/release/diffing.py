@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from accel.bench import timed
 from accel.bench.checker import Check
@@ -39,6 +39,7 @@ from accel.triton.verify import changes
 
 POINT = "opt"
 """The stored shape that both are timed and asked at."""
+SCENARIOS: tuple[Literal["latency", "throughput"], ...] = ("latency", "throughput")
 LEAST_MEMORY_MIB = 32.0
 TIMEOUT_S = 600.0
 
@@ -177,12 +178,12 @@ def _compare(
     if named[0] != named[1]:
         return  # what one takes the other does not
     if [f.sha256 for f in old.manifest.artifact.files] == [f.sha256 for f in new.manifest.artifact.files]:
-        yield from (_row(entry, what, ("", ""), "same", "the same bytes") for what in ("answers", "latency", "memory"))
+        yield from (_row(entry, what, ("", ""), "same", "the same bytes") for what in ("answers", *_timed(new)))
         return
     here = hardware.detect().id
     if other.hardware != here:
         why = f"it was built for {other.hardware}, and this is {here}"
-        yield from (_row(entry, w, ("", ""), "not comparable", why) for w in ("answers", "latency", "memory"))
+        yield from (_row(entry, what, ("", ""), "not comparable", why) for what in ("answers", *_timed(new)))
         return
     yield from _measured(old, new, margins, asked, progress)
 
@@ -243,24 +244,48 @@ def _measured(
         write_feeds(feeds, {POINT: inputs})
         write_feeds(expected, {POINT: point.outputs})
         shape = TimedShape(POINT, 1, {name: value.shape for name, value in inputs.items()})
-        plan = MeasurementPlan("latency", asked.rounds, asked.round_s, warm_s=min(1.0, 3 * asked.round_s))
         yield _answers(old, new, feeds, expected, work)
-        runners = [_runner(name, side, shape, plan, feeds, work) for name, side in (("old", old), ("new", new))]
-        names = tuple((runner.name, POINT) for runner in runners)
-        race = Race([Contest(names, frozenset(("old", "new")), asked.rounds)], asked.budget_s)
-        found = measure(
-            runners, race, stage="measure", opening="loading", turn="round",
-            raw_dir=work / "raw", raw_name="{}.npz", progress=progress.variant,
-        )  # fmt: skip
-        was, now = found["old"], found["new"]
-        if isinstance(was, Failed) or isinstance(now, Failed):
-            failed = {name: result.cause for name, result in found.items() if isinstance(result, Failed)}
-            why = "; ".join(f"the {name} artifact does not run here: {cause}" for name, cause in failed.items())
-            yield from (_row(new.entry, what, ("", ""), "not comparable", why) for what in ("latency", "memory"))
-            return
-        yield from _faster(new.entry, was[0], now[0], margins)
+        for scenario in SCENARIOS:
+            if scenario in _timed(new):
+                plan = MeasurementPlan(scenario, asked.rounds, asked.round_s, warm_s=min(1.0, 3 * asked.round_s))
+                runners = [_runner(name, side, shape, plan, feeds, work) for name, side in (("old", old), ("new", new))]
+                yield from _raced(runners, new, margins, asked, work, progress)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _raced(
+    runners: list[ProcessRunner],
+    new: Side,
+    margins: Mapping[str, float],
+    asked: DiffLimits,
+    work: Path,
+    progress: Progress,
+) -> Iterator[DiffRow]:
+    """Yield the rows of one session: time and memory, or throughput."""
+    scenario = runners[0].plan.scenario
+    whats = [scenario] if scenario == "throughput" else [scenario, "memory"]
+    names = tuple((runner.name, POINT) for runner in runners)
+    race = Race([Contest(names, frozenset(("old", "new")), asked.rounds)], asked.budget_s)
+    found = measure(
+        runners, race, stage="measure", opening="loading", turn="round",
+        raw_dir=work / "raw", raw_name="{}.npz", progress=progress.variant,
+    )  # fmt: skip
+    was, now = found["old"], found["new"]
+    if isinstance(was, Failed) or isinstance(now, Failed):
+        failed = {name: result.cause for name, result in found.items() if isinstance(result, Failed)}
+        why = "; ".join(f"the {name} artifact does not run here: {cause}" for name, cause in failed.items())
+        yield from (_row(new.entry, what, ("", ""), "not comparable", why) for what in whats)
+        return
+    yield _faster(new.entry, was[0], now[0], margins)
+    if "memory" in whats:
+        yield _memory(new.entry, was[0], now[0], margins)
+
+
+def _timed(new: Side) -> tuple[str, ...]:
+    """Return the rows that are measured: throughput where the later release chose by it."""
+    more = any(decision.objective == "throughput" for decision in new.entry.decisions)
+    return ("latency", "memory", *(["throughput"] if more else []))
 
 
 def _runner(name: str, side: Side, shape: TimedShape, plan: MeasurementPlan, feeds: Path, work: Path) -> ProcessRunner:
@@ -302,8 +327,8 @@ def _python(side: Side) -> Path:
     return environments.python(targets.discover()[target.name].environment(target))
 
 
-def _faster(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Mapping[str, float]) -> Iterator[DiffRow]:
-    """Yield the rows of time and memory; time is worse where it is longer for certain, and by more than the margin."""
+def _faster(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Mapping[str, float]) -> DiffRow:
+    """Return the row of a call's time, or of the calls at full load: worse where longer for certain and by a margin."""
     ratio = ratio_interval(new.rounds_ms, old.rounds_ms)
     told = f"{ratio[0]:.3f}× [{ratio[1]:.3f}, {ratio[2]:.3f}] the time, in {len(new.rounds_ms)} interleaved rounds"
     verdict: Verdict = "same"
@@ -311,9 +336,15 @@ def _faster(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Ma
         verdict = "worse"
     elif ratio[2] < 1 and not equivalent(ratio):
         verdict = "better"
-    shown = f"{formats.figures(old.mean_ms)} ms", f"{formats.figures(new.mean_ms)} ms"
-    yield _row(entry, "latency", shown, verdict, told)
+    if new.scenario == "throughput":
+        shown = f"{formats.figures(old.throughput_per_s)} per s", f"{formats.figures(new.throughput_per_s)} per s"
+    else:
+        shown = f"{formats.figures(old.mean_ms)} ms", f"{formats.figures(new.mean_ms)} ms"
+    return _row(entry, new.scenario, shown, verdict, told)
+
+
+def _memory(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Mapping[str, float]) -> DiffRow:
     limit = old.peak_rss_mib * (1 + margins["memory"])
     more = new.peak_rss_mib > max(limit, old.peak_rss_mib + LEAST_MEMORY_MIB)
     peaks = formats.mebibytes(old.peak_rss_mib), formats.mebibytes(new.peak_rss_mib)
-    yield _row(entry, "memory", peaks, "worse" if more else "same")
+    return _row(entry, "memory", peaks, "worse" if more else "same")

@@ -109,7 +109,8 @@ class DiffRow:
     """One thing of one model on one pool, in an earlier release and in this one.
 
     Attributes:
-        what: ``release``, ``contract``, ``accuracy``, ``answers``, ``size``, ``lint``, ``latency`` or ``memory``.
+        what: ``release``, ``contract``, ``accuracy``, ``answers``, ``size``, ``lint``, ``latency``, ``memory`` or
+            ``throughput``.
         verdict: how this one compares; ``not comparable`` where that could not be found out.
         blocks: whether the release may not ship for it.
         accepted: why it may all the same.

@@ -18,13 +18,14 @@ import yaml
 
 from accel.core.files import write_text
 from accel.release.document import Release, ReleaseEntry
-from accel.triton import manifest
+from accel.triton import launch, manifest
 
 MOUNT, HTTP_PORT, GRPC_PORT = "/mnt/models", 8080, 9000
 HEAD = """\
 # {model} of release {version}, for {pool}: kubectl apply -f this file. KServe brings what storageUri names to {mount};
 # where that needs credentials, name their service account as spec.predictor.serviceAccountName.
 """
+MEMORY = "# The limit of {known}.\n"
 
 
 def write(folder: Path, release: Release, out: Path, storage: Mapping[str, str]) -> Path:
@@ -39,14 +40,25 @@ def write(folder: Path, release: Release, out: Path, storage: Mapping[str, str])
     for entry in release.entries:
         if entry.repository is not None:
             head = HEAD.format(model=entry.model, version=release.version, pool=entry.pool, mount=MOUNT)
-            parts = _manifests(release, entry, folder / entry.repository, storage[entry.repository])
+            deployment = (folder / entry.repository / launch.DEPLOYMENT).read_text(encoding="utf-8")
+            if known := launch.memory_of(deployment):
+                head += MEMORY.format(known=known)
+            parts = _manifests(release, entry, folder / entry.repository, deployment, storage[entry.repository])
             text = head + yaml.safe_dump_all(parts, sort_keys=False, width=120)
             write_text(out / release.version / entry.pool / f"{entry.model}.yaml", text)
     return out / release.version
 
 
-def _manifests(release: Release, entry: ReleaseEntry, root: Path, uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    deployment, _ = yaml.safe_load_all((root / "kubernetes.yaml").read_text(encoding="utf-8"))
+def _manifests(
+    release: Release, entry: ReleaseEntry, root: Path, text: str, uri: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return runtime and service of a repository.
+
+    Args:
+        text: of its ``kubernetes.yaml``.
+        uri: what KServe fetches it from.
+    """
+    deployment, _ = yaml.safe_load_all(text)
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     triton = manifest.read(root).release

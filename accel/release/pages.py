@@ -1,11 +1,12 @@
 """A release for people: ``index.html``, one file that loads nothing, and ``report.md`` for a pull request."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from accel.builders import targets
-from accel.release.document import WORDS, Line, Release, ReleaseEntry
+from accel.release.document import WORDS, Line, PoolLine, Release, ReleaseEntry
 from accel.report import formats, layout
 
 COLUMNS = (
@@ -40,6 +41,7 @@ def page(release: Release) -> str:
         [row for _, rows in pools for row in rows if row.best],
         release=release,
         pools=pools,
+        across=list(_across(pools)) if len(pools) > 1 else [],
         counts={pool.name: Counter(row.entry.held for row in rows) for pool, rows in pools},
         columns=COLUMNS,
         words=WORDS,
@@ -51,6 +53,15 @@ def markdown(release: Release) -> str:
     """Return ``report.md``."""
     pools = [(pool, list(_rows(release, pool.name))) for pool in release.pools]
     return layout.render("release.md.j2", release=release, pools=pools, words=WORDS).rstrip("\n") + "\n"
+
+
+def _across(pools: Sequence[tuple[PoolLine, Sequence[PageRow]]]) -> Iterator[tuple[str, list[PageRow | None], float]]:
+    """Yield each model, its row on each pool (None where it is not asked for), and the least p50 of several, in ms."""
+    found = {(row.entry.model, pool.name): row for pool, rows in pools for row in rows}
+    for model in dict.fromkeys(model for model, _ in found):
+        rows = [found.get((model, pool.name)) for pool, _ in pools]
+        times = [r.best.p50_ms for r in rows if r is not None and r.best is not None and r.best.p50_ms is not None]
+        yield model, rows, min(times) if len(times) > 1 else math.nan
 
 
 def _rows(release: Release, pool: str) -> Iterator[PageRow]:

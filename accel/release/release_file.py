@@ -171,7 +171,7 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Margins(Strict):
     """How much worse than in the release before something may be; what is worse by more blocks the release."""
 
-    latency: Annotated[Share, Field(description="Share of the time of a call, if it is slower for certain")] = 0.05
+    latency: Annotated[Share, Field(description="Share of the time of calls, if they are slower for certain")] = 0.05
     memory: Annotated[Share, Field(description="Share of the peak memory, from 32 MiB on")] = 0.10
     size: Annotated[Share, Field(description="Share of the artifact's bytes")] = 0.10
     accuracy_db: Annotated[Share, Field(description="dB of a gate's figure, below 80 dB")] = 1.0

@@ -7,6 +7,7 @@ where the result depends on the machine, the hardware's fingerprint. What happen
 
 import dataclasses
 import functools
+import math
 import shutil
 import sys
 import threading
@@ -38,7 +39,7 @@ from accel.run.tasks import Described, Emitted, Ran
 from accel.triton import manifest as manifests, overrides as changes, releases, settings as schedules
 from accel.triton.launch import image
 from accel.triton.overrides import file_hashes
-from accel.triton.rescheduled import emit
+from accel.triton.rescheduled import emit, size
 
 T = TypeVar("T")
 FILES = "files"
@@ -559,6 +560,20 @@ class Stages:
             )
 
         return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if python_variant else ''}", key, Emitted, make)
+
+    def sized(self, emitted: Stage[Emitted], peak_rss_mib: float) -> Stage[Emitted]:
+        """Give an emitted repository's ``kubernetes.yaml`` the memory that was measured of its variant."""
+        repository, peak = emitted.value.repository, math.ceil(peak_rss_mib)
+        if repository is None:
+            return emitted
+
+        def make(folder: Path) -> Emitted:
+            size(emitted.folder / REPOSITORY, peak, folder / REPOSITORY)
+            return emitted.value
+
+        name = manifests.read(emitted.folder / REPOSITORY).variant
+        name += PYTHON_VARIANT if repository.backend == "python" else ""
+        return self._stage(f"memory-{name}", store.key(emitted=emitted.key, memory=peak), Emitted, make)
 
     def rescheduled(self, emitted: Stage[Emitted], largest: int, reason: str) -> Stage[Emitted]:
         """Limit what an emitted repository merges, by what was measured; its manifest says why.

@@ -28,8 +28,9 @@ EXIT_TIMEOUT_S = 30
 """How long requests under way may take once the server was told to end. Source: server src/main.cc, StopEndpoints."""
 PRE_STOP_S, MARGIN_S = 10, 20
 """Kubernetes: how long a server that ends is still sent requests, and what its end may take beyond the exit timeout."""
+DEPLOYMENT = "kubernetes.yaml"
 SERVER_BYTES = 3 << 30
-"""Memory of a server and its runtimes, its shared memory (1 GiB) included, beside four copies of the artifact."""
+"""Memory of a server and its runtimes, its shared memory (1 GiB) and what larger requests take than were measured."""
 CONFIG_NAMES_SINCE = "24.05"
 """First release with ``--model-config-name``; every release of the table has it.
 
@@ -218,22 +219,45 @@ def kubernetes(release: TritonRelease, artifact: Artifact, *, model: str, thread
         model: the model that clients call.
         threads: CPU threads of the measurement; they become the limit of the container.
 
-    The memory limit is ``SERVER_BYTES`` and four copies of the artifact: what was measured is ``peak_rss_mib``.
+    The memory limit is an estimate; ``with_memory`` makes it what was measured.
     """
-    memory = f"{math.ceil((SERVER_BYTES + 4 * artifact.bytes) / 2**30)}Gi"
     limits = [f'cpu: "{threads}"'] if threads else []
-    limits.append(f"memory: {memory}")
+    limits.append("memory: 0Gi")
     limits += ["nvidia.com/gpu: 1"] if artifact.variant.target.device == "cuda" else []
     name = re.sub("[^a-z0-9]+", "-", model.lower())[:50].strip("-") or "model"
-    return _template("kubernetes.yaml.j2").render(
+    text = _template("kubernetes.yaml.j2").render(
         variant=artifact.variant.id,
         release=release.name,
         # A Service's name must begin with a letter.
         name=name if name[0].isalpha() else f"model-{name}",
         image=image(release),
         limits=", ".join(limits),
-        memory=memory,
         exit_s=EXIT_TIMEOUT_S,
         pre_stop_s=PRE_STOP_S,
         grace_s=PRE_STOP_S + EXIT_TIMEOUT_S + MARGIN_S,
     )
+    return with_memory(text, artifact, None)
+
+
+def with_memory(text: str, artifact: Artifact, peak_rss_mib: float | None, instances: int = 1) -> str:
+    """Return the text of a ``kubernetes.yaml`` with the memory that the container is given, and how that is known.
+
+    Args:
+        peak_rss_mib: what a process with one instance took at most; None where none was measured.
+        instances: of the model, each of which is taken to need as much.
+    """
+    beside = f"{SERVER_BYTES >> 30} GiB for the server, its shared memory and larger requests"
+    if peak_rss_mib is None:
+        needed, why = 4 * artifact.bytes, f"not measured: four copies of the artifact, and {beside}"
+    else:
+        needed = instances * math.ceil(peak_rss_mib) << 20
+        times = f" for each of {instances} instances" if instances > 1 else ""
+        why = f"measured: a peak of {math.ceil(peak_rss_mib)} MiB{times}; and {beside}"
+    limit = f"memory: {math.ceil((SERVER_BYTES + needed) / 2**30)}Gi"
+    return re.sub(r"(?m)# memory.*$", f"# memory {why}", re.sub(r"\bmemory: \d+Gi", limit, text))
+
+
+def memory_of(text: str) -> str:
+    """Return what a ``kubernetes.yaml`` says of how its memory is known; empty for one of an earlier accel."""
+    found = re.search(r"(?m)# (memory .*)$", text)
+    return found[1] if found else ""

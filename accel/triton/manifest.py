@@ -54,6 +54,7 @@ class Manifest:
         grouping: how the Python backend's model lets requests of different lengths share calls, and the proof that it
             may; None where the model has no lengths, or ``ungrouped`` says why not.
         states: of a stateful model, what each step of a sequence leaves for the next; clients see nothing of it.
+        peak_rss_mib: memory that a process with one instance took at most when it was measured; None before that.
     """
 
     variant: str
@@ -81,6 +82,7 @@ class Manifest:
     grouping: Grouping | None = field(default=None, metadata=UNLESS_NONE)
     ungrouped: str | None = field(default=None, metadata=UNLESS_NONE)
     states: tuple[State, ...] | None = field(default=None, metadata=UNLESS_NONE)
+    peak_rss_mib: int | None = field(default=None, metadata=UNLESS_NONE)
     schema: int = field(default=SCHEMA)
 
     @property

@@ -41,7 +41,7 @@ from accel.triton.config import (
 from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
 from accel.triton.grouping import Grouping
-from accel.triton.launch import kubernetes, script, write_launch
+from accel.triton.launch import DEPLOYMENT, kubernetes, script, write_launch
 from accel.triton.python_model import GROUPED, PLAIN, STATEFUL, write_model
 from accel.triton.releases import differences, release as find_release, unservable
 from accel.triton.samples import FIRST_STEP, Warmup, load_points, warmup, write_reference
@@ -236,7 +236,7 @@ def emit(
         )
         write_launch(fresh, launch, row)
         deployment = kubernetes(row, artifact, model=model_name, threads=threads)
-        (fresh / "kubernetes.yaml").write_text(deployment, encoding="utf-8")
+        (fresh / DEPLOYMENT).write_text(deployment, encoding="utf-8")
         write_reference(fresh / manifests.REFERENCE, points, begin)
         manifests.write(
             manifests.Manifest(

@@ -1,4 +1,4 @@
-"""A repository once more with another schedule, by what was measured; the one it was made from stays as it is."""
+"""A repository once more with what was measured of it: its memory, another schedule; what it was made from stays."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.errors import CheckFailed
-from accel.core.files import replacing
-from accel.triton import manifest as manifests, settings as schedules
+from accel.core.files import replacing, write_text
+from accel.triton import config as configs, manifest as manifests, settings as schedules
 from accel.triton.folders import describe, link_tree
+from accel.triton.launch import DEPLOYMENT, with_memory
 from accel.triton.lint import lint
 from accel.triton.verify import verify
 
@@ -29,11 +30,34 @@ def emit(root: Path, change: Callable[[Any], None], out: Path, *, reason: str) -
         manifest = manifests.read(fresh)
         worker, _ = manifests.holder(fresh, manifest)
         schedules.rewrite(fresh, change, models=(worker,))
-        (fresh / manifests.FILENAME).unlink()  # a link to the original's
-        configs = {f.path for f in manifest.files if f.path.endswith(".pbtxt")}
-        known = {f.path: f for f in manifest.files if f.path not in configs}
-        files = describe(fresh, known)
-        manifests.write(dataclasses.replace(manifest, files=files, tuned=reason), fresh)
+        _write(fresh, dataclasses.replace(manifest, tuned=reason))
         found = [*verify(fresh), *lint(fresh, manifest.release)]
         if errors := [f for f in found if f.severity == "error"]:
             raise CheckFailed(f"the new repository has an error: {errors[0].file} {errors[0].field}: {errors[0].why}")
+
+
+def size(root: Path, peak_rss_mib: int, out: Path) -> None:
+    """Write a copy of a repository whose ``kubernetes.yaml`` gives it the memory that was measured.
+
+    Args:
+        peak_rss_mib: what a process with one instance took at most.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    with replacing(out) as fresh:
+        link_tree(root, fresh)
+        _write(fresh, dataclasses.replace(manifests.read(fresh), peak_rss_mib=peak_rss_mib))
+
+
+def _write(root: Path, manifest: manifests.Manifest) -> None:
+    """Write the manifest of a copy whose configs may be other ones, and the memory that follows from them."""
+    worker, _ = manifests.holder(root, manifest)
+    deployment = root / DEPLOYMENT
+    if deployment.exists():
+        model = configs.parse((root / worker / "config.pbtxt").read_text(encoding="utf-8"))
+        needs = manifest.artifact, manifest.peak_rss_mib, schedules.read(model).instances
+        write_text(deployment, with_memory(deployment.read_text(encoding="utf-8"), *needs))
+    (root / manifests.FILENAME).unlink()  # a link to the original's
+    known = {f.path: f for f in manifest.files if not f.path.endswith((".pbtxt", DEPLOYMENT))}
+    manifests.write(dataclasses.replace(manifest, files=describe(root, known)), root)

@@ -22,12 +22,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Any]:
-    """A real S3 server."""
+    """A real S3 server, in a process of its own."""
     from s3_server import S3Server
 
     made = S3Server()
     yield made
-    made.http.shutdown()
+    made.end()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from tiny_release import accel, write_model, write_release
 
 from accel.core.errors import InputError, OutputError, UsageError
@@ -14,6 +14,7 @@ from accel.core.values import file_ref
 from accel.release import building, diffing, document, release_file
 
 REPOSITORY = "repositories/here/b"
+HERE = {"pools": {"here": {"device": "cpu", "targets": ["ort"]}}}
 QUICK = diffing.DiffLimits(rounds=12, round_s=0.03, budget_s=20)
 
 
@@ -28,6 +29,13 @@ def pair(built, tmp_path):
 def rows(pair, **more):
     compared = diffing.diff(*pair, asked=QUICK, **more)
     return {(r.model, r.what): r for r in compared.rows}, compared
+
+
+def by_command(pair):
+    """Compare by the command: what it was, and the rows of b by what they are of."""
+    short = ["--rounds", QUICK.rounds, "--round-s", QUICK.round_s, "--budget-s", QUICK.budget_s]
+    done = accel("release", "diff", *pair, *short, "--json")
+    return done, {row["what"]: row for row in json.loads(done.stdout)["rows"] if row["model"] == "b"}
 
 
 def verdicts(found):
@@ -80,6 +88,24 @@ def perturb(graph):
     graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, graph.initializer[0].name))
 
 
+def swell(graph):
+    """Hold a tensor of 64 MiB for a moment, which is then multiplied by zero: the same answers, more memory."""
+    (x,), name = (i.name for i in graph.input), graph.output[0].name
+    for node in graph.node:
+        node.output[:] = ["kept" if output == name else output for output in node.output]
+    for tensor, value in (("large", [4096, 4096]), ("none", 0.0), ("axes", [0, 1])):
+        graph.initializer.append(
+            numpy_helper.from_array(np.array(value, np.float32 if tensor == "none" else np.int64), tensor)
+        )
+    graph.node.extend([
+        helper.make_node("ReduceMax", [x], ["one"], keepdims=1),
+        helper.make_node("Expand", ["one", "large"], ["wide"]),
+        helper.make_node("ReduceMax", ["wide", "axes"], ["most"], keepdims=0),
+        helper.make_node("Mul", ["most", "none"], ["nothing"]),
+        helper.make_node("Add", ["kept", "nothing"], [name]),
+    ])  # fmt: skip
+
+
 def rename(graph):
     graph.name = "tinx"  # other bytes, the same work
 
@@ -113,17 +139,65 @@ def test_perturbed_weights_are_blocked(pair):
 
 
 def test_a_slower_variant_is_blocked_for_time_and_size(pair):
+    data = json.loads((pair[1] / "release.json").read_text())
+    for entry in data["entries"]:
+        for decision in entry["decisions"]:
+            decision["objective"] = "throughput"
+    (pair[1] / "release.json").write_text(json.dumps(data))
     change_model(pair[1], slow_down)
-    found, _ = rows(pair)
-    assert found["b", "latency"].verdict == "worse"
-    assert found["b", "size"].verdict == "worse"
-    assert found["b", "answers"].verdict == "same"
+    done, found = by_command(pair)
+    assert done.returncode == 1
+    assert found["latency"]["verdict"] == found["throughput"]["verdict"] == found["size"]["verdict"] == "worse"
+    assert "per s" in found["throughput"]["before"]
+    assert "interleaved rounds" in found["throughput"]["reason"]
+    assert found["answers"]["verdict"] == "same"
+    assert "b:latency on here: worse" in done.stderr
     assert verdicts(rows((pair[1], pair[0]))[0]) == {"latency": "better", "size": "better"}
+
+
+def test_more_memory_is_blocked(pair):
+    change_model(pair[1], swell)
+    done, found = by_command(pair)
+    assert done.returncode == 1
+    assert found["memory"]["verdict"] == "worse"
+    assert found["answers"]["verdict"] == "same"
+    assert "b:memory on here: worse" in done.stderr
 
 
 def test_a_changed_contract_is_blocked(pair):
     change_manifest(pair[1], lambda m: m["outputs"][0].update(name="z"))
     assert verdicts(rows(pair)[0]) == {"contract": "changed"}
+
+
+CONTRACTS = {
+    "the dtype of an input": (
+        {"dtypes": (TensorProto.FLOAT16, TensorProto.FLOAT)},
+        "x float16 batch×8; y float32 batch×4",
+    ),
+    "the dtype of an output": (
+        {"dtypes": (TensorProto.FLOAT, TensorProto.FLOAT16)},
+        "x float32 batch×8; y float16 batch×4",
+    ),
+    "the dims of an input": ({"dims": (9, 4)}, "x float32 batch×9; y float32 batch×4"),
+    "the dims of an output": ({"dims": (8, 5)}, "x float32 batch×8; y float32 batch×5"),
+}
+
+
+@pytest.mark.parametrize("changed", CONTRACTS)
+def test_a_model_that_was_rebuilt_with_another_contract_is_blocked(built, tmp_path, changed):
+    more, expected = CONTRACTS[changed]
+    write_model(tmp_path / "b.onnx", 1, **more)
+    file = write_release(tmp_path, {"b": tmp_path / "b.onnx"}, **HERE)
+    if "dims" in more:
+        file.write_text(file.read_text().replace("max_shape: x:4x8", f"max_shape: x:4x{more['dims'][0]}"))
+    building.build(release_file.read(file), tmp_path / "store")
+    done, found = by_command((built[0] / "store" / "1", tmp_path / "store" / "1"))
+    assert done.returncode == 1
+    assert found["contract"]["verdict"] == "changed"
+    assert found["contract"]["before"].endswith("b, batch 4: x float32 batch×8; y float32 batch×4")
+    assert found["contract"]["after"].endswith(expected)
+    assert {"latency", "memory", "answers"}.isdisjoint(found)
+    assert f"b:contract on here: changed: {found['contract']['after']}" in done.stderr
 
 
 def test_a_lower_figure_of_the_gate_is_blocked_below_80_db_alone(pair):
@@ -136,9 +210,11 @@ def test_a_new_lint_error_is_blocked(pair):
     config = pair[1] / REPOSITORY / "b" / "config.pbtxt"
     config.write_text(config.read_text() + "\nmax_queue_delay: 1\n")
     describe(pair[1])
-    found, _ = rows(pair)
-    assert found["b", "lint"].verdict == "worse"
-    assert "config.pbtxt" in found["b", "lint"].reason
+    done, found = by_command(pair)
+    assert done.returncode == 1
+    assert {what for what, row in found.items() if row["blocks"]} == {"lint"}
+    assert "config.pbtxt" in found["lint"]["reason"]
+    assert "b:lint on here: worse" in done.stderr
 
 
 def test_an_old_artifact_that_does_not_load_is_not_comparable_until_it_is_accepted(pair):
@@ -182,8 +258,7 @@ def test_a_retrained_model_is_found_from_the_command_line(built, tmp_path, key_p
     folder = tmp_path / "work"
     shutil.copytree(built[0], folder)
     write_model(folder / "b.onnx", 1, shift=0.5)
-    only = {"pools": {"here": {"device": "cpu", "targets": ["ort"]}}}
-    file = write_release(folder, {"b": folder / "b.onnx"}, version="2", **only)
+    file = write_release(folder, {"b": folder / "b.onnx"}, version="2", **HERE)
     plan = release_file.read(file)
     building.build(plan, folder / "store")
     short = ["--rounds", 6, "--round-s", 0.02, "--budget-s", 5]

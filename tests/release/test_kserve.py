@@ -1,8 +1,11 @@
 """A release for KServe: YAML that says what the repository's own files say, and where it is fetched from."""
 
+import copy
+import math
 import os
 import shutil
 
+import published_schemas as published
 import pytest
 import yaml
 from tiny_release import ask, wait_ready
@@ -10,8 +13,10 @@ from tiny_release import ask, wait_ready
 from accel.core import environments, signing
 from accel.core.errors import UsageError
 from accel.release import document, forms, kserve
-from accel.triton import python_variant
+from accel.triton import launch, manifest, python_variant
 from accel.triton.servers import hosts, processes
+
+needs_schemas = pytest.mark.skipif(bool(published.MISSING), reason="no published schemas here: make schemas")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +58,66 @@ def test_the_runtime_starts_what_kubernetes_yaml_starts(written):
         ports = {asked[kind]["httpGet"]["port"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
         assert ports == {int(env["HTTP_PORT"])} == {container["ports"][0]["containerPort"]}
         assert service["metadata"]["name"] == f"{model}-here"
+
+
+def test_the_memory_is_what_was_measured(written):
+    root, found = written
+    for entry in document.read(root).entries:
+        if entry.repository is None:
+            continue
+        (peak,) = (math.ceil(v.peak_rss_mib) for v in entry.variants if v.id == entry.chosen)
+        assert peak > 10
+        repository = root / entry.repository
+        assert manifest.read(repository).peak_rss_mib == peak
+        text = (repository / "kubernetes.yaml").read_text()
+        assert f"# memory measured: a peak of {peak} MiB; and 3 GiB for the server, its shared memory and" in text
+        limit = f"{math.ceil((launch.SERVER_BYTES + (peak << 20)) / 2**30)}Gi"
+        for name in ("limits", "requests"):
+            assert found[entry.model][1]["spec"]["predictor"]["model"]["resources"][name]["memory"] == limit
+
+
+@needs_schemas
+def test_it_is_what_kubernetes_and_kserve_publish(written):
+    root, found = written
+    releases = published.releases()
+    for model, services in found.items():
+        own = list(yaml.safe_load_all((root / "repositories/here" / model / "kubernetes.yaml").read_text()))
+        assert [m["kind"] for m in (*own, *services)] == ["Deployment", "Service", "ServingRuntime", "InferenceService"]
+        for release in (releases[0], releases[-1]):
+            assert [published.errors(part, release) for part in own] == [[], []]
+        assert [published.errors(part, releases[-1]) for part in services] == [[], []]
+
+
+@needs_schemas
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "why"),
+    [
+        ("Deployment", "spec.template.spec.containers.0.resources.limits.memory", [], "is not valid under any"),
+        ("Deployment", "spec.template.spec.containers.0.startupProb", {}, "'startupProb' was unexpected"),
+        ("Deployment", "spec.selector", None, "'selector' is a required property"),
+        ("Service", "spec.ports.0.port", "http", "'http' is not of type 'integer'"),
+        ("ServingRuntime", "spec.containers.0.image", 1, "1 is not of type"),
+        ("ServingRuntime", "spec.supportedModelFormats.0.versions", "2", "'versions' was unexpected"),
+        ("ServingRuntime", "spec.containers", None, "'containers' is a required property"),
+        ("InferenceService", "spec.predictor.model.storageURI", "s3://x", "'storageURI' was unexpected"),
+        ("InferenceService", "spec.predictor.model.readinessProbe.httpGet.port", None, "'port' is a required property"),
+        ("InferenceService", "spec.predictor.minReplicas", "1", "'1' is not of type 'integer'"),
+    ],
+)
+def test_those_schemas_refuse_what_is_wrong(written, kind, place, value, why):
+    root, found = written
+    parts = [*yaml.safe_load_all((root / "repositories/here/a/kubernetes.yaml").read_text()), *found["a"]]
+    part = copy.deepcopy(next(p for p in parts if p["kind"] == kind))
+    *above, last = place.split(".")
+    inner = part
+    for key in above:
+        inner = inner[int(key)] if key.isdigit() else inner[key]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    (error,) = published.errors(part, published.releases()[-1])
+    assert why in error
 
 
 def test_names_are_dns_labels():

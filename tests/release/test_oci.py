@@ -16,6 +16,9 @@ from accel.release import checking, document, forms, oci
 from accel.triton.servers import answers, processes
 
 REGISTRY = shutil.which("docker-registry") or shutil.which("registry")
+SKOPEO = shutil.which("skopeo")
+needs_skopeo = pytest.mark.skipif(SKOPEO is None, reason="no skopeo here: apt-get install skopeo")
+needs_server = pytest.mark.skipif(not environments.installed("triton"), reason="the embedded server is not installed")
 needs_registry = pytest.mark.skipif(REGISTRY is None, reason="no registry here: apt-get install docker-registry")
 
 
@@ -112,7 +115,7 @@ def test_the_same_release_is_the_same_layout_and_versions_share_blobs(signed, la
 
 
 @needs_registry
-@pytest.mark.skipif(not environments.installed("triton"), reason="the embedded server is not installed")
+@needs_server
 def test_a_stock_client_takes_it_from_a_real_registry_and_it_is_served(signed, layout, registry, tmp_path):
     import oras.client
     import oras.provider
@@ -135,6 +138,45 @@ def test_a_stock_client_takes_it_from_a_real_registry_and_it_is_served(signed, l
     (layer,) = provider.get_manifest(reference)["layers"]
     provider.download_blob(reference, layer["digest"], str(tmp_path / "layer.tar"))
     unpack(tmp_path / "layer.tar", tmp_path / "image")
+    assert not [f for f in answers.verify_served(tmp_path / "image/models").findings if f.severity == "error"]
+
+
+def skopeo(*words):
+    """Run skopeo, which knows no more of accel than the addresses; it pulls and pushes by plain HTTP."""
+    home = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    done = subprocess.run([SKOPEO, *map(str, words)], capture_output=True, env=home, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+@needs_registry
+@needs_skopeo
+@needs_server
+def test_another_client_takes_image_and_artifact_by_digest_and_the_image_is_served(signed, layout, registry, tmp_path):
+    root, public = signed
+    forms.publish(root, [f"oci://{registry}/models/skopeo"], key=public)
+    on_disk, place = oci.Layout(layout), f"docker://{registry}/models/skopeo"
+    listed = json.loads(skopeo("list-tags", "--tls-verify=false", place))["Tags"]
+    assert sorted(listed) == ["1", "1-here-a", "1-here-b"]
+    for tag in listed:
+        digest = on_disk.digest(tag)
+        raw = skopeo("inspect", "--raw", "--tls-verify=false", f"{place}@{digest}")
+        assert f"sha256:{hashlib.sha256(raw).hexdigest()}" == digest
+        copy = ["--insecure-policy", "copy", "--preserve-digests"]
+        skopeo(*copy, "--src-tls-verify=false", f"{place}@{digest}", f"oci:{tmp_path}/{tag}:{tag}")
+        assert oci.Layout(tmp_path / tag).digest(tag) == digest
+        # the layout on disk is one that it takes and pushes as it is
+        skopeo(*copy, "--dest-tls-verify=false", f"oci:{layout}:{tag}", f"docker://{registry}/models/pushed:{tag}")
+        assert oci.Registry(f"oci://{registry}/models/pushed").digest(tag) == digest
+    artifact = json.loads(blob(tmp_path / "1", on_disk.digest("1")))
+    for part in artifact["layers"]:
+        path = tmp_path / "release" / part["annotations"]["org.opencontainers.image.title"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(blob(tmp_path / "1", part["digest"]))
+    assert not [f for f in checking.verify(tmp_path / "release", key=public) if f.severity == "error"]
+    (layer,) = json.loads(blob(tmp_path / "1-here-b", on_disk.digest("1-here-b")))["layers"]
+    tar = tmp_path / "1-here-b/blobs/sha256" / layer["digest"].removeprefix("sha256:")
+    unpack(tar, tmp_path / "image")
     assert not [f for f in answers.verify_served(tmp_path / "image/models").findings if f.severity == "error"]
 
 

@@ -26,25 +26,42 @@ from accel.release.document import Release
 from accel.triton.servers import hosts, processes
 
 
-def write_model(path: Path, seed: int = 0, *, shift: float = 0.0, dtype: int = TensorProto.FLOAT) -> Path:
-    """Write a two-layer network: ``x`` float (batch, 8) → ``y`` (batch, 4); ``shift`` is added to one weight."""
+def write_model(
+    path: Path,
+    seed: int = 0,
+    *,
+    shift: float = 0.0,
+    dims: tuple[int, int] = (8, 4),
+    dtypes: tuple[int, int] = (TensorProto.FLOAT, TensorProto.FLOAT),
+) -> Path:
+    """Write a two-layer network: ``x`` (batch, 8) → ``y`` (batch, 4); ``shift`` is added to one weight.
+
+    Args:
+        dims / dtypes: of ``x`` and of ``y``; the network itself computes in FP32.
+    """
     rng = np.random.default_rng(seed)
-    first, second = rng.standard_normal((8, 16)).astype(np.float32), rng.standard_normal((16, 4)).astype(np.float32)
+    first = rng.standard_normal((dims[0], 16)).astype(np.float32)
+    second = rng.standard_normal((16, dims[1])).astype(np.float32)
     first[0, 0] += shift
+    plain = TensorProto.FLOAT
+    x, y = ("x" if dtypes[0] == plain else "x32", "y" if dtypes[1] == plain else "y32")
     nodes = [
-        helper.make_node("MatMul", ["x", "first"], ["h"]),
+        *([helper.make_node("Cast", ["x"], [x], to=plain)] if x != "x" else []),
+        helper.make_node("MatMul", [x, "first"], ["h"]),
         helper.make_node("Tanh", ["h"], ["t"]),
-        helper.make_node("MatMul", ["t", "second"], ["y"]),
+        helper.make_node("MatMul", ["t", "second"], [y]),
+        *([helper.make_node("Cast", [y], ["y"], to=dtypes[1])] if y != "y" else []),
     ]
     graph = helper.make_graph(
         nodes,
         "tiny",
-        [helper.make_tensor_value_info("x", dtype, ["batch", 8])],
-        [helper.make_tensor_value_info("y", dtype, ["batch", 4])],
+        [helper.make_tensor_value_info("x", dtypes[0], ["batch", dims[0]])],
+        [helper.make_tensor_value_info("y", dtypes[1], ["batch", dims[1]])],
         [numpy_helper.from_array(first, "first"), numpy_helper.from_array(second, "second")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    np.savez(path.with_suffix(".npz"), x=rng.standard_normal((400, 8)).astype(np.float32))
+    samples = rng.standard_normal((400, dims[0])).astype(helper.tensor_dtype_to_np_dtype(dtypes[0]))
+    np.savez(path.with_suffix(".npz"), x=samples)
     return path
 
 

@@ -1,5 +1,6 @@
 """``launch.sh`` gives the server the flags that the configs need, and ``kubernetes.yaml`` runs it."""
 
+import math
 import os
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from accel.builders.targets import discover
 from accel.core.values import Target
-from accel.triton.launch import CONFIG_NAMES_SINCE, NEEDS, kubernetes, require, script
+from accel.triton.launch import CONFIG_NAMES_SINCE, NEEDS, kubernetes, memory_of, require, script, with_memory
 from accel.triton.releases import RELEASES, release
 from accel.triton.servers import processes
 from accel.triton.verify import verify
@@ -263,6 +264,26 @@ def test_kubernetes_asks_for_a_gpu_where_the_model_needs_one(bench):
     deployment, _ = yaml.safe_load_all(kubernetes(release("26.05"), artifact, model="m", threads=4))
     limits = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "4", "memory": "4Gi", "nvidia.com/gpu": 1}
+
+
+def test_kubernetes_gives_the_memory_that_was_measured_and_says_so(bench):
+    artifact = bench.artifact("onnxruntime")
+    text = kubernetes(release("26.05"), artifact, model="m", threads=4)
+    assert "# memory not measured: four copies of the artifact, and 3 GiB for the server" in text
+    for peak, instances, gib in ((100.2, 1, 4), (1024.0, 1, 4), (1024.1, 1, 5), (1500.0, 4, 9)):
+        sized = with_memory(text, artifact, peak, instances)
+        deployment, service = yaml.safe_load_all(sized)
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert container["resources"] == {
+            "limits": {"cpu": "4", "memory": f"{gib}Gi"},
+            "requests": {"memory": f"{gib}Gi"},
+        }
+        assert service == list(yaml.safe_load_all(text))[1]
+        times = " for each of 4 instances" if instances == 4 else ""
+        known = f"memory measured: a peak of {math.ceil(peak)} MiB{times}; and 3 GiB for the server, its shared memory"
+        assert memory_of(sized).startswith(known)
+        assert sized.count("# memory") == 1
+    assert memory_of("apiVersion: v1") == ""
 
 
 def test_kubernetes_ends_a_server_in_order_and_gives_it_no_more_than_it_needs(emitted):

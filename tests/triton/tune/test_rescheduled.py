@@ -2,15 +2,38 @@
 
 import null_repository
 import pytest
+import yaml
 
 from accel.bench.load import Generator, Load
 from accel.core.values import sha256_file
 from accel.triton import manifest as manifests, settings
 from accel.triton.config import parse
-from accel.triton.rescheduled import emit
+from accel.triton.launch import memory_of
+from accel.triton.rescheduled import emit, size
 from accel.triton.servers import server as servers
+from accel.triton.verify import verify
 
 pytestmark = pytest.mark.slow
+
+
+def test_memory_follows_what_was_measured_and_the_number_of_instances(tmp_path):
+    root = null_repository.write(tmp_path, latency_ms=5.0)
+    size(root, 1500, sized := tmp_path / "sized")
+    four = settings.Settings(instances=4)
+    emit(sized, lambda model: settings.apply(model, four, cpu_threads=2), tuned := tmp_path / "tuned", reason="x")
+    found = {}
+    for folder in (root, sized, tuned):
+        assert not [f for f in verify(folder) if f.severity == "error"]
+        text = (folder / "kubernetes.yaml").read_text()
+        deployment, _ = yaml.safe_load_all(text)
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        found[folder.name] = container["resources"]["limits"]["memory"], memory_of(text).partition(",")[0]
+    assert found == {
+        root.name: ("4Gi", "memory not measured: four copies of the artifact"),
+        "sized": ("5Gi", "memory measured: a peak of 1500 MiB; and 3 GiB for the server"),
+        "tuned": ("9Gi", "memory measured: a peak of 1500 MiB for each of 4 instances; and 3 GiB for the server"),
+    }
+    assert (manifests.read(root).peak_rss_mib, manifests.read(tuned).peak_rss_mib) == (None, 1500)
 
 
 def test_limited_batches_keep_the_queue_policy_and_the_largest_request(tmp_path):
