@@ -10,7 +10,7 @@ import pytest
 import yaml
 from tiny_release import accel
 
-from accel.core import signing
+from accel.core import signing, trust
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
 from accel.core.values import sha256_file
 from accel.release import document, publishing
@@ -70,9 +70,14 @@ def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
     assert publishing.rollback(place, "production", **keys).version == "1"
     assert content(publishing.pull(place, "production", tmp_path / "out", key=public)) == content(folder / "1")
     publishing.promote(place, "canary", "2", **keys)
-    assert publishing.listed(place, public) == [
-        {"version": "1", "names": "production"},
-        {"version": "2", "names": "canary"},
+    owner, found = trust.fingerprint(public), publishing.listed(place, public)
+    assert found["versions"] == [
+        {"version": "1", "names": "production", "key": owner, "refused": None},
+        {"version": "2", "names": "canary", "key": owner, "refused": None},
+    ]
+    assert [(n["name"], n["number"], n["key"]) for n in found["names"]] == [
+        ("canary", 1, owner),
+        ("production", 3, owner),
     ]
     with pytest.raises(UsageError, match="no release 3"):
         publishing.promote(place, "production", "3", **keys)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tiny_release import accel
 
-from accel.core import environments, signing
+from accel.core import environments, signing, trust
 from accel.core.errors import InputError, OutputError
 from accel.release import building, checking, document, provenance, release_file
 
@@ -173,6 +173,11 @@ def test_certificates_of_an_authority(built, signed, tmp_path):
     done = accel("release", "sign", folder, "--key", key, "--certificate", own, "--certificate", root)
     assert done.returncode == 0, done.stderr
     assert accel("release", "verify", folder, "--authority", root).returncode == 0
+    for gone, why in ((own_key, "was signed by the key"), (root_key, "is the certificate of a revoked key")):
+        (tmp_path / "revoked").write_text(trust.fingerprint_of(gone.public_key()))
+        held = trust.read([], [tmp_path / "revoked"])
+        (found,) = [f for f in checking.verify(folder, key=held, authorities=[root]) if f.severity == "error"]
+        assert why in found.why
     done = accel("release", "verify", folder, "--authority", other)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
