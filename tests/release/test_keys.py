@@ -139,6 +139,21 @@ def test_a_signature_that_counts_stays_when_the_same_is_published_again(place, k
     assert place.read(f"releases/2/{digest}/model.sig") != before
 
 
+def test_the_signature_of_another_release_is_not_promoted_and_is_mended(place, keys, tmp_path):
+    private, public = keys["old"]
+    theirs, digest = (publishing.digest_of(place, f"releases/{version}") for version in ("1", "2"))
+    shutil.copyfile(
+        tmp_path / f"place/releases/1/{theirs}/model.sig", tmp_path / f"place/releases/2/{digest}/model.sig"
+    )
+    with pytest.raises(InputError, match="has the signature of another release"):
+        publishing.promote(place, "production", "2", key=private, public=public)
+    with pytest.raises(InputError, match="Hash mismatch"):
+        publishing.pull(place, "production", tmp_path / "out", key=public)
+    assert publishing.publish(tmp_path / "store/2", place, key=public) == digest
+    assert publishing.promote(place, "production", "2", key=private, public=public).sequence == 3
+    assert publishing.pull(place, "production", tmp_path / "out", key=public).name == "2"
+
+
 def test_list_goes_on_and_prune_keeps_what_others_point_at(place, keys, tmp_path):
     old, stranger = keys["old"], keys["stranger"]
     for version in ("1", "2"):
