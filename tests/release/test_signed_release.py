@@ -141,7 +141,7 @@ def test_a_flipped_byte_of_any_file_is_found_here_and_by_the_stock_tool(signed, 
         content, mode = path.read_bytes(), path.stat().st_mode
         for position in positions:
             flip(path, position)
-            if not errors(folder, public):
+            if "model.sig" not in {f.file for f in errors(folder, public)}:
                 unseen.append(("accel", path, position))
             if CliRunner().invoke(main, [*map(str, words), "--no-ignore-git-paths"]).exit_code == 0:
                 unseen.append(("model_signing", path, position))
