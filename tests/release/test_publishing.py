@@ -3,12 +3,14 @@
 import base64
 import json
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
-from tiny_release import accel
+from tiny_release import accel, write_signed
 
 from accel.core import signing, trust
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
@@ -117,6 +119,54 @@ def test_a_version_is_published_once(url, signed, tmp_path, key_pair):
     accel("release", "sign", other, "--key", private)
     with pytest.raises(OutputError, match="with other content"):
         publishing.publish(other, place, key=public)
+
+
+PUBLISHER = """
+import sys
+from pathlib import Path
+from accel.core.errors import OutputError
+from accel.release import object_store, publishing
+place = object_store.ObjectStore(sys.argv[1])
+place.names("releases")
+print("ready", flush=True)
+for folder in map(str.strip, sys.stdin):
+    try:
+        print(publishing.publish(Path(folder), place, key=Path(sys.argv[2])), flush=True)
+    except OutputError as error:
+        print(error.message, flush=True)
+"""
+
+
+def test_of_two_processes_that_publish_one_version_at_once_one_wins_and_nothing_mixes(url, tmp_path, key_pair):
+    private, public = key_pair(tmp_path, "key")
+    versions, stores = ("1", "2", "3", "4"), (tmp_path / "a", tmp_path / "b")
+    for version in versions:
+        for store, day in zip(stores, ("01", "02"), strict=True):
+            write_signed(store, version, private, created=f"2026-11-{day}T00:00:00Z")
+    line = [sys.executable, "-c", PUBLISHER, url, str(public)]
+    with (
+        subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one,
+        subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        both = (one, other)
+        assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+        place = publishing.ObjectStore(url)
+        for version in versions:
+            for process, store in zip(both, stores, strict=True):
+                process.stdin.write(f"{store / version}\n")
+                process.stdin.flush()
+            said = [process.stdout.readline().strip() for process in both]
+            digests = [sha256_file(store / version / "release.json") for store in stores]
+            (won,) = [n for n in (0, 1) if said[n] == digests[n]]
+            assert f"has a release {version} with other content, which stays" in said[1 - won]
+            assert place.names(f"releases/{version}") == sorted(["digest", digests[won]])
+            publishing.promote(place, "production", version, key=private, public=public)
+            taken = publishing.pull(place, "production", tmp_path / "out", key=public)
+            assert content(taken) == content(stores[won] / version)
+            there = place.files.find(place.files._strip_protocol(f"{url}/releases/{version}/{digests[won]}"))
+            assert len(there) == len(content(taken))
+        for process in both:
+            process.stdin.close()
 
 
 def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_path):
