@@ -318,7 +318,7 @@ def publishes(count: int, folder: Path, url: str, *, seed: int = 0) -> dict[str,
     while len(killed) < count:
         process = start(last := done + 2)
         try:
-            process.communicate(timeout=rng.uniform(0, 2 * took))
+            process.communicate(timeout=rng.uniform(0, 4 * took))
             done = last
         except subprocess.TimeoutExpired:
             process.kill()

@@ -15,7 +15,7 @@ from tiny_release import accel, write_signed
 from accel.core import signing, trust
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
 from accel.core.values import sha256_file
-from accel.release import document, publishing
+from accel.release import document, object_store, publishing
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -279,6 +279,23 @@ def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(s3, signed, tm
     taken = publishing.pull(place, "production", tmp_path / "out", key=public)
     assert content(taken) == content(folder / "1")
     assert len(release.files) == len(content(folder / "1")) - 2
+
+
+@pytest.mark.parametrize("size", [3000, 11 * 2**20])
+def test_a_file_of_the_same_size_and_other_content_is_uploaded_again(url, s3, tmp_path, monkeypatch, size):
+    monkeypatch.setattr(object_store, "PART_BYTES", 5 * 2**20)  # the least that S3 takes
+    place, name = publishing.ObjectStore(url), f"releases/1/x/{tmp_path.name}"
+    file, other = tmp_path / "file", tmp_path / "other"
+    file.write_bytes(b"a" * size)
+    other.write_bytes(b"b" + b"a" * (size - 1))
+    place.upload(other, name)
+    place.upload(file, name)
+    assert place.read(name) == file.read_bytes()
+    written = place.files.info(place._at(name))
+    before = len(s3.requests)
+    place.upload(file, name)  # it is there: nothing goes out
+    assert [method for method, _ in s3.requests[before:] if method in ("PUT", "POST")] == []
+    assert place.files.info(place._at(name)) == written
 
 
 def test_kserve_is_told_where_the_files_lie_in_the_bucket(s3, signed, tmp_path):
