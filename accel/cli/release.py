@@ -128,21 +128,39 @@ def sign(
 
 @release_app.command("verify")
 def verify_release(
-    release: Annotated[Path, typer.Argument(help="Folder of a release, or a bundle", show_default=False)],
+    release: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a release, a bundle, or where one is published (s3://BUCKET/PREFIX, file:///PATH)",
+            show_default=False,
+        ),
+    ],
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    version: Annotated[str | None, typer.Option(help="Of a published place: this release")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Of a published place: what this name stands for  [default: production]")
+    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Also serve every repository, and check the answers")] = False,
     via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
     as_json: Json = False,
 ) -> None:
     """Check who made a release, every hash, its provenance, and every repository in it."""
-    from accel.release import bundle, checking
+    from accel.release import bundle, checking, object_store, publishing
 
-    with bundle.unpacked(release) if release.is_file() else nullcontext(release) as folder:
-        found = checking.verify(
-            folder, key=_trust(key, revoked, authority), authorities=authority or (), serve=serve, via=via
+    if version is not None and name is not None:
+        raise UsageError("--version and --as", fix="give one of them")
+    trust, authorities = _trust(key, revoked, authority), authority or ()
+    if "://" in release or version is not None or name is not None:
+        place = object_store.ObjectStore(release)
+        found = publishing.verify(
+            place, version=version, name=name or "production", key=trust, authorities=authorities, serve=serve, via=via
         )
+    else:
+        path = Path(release)
+        with bundle.unpacked(path) if path.is_file() else nullcontext(path) as folder:
+            found = checking.verify(folder, key=trust, authorities=authorities, serve=serve, via=via)
     show(found, as_json, "findings", ("severity", "file", "field", "why", "fix"))
     if errors := [f for f in found if f.severity == "error"]:
         raise CheckFailed(f"{release} has {len(errors)} errors", fix="do not use it; take it again, or build it again")

@@ -52,6 +52,16 @@ class ObjectStore:
         names = (path.rstrip("/").rpartition("/")[2] for path in found)
         return sorted(name for name in names if not name.startswith("."))  # what is being written has such a name
 
+    def files_below(self, folder: str) -> list[str]:
+        """Return the paths of all files in a folder and those below it, from there; none where it is not there."""
+        try:
+            with self._reached():
+                found = self.files.find(self._at(folder))
+        except FileNotFoundError:
+            return []
+        names = (path.removeprefix(f"{self._at(folder)}/") for path in found)
+        return sorted(name for name in names if name and not name.endswith("/"))  # S3's console makes folders so
+
     def read(self, name: str) -> bytes:
         """Return the content of a file.
 

@@ -20,12 +20,13 @@ import base64
 import datetime
 import json
 import re
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel.core import signing
+from accel.core import signing, temporary
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError, nearest
 from accel.core.files import load_json, read_value, replacing, stays_inside, write_text
 from accel.core.hardware import SIMULATE, SIMULATED
@@ -35,6 +36,7 @@ from accel.release import checking
 from accel.release.diffing import blocking
 from accel.release.document import FILENAME, Release, read
 from accel.release.object_store import ObjectStore
+from accel.triton.manifest import Finding
 
 DIGEST, REMOVED = "digest", "removed"
 
@@ -309,6 +311,22 @@ def before_present(found: Iterable[Signed]) -> Pointer | None:
     return None
 
 
+def standing(place: ObjectStore, name: str, key: Trusted) -> Pointer:
+    """Return what a name stands for now.
+
+    Raises:
+        InputError: there is no such pointer, it is not signed by a key that counts, or it has ended.
+    """
+    pointer = next(pointers(place, name, key), None)
+    if pointer is None:
+        raise InputError(f"{place.url} has no pointer {name}", fix="accel release promote VERSION")
+    if datetime.datetime.fromisoformat(pointer.expires) <= datetime.datetime.now(datetime.UTC):
+        raise InputError(
+            f"{name} ended at {pointer.expires}", fix="its owner promotes the version again, or another one"
+        )
+    return pointer
+
+
 def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
     """Take the release that a name stands for into ``out/<version>``, checked, and return that folder.
 
@@ -318,13 +336,7 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
         InputError: there is no such pointer, it has ended or is older than one seen before, or a file is not what the
             owner of the key signed.
     """
-    pointer = next(pointers(place, name, key), None)
-    if pointer is None:
-        raise InputError(f"{place.url} has no pointer {name}", fix="accel release promote VERSION")
-    if datetime.datetime.fromisoformat(pointer.expires) <= datetime.datetime.now(datetime.UTC):
-        raise InputError(
-            f"{name} ended at {pointer.expires}", fix="its owner promotes the version again, or another one"
-        )
+    pointer = standing(place, name, key)
     kept = out / f"{name}.pointer.json"
     seen = read_value(kept, Pointer, missing="", fix=f"remove {kept}") if kept.exists() else pointer
     if (pointer.sequence, pointer.digest) != (seen.sequence, seen.digest) and pointer.sequence <= seen.sequence:
@@ -346,6 +358,49 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
             signing.verify(new, key)
     write_text(kept, json.dumps(to_json(pointer)) + "\n")
     return folder
+
+
+def verify(
+    place: ObjectStore,
+    *,
+    version: str | None = None,
+    name: str = "production",
+    key: Trusted | None = None,
+    authorities: Sequence[Path] = (),
+    serve: bool = False,
+    via: str | None = None,
+) -> tuple[Finding, ...]:
+    """Check a release where it is published: all files that lie there are taken, and checked as ``checking.verify``.
+
+    Args:
+        version: of the release; None for the one that ``name`` stands for, whose pointer is checked, too.
+
+    Raises:
+        UsageError: a pointer is to be followed, and there is no key; or the version is not there.
+        InputError: the pointer does not count, or a file there has a name that leads elsewhere.
+    """
+    if version is None:
+        if key is None:
+            raise UsageError(f"{name} is followed by its signature", fix="--key KEY.pub, or --version VERSION")
+        pointer = standing(place, name, key)
+        version, digest = pointer.version, pointer.digest
+    else:
+        if version not in (known := present(place)):
+            raise UsageError(f"{place.url} has no release {version}{nearest(version, known)}", fix="accel release list")
+        digest = digest_of(place, f"releases/{version}")
+    base = f"releases/{version}/{digest}"
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=temporary.root()) as scratch:
+        folder = Path(scratch) / version
+        folder.mkdir()
+        for path in place.files_below(base):
+            if not stays_inside(path):
+                raise InputError(f"{place.url}: {base} holds {path!r}, which no release does", fix="do not use it")
+            place.download(f"{base}/{path}", folder / path)
+        found = checking.verify(folder, key=key, authorities=authorities, serve=serve, via=via)
+        if (folder / FILENAME).is_file() and sha256_file(folder / FILENAME) != digest:
+            why = f"it is not what {version} was published as: {digest}"
+            found = (Finding("error", FILENAME, "sha256", why, checking.AGAIN), *found)
+    return found
 
 
 def _taken(folder: Path, digest: str, key: Trusted) -> bool:

@@ -252,6 +252,42 @@ def test_a_changed_file_of_the_store_is_never_taken(signed, tmp_path):
     assert not (out / "production.pointer.json").exists()
 
 
+def test_a_release_is_verified_where_it_is_published(url, signed, tmp_path):
+    folder, private, public = signed
+    place = publishing.ObjectStore(url)
+    digest = publishing.publish(folder / "1", place, key=public)
+    publishing.promote(place, "production", "1", key=private, public=public)
+    done = accel("release", "verify", url, "--key", public, "--json")
+    assert done.returncode == 0, done.stderr
+    assert (
+        json.loads(done.stdout)["findings"]
+        == json.loads(accel("release", "verify", folder / "1", "--key", public, "--json").stdout)["findings"]
+    )
+    assert not errors(publishing.verify(place, version="1", key=public))
+    with pytest.raises(UsageError, match="has no release 2"):
+        publishing.verify(place, version="2", key=public)
+    with pytest.raises(UsageError, match="--key"):
+        publishing.verify(place)
+    with pytest.raises(InputError, match="has no pointer canary"):
+        publishing.verify(place, name="canary", key=public)
+    base = f"releases/1/{digest}"
+    whole = {path: place.read(f"{base}/{path}") for path in ("report.md", "release.json", "model.sig")}
+    changed = {"report.md": b"changed", "release.json": whole["release.json"].replace(b'"1"', b'"3"'), "added": b"x"}
+    for path, content in changed.items():
+        place.write(f"{base}/{path}", content)
+        found = errors(publishing.verify(place, name="production", key=public))
+        assert {"model.sig", path} <= {f.file for f in found}
+        place.write(f"{base}/{path}", whole[path]) if path in whole else place.remove(f"{base}/{path}")
+    place.remove(f"{base}/report.md")
+    done = accel("release", "verify", url, "--version", "1", "--key", public, "--json")
+    assert done.returncode == 1
+    assert "report.md" in {f["file"] for f in json.loads(done.stdout)["findings"] if f["severity"] == "error"}
+
+
+def errors(found):
+    return [f for f in found if f.severity == "error"]
+
+
 def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(s3, signed, tmp_path, monkeypatch):
     folder, private, public = signed
     place = publishing.ObjectStore("s3://broken/x")
