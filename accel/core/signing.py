@@ -61,7 +61,8 @@ def verify(
 
     Args:
         key: whose signature counts, and which keys were revoked.
-        authorities: PEM files of the certificates above the signer's, its root among them, where no key is given.
+        authorities: PEM files of the certificates above the signer's, its root among them: in place of a key, or
+            beside it.
 
     Raises:
         UnavailableError: model-signing is not installed.
@@ -76,11 +77,13 @@ def verify(
 
     held = trusting(key) if key is not None else Trust()
     found = signature or folder / SIGNATURE
-    owner = held.owners or ", ".join(map(str, authorities))
-    if not held.keys:
+    owner = ", ".join(map(str, (*held.keys.values(), *authorities)))
+    if not held.keys or authorities:
         if not authorities:
             raise UsageError("nothing says whose signature counts", fix="--key KEY.pub, or --authority ROOT.pem")
-        with raised_as(InputError, NO_KEY, f"{owner} is no certificate", fix="give the root's PEM file"):
+        with raised_as(
+            InputError, NO_KEY, f"{', '.join(map(str, authorities))} is no certificate", fix="give the root's PEM file"
+        ):
             verifying.Config().use_certificate_verifier(certificate_chain=authorities)
             authority_keys = {fingerprint_of(c.public_key()): p for p in authorities for c in _certificates(p)}
         if gone := next((p for k, p in authority_keys.items() if k in held.revoked), None):
@@ -100,11 +103,11 @@ def verify(
         ),
     ):
         config = verifying.Config().set_hashing_config(_hashing())
-        if held.keys:
+        _, chain = _signers(load_json(found.read_bytes()))
+        if held.keys and not (chain and authorities):
             by, _ = signed_files(found.read_bytes(), held, str(folder))
             config.use_elliptic_key_verifier(public_key=held.keys[by])
         else:
-            _, chain = _signers(load_json(found.read_bytes()))
             for one in chain:
                 held.check_revoked(one, str(folder))
             by = chain[0] if chain else ""
@@ -134,7 +137,11 @@ def signed_files(signature: bytes, key: Trusted, what: str) -> tuple[str, dict[s
         payload = base64.b64decode(envelope["payload"], validate=True)
         text = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
         sign = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
-        by = _check(text, sign, held, _signers(data)[0], what)
+        named, chain = _signers(data)
+        if chain:
+            why = f"{what} is not what the owner of {held.owners} signed: its signature is by a certificate"
+            raise InputError(why, fix="verify it with --authority; for a published place sign it with a key alone")
+        by = _check(text, sign, held, named, what)
         resources = load_json(payload)["predicate"]["resources"]
         return by, {str(r["name"]): str(r["digest"]) for r in resources if r["algorithm"] == "sha256"}
 
