@@ -286,8 +286,13 @@ def rollback(place: ObjectStore, name: str, *, key: Path, public: Trusted, days:
 
     Raises:
         UsageError: there was none.
+        InputError: the present one is not by a key that counts; a revoked one's does not say what to go back from.
         InputError / OutputError: as ``promote``.
     """
+    newest = next(history(place, name, public), None)
+    if newest is not None and newest.refused is not None:  # what it says of the present is nobody's that counts
+        fix = "accel release promote VERSION" if newest.refused.revoked else newest.refused.fix
+        raise InputError(newest.refused.message, fix=fix)
     before = before_present(history(place, name, public))
     if before is None:
         why = f"{name} has stood for one version at most; pointers of revoked keys do not count"

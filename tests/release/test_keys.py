@@ -127,6 +127,9 @@ def test_who_still_has_a_revoked_key_moves_no_pointer(place, keys, tmp_path):
     publishing.promote(place, "production", "2", key=old[0], public=trust.read([old[1], new[1]]))  # its thief does
     with pytest.raises(InputError, match="which was revoked"):
         publishing.pull(place, "production", tmp_path / "out", key=both)
+    with pytest.raises(InputError, match="which was revoked") as told:
+        publishing.rollback(place, "production", key=new[0], public=both)
+    assert "promote" in told.value.fix
     assert publishing.promote(place, "production", "3", key=new[0], public=both).sequence == 5
     assert publishing.pull(place, "production", tmp_path / "out", key=both).name == "3"
 
