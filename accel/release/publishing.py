@@ -248,7 +248,11 @@ def promote(place: ObjectStore, name: str, version: str, *, key: Path, public: T
     digest = digest_of(place, f"releases/{version}")
     if FILENAME not in place.names(f"releases/{version}/{digest}"):
         raise UsageError(f"{place.url} has release {version} in part only", fix="accel release publish it again")
-    signer(place, f"releases/{version}/{digest}", digest, public)
+    try:
+        signer(place, f"releases/{version}/{digest}", digest, public)
+    except NotTrusted as error:
+        fix = "accel release sign it again, publish and promote it; or, if that key counts, give it as another --key"
+        raise InputError(error.message, fix=fix) from error
     last = next(history(place, name, public), None)
     if last is not None and last.refused is not None and not last.refused.revoked:
         raise last.refused

@@ -101,8 +101,9 @@ def test_what_a_revoked_key_signed_is_refused_until_it_is_signed_again(place, ke
         publishing.pull(place, "production", tmp_path / "out", key=both)
     with pytest.raises(InputError, match=revoked):
         signing.verify(tmp_path / "store/2", both)
-    with pytest.raises(InputError, match=revoked):
+    with pytest.raises(InputError, match=revoked) as told:
         publishing.promote(place, "production", "2", key=new[0], public=both)
+    assert "sign it again" in told.value.fix
     signed_again(place, tmp_path, "1", new, both)
     with pytest.raises(UsageError, match="not the private half of a key that counts"):
         publishing.promote(place, "production", "1", key=old[0], public=both)
