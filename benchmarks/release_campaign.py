@@ -232,11 +232,11 @@ def write_keys(folder: Path) -> tuple[Path, Path]:
     return private, public
 
 
-def write_small(root: Path, private: Path, note: str = "") -> Path:
+def write_small(root: Path, private: Path, count: int) -> Path:
     """Write a signed release without models, and with files of random bytes; its version is the folder's name."""
     made = root.with_name(f".{root.name}")
     shutil.rmtree(made, ignore_errors=True)
-    files = {f"kits/{n}.bin": random.Random(f"{root.name} {note} {n}").randbytes(20_000) for n in range(FILES)}
+    files = {f"kits/{n}.bin": random.Random(f"{root.name} {n}").randbytes(20_000) for n in range(count)}
     for name, content in files.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_bytes(content)
@@ -250,7 +250,7 @@ def write_small(root: Path, private: Path, note: str = "") -> Path:
     return root
 
 
-def publisher(url: str, folder: Path, last: int) -> None:
+def publisher(url: str, folder: Path, last: int, files: int) -> None:
     """Publish and promote the releases 1 to ``last``, each after the one before; go on where an earlier one was killed.
 
     A line on stdout says that it begins, and one for each release that is done.
@@ -262,7 +262,7 @@ def publisher(url: str, folder: Path, last: int) -> None:
         root = folder / "store" / str(version)
         if not (root / signing.SIGNATURE).exists():
             shutil.rmtree(root, ignore_errors=True)
-            write_small(root, private)
+            write_small(root, private, files)
         publishing.publish(root, place, key=public)
         publishing.promote(place, "production", str(version), key=private, public=public)
         print(version, flush=True)
@@ -279,7 +279,7 @@ class Puller(threading.Thread):
 
     def run(self) -> None:
         place = ObjectStore(self.url)
-        while not self.done.wait(0.01):
+        while not self.done.wait(0.05):
             if not place.names("pointers"):
                 continue
             try:
@@ -297,13 +297,14 @@ class Puller(threading.Thread):
         self.join()
 
 
-def publishes(count: int, folder: Path, url: str, *, seed: int = 0) -> dict[str, Any]:
+def publishes(count: int, folder: Path, url: str, *, files: int = FILES, seed: int = 0) -> dict[str, Any]:
     """Kill whoever publishes that often, at random moments, while a reader pulls."""
     rng, (private, public) = random.Random(seed), write_keys(folder)
     del private
 
     def start(last: int) -> subprocess.Popen:
-        code = f"import release_campaign as c, pathlib; c.publisher({url!r}, pathlib.Path({str(folder)!r}), {last})"
+        given = f"{url!r}, pathlib.Path({str(folder)!r}), {last}, {files}"
+        code = f"import release_campaign as c, pathlib; c.publisher({given})"
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
@@ -311,7 +312,7 @@ def publishes(count: int, folder: Path, url: str, *, seed: int = 0) -> dict[str,
         process.stdout.readline()  # it is imported: what follows is work
         return process
 
-    begin, done = time.monotonic(), 3
+    begin, done = time.monotonic(), 2
     undisturbed = start(done)
     begin = time.monotonic()
     undisturbed.communicate()
