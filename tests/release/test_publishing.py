@@ -11,7 +11,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 from tiny_release import accel, write_signed
+from typer.testing import CliRunner
 
+from accel.cli import app
 from accel.core import signing, trust
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
 from accel.core.values import sha256_file
@@ -257,12 +259,9 @@ def test_a_release_is_verified_where_it_is_published(url, signed, tmp_path):
     place = publishing.ObjectStore(url)
     digest = publishing.publish(folder / "1", place, key=public)
     publishing.promote(place, "production", "1", key=private, public=public)
-    done = accel("release", "verify", url, "--key", public, "--json")
-    assert done.returncode == 0, done.stderr
-    assert (
-        json.loads(done.stdout)["findings"]
-        == json.loads(accel("release", "verify", folder / "1", "--key", public, "--json").stdout)["findings"]
-    )
+    done, own = run("verify", url, "--key", public, "--json"), run("verify", folder / "1", "--key", public, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["findings"] == json.loads(own.stdout)["findings"]
     assert not errors(publishing.verify(place, version="1", key=public))
     with pytest.raises(UsageError, match="has no release 2"):
         publishing.verify(place, version="2", key=public)
@@ -279,9 +278,14 @@ def test_a_release_is_verified_where_it_is_published(url, signed, tmp_path):
         assert {"model.sig", path} <= {f.file for f in found}
         place.write(f"{base}/{path}", whole[path]) if path in whole else place.remove(f"{base}/{path}")
     place.remove(f"{base}/report.md")
-    done = accel("release", "verify", url, "--version", "1", "--key", public, "--json")
-    assert done.returncode == 1
+    done = run("verify", url, "--version", "1", "--key", public, "--json")
+    assert isinstance(done.exception, CheckFailed)
     assert "report.md" in {f["file"] for f in json.loads(done.stdout)["findings"] if f["severity"] == "error"}
+
+
+def run(*words):
+    """Run a command in this process; what it prints, and its error, are attributes."""
+    return CliRunner().invoke(app, ["release", *map(str, words)])
 
 
 def errors(found):
