@@ -4,11 +4,15 @@
     python benchmarks/release_campaign.py --kills 30 --fleet -o fleet.json    # over Ray: its nodes, too
     python benchmarks/release_campaign.py --diffs 20 -o diffs.json     # the same speed, other bytes: nothing may block
     python benchmarks/release_campaign.py --example -o example.json    # examples/release.yaml, thrice; --ray auto
+    python benchmarks/release_campaign.py --publishes 30 -o publishes.json     # kill who publishes: a folder, then S3
 
 A killed driver is started again; a killed worker is the driver's to notice. In the end the release must be as the
 undisturbed one: the state of every entry, every variant's status and files, every kit. A reader looks at the
 release's folder all the time: it is absent or whole, with every file that release.json names at its size.
 For the diffs the second release has one weight changed by a ten-millionth, so that all is measured, and is no slower.
+For the publishes, a process uploads and promotes one small release after the other; it is killed and started again, and
+a reader pulls what the pointer stands for all the time: it gets a whole, signed release each time, and never an older
+one. In the end every release was promoted once, in order.
 For the example, a model counts as converted where its record in the store is not the one from before.
 """
 
@@ -17,6 +21,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,8 +41,11 @@ from kills import settle
 from onnx import TensorProto, helper, numpy_helper
 from ray_nodes import Nodes
 
-from accel.core.errors import InputError
-from accel.release import document
+from accel.core import signing
+from accel.core.errors import AccelError, InputError
+from accel.core.values import SCHEMA
+from accel.release import building, document, publishing
+from accel.release.object_store import ObjectStore
 
 SETTLE_S = 10.0
 ROOT = Path(__file__).parents[1]
@@ -238,6 +246,171 @@ def diffs(count: int, folder: Path) -> dict[str, Any]:
     return {"diffs": count, "blocked": sum(f["exit"] != 0 for f in found), "found": found}
 
 
+FILES = 12
+"""How many files a release has that is published over and over, beside those that every one has."""
+
+
+SEEN_S = 60.0
+"""How long the reader may take to see the last release."""
+
+
+def write_keys(folder: Path) -> tuple[Path, Path]:
+    """Write a key pair to sign with, and return its private and public file."""
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    private, public, key = folder / "key.pem", folder / "key.pub", ec.generate_private_key(ec.SECP256R1())
+    plain, pem = forms.NoEncryption(), forms.Encoding.PEM
+    private.write_bytes(key.private_bytes(pem, forms.PrivateFormat.TraditionalOpenSSL, plain))
+    public.write_bytes(key.public_key().public_bytes(pem, forms.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+def write_small(root: Path, private: Path, count: int) -> Path:
+    """Write a signed release without models, and with files of random bytes; its version is the folder's name."""
+    made = root.with_name(f".{root.name}")
+    shutil.rmtree(made, ignore_errors=True)
+    files = {f"kits/{n}.bin": random.Random(f"{root.name} {n}").randbytes(20_000) for n in range(count)}
+    for name, content in files.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_bytes(content)
+    release = document.Release(
+        version=root.name, accel="0", created="2026-11-22T00:00:00Z", asked_sha256="", pools=(), models=(), entries=(),
+        missing=(), toolchains={}, files=(), schema=SCHEMA,
+    )  # fmt: skip
+    building.write(release, root, {name: made / name for name in files})
+    shutil.rmtree(made)
+    signing.sign(root, private)
+    return root
+
+
+def publisher(url: str, folder: Path, last: int, files: int) -> None:
+    """Publish and promote the releases 1 to ``last``, each after the one before; go on where an earlier one was killed.
+
+    A line on stdout says that it begins, and one for each release that is done.
+    """
+    place, private, public = ObjectStore(url), folder / "key.pem", folder / "key.pub"
+    print("begins", flush=True)
+    stands = next(publishing.pointers(place, "production", public), None)
+    for version in range(int(stands.version) + 1 if stands else 1, last + 1):
+        root = folder / "store" / str(version)
+        if not (root / signing.SIGNATURE).exists():
+            shutil.rmtree(root, ignore_errors=True)
+            write_small(root, private, files)
+        publishing.publish(root, place, key=public)
+        publishing.promote(place, "production", str(version), key=private, public=public)
+        print(version, flush=True)
+
+
+class Puller(threading.Thread):
+    """Pulls what the pointer stands for until told to stop, each time anew, and notes what is not whole or older."""
+
+    def __init__(self, url: str, public: Path, out: Path) -> None:
+        super().__init__(daemon=True)
+        self.url, self.public, self.out, self.done = url, public, out, threading.Event()
+        self.looks, self.newest, self.wrong = 0, 0, []
+        self.start()
+
+    def run(self) -> None:
+        place = ObjectStore(self.url)
+        while not self.done.wait(0.05):
+            if not place.names("pointers"):
+                continue
+            try:
+                taken = publishing.pull(place, "production", self.out, key=self.public)
+                if int(taken.name) < self.newest:
+                    self.wrong.append(f"{taken.name} after {self.newest}")
+                self.newest = int(taken.name)
+                shutil.rmtree(taken)
+            except (AccelError, OSError, ValueError) as error:
+                self.wrong.append(f"{type(error).__name__}: {error}")
+            self.looks += 1
+
+    def stop(self) -> None:
+        self.done.set()
+        self.join()
+
+
+def publishes(count: int, folder: Path, url: str, *, files: int = FILES, seed: int = 0) -> dict[str, Any]:
+    """Kill whoever publishes that often, at random moments, while a reader pulls."""
+    rng, (private, public) = random.Random(seed), write_keys(folder)
+    del private
+
+    def start(last: int) -> subprocess.Popen:
+        given = f"{url!r}, pathlib.Path({str(folder)!r}), {last}, {files}"
+        code = f"import release_campaign as c, pathlib; c.publisher({given})"
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+        )
+        process.stdout.readline()  # it is imported: what follows is work
+        return process
+
+    begin, done = time.monotonic(), 2
+    undisturbed = start(done)
+    begin = time.monotonic()
+    undisturbed.communicate()
+    if undisturbed.returncode:
+        raise SystemExit(f"who publishes ended with {undisturbed.returncode}")
+    took, killed = (time.monotonic() - begin) / done, []
+    failed = 0
+    reader = Puller(url, public, folder / "out")
+    while len(killed) < count:
+        process = start(last := done + 2)
+        try:
+            process.communicate(timeout=rng.uniform(0, 4 * took))
+            failed += process.returncode != 0
+            done = last
+        except subprocess.TimeoutExpired:
+            process.kill()
+            lines = process.communicate()[0].split()
+            killed.append(lines)
+            done = max([done, *map(int, lines)])
+    final = start(done + 2)
+    final.communicate()
+    failed += final.returncode != 0
+    until = time.monotonic() + SEEN_S
+    while reader.newest < done + 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    reader.stop()
+    place = ObjectStore(url)
+    history = [[p.sequence, p.version] for p in publishing.pointers(place, "production", public)][::-1]
+    expected = [[n, str(n)] for n in range(1, done + 3)]
+    bad = [
+        *reader.wrong,
+        *([f"{failed} times who publishes ended with an error"] if failed else []),
+        *([str(history)] if history != expected else []),
+    ]
+    return {
+        "url": url.partition("://")[0],
+        "kills": len(killed),
+        "releases": len(history),
+        "looks": reader.looks,
+        "newest_seen": reader.newest,
+        "round_s": round(took, 3),
+        "bad": len(bad),
+        "what": bad,
+    }
+
+
+def publishes_everywhere(count: int, folder: Path, seed: int) -> dict[str, Any]:
+    """Kill who publishes to a folder, and to a real S3 server in this process, that often each."""
+    sys.path.append(str(ROOT / "tests" / "release"))
+    from s3_server import S3Server
+
+    server = S3Server()
+    os.environ |= {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    ObjectStore("s3://publishes").files.mkdir("publishes")
+    runs = []
+    for kind, url in (("file", f"file://{folder}/place"), ("s3", "s3://publishes/prefix")):
+        (folder / kind).mkdir()
+        runs.append(publishes(count, folder / kind, url, seed=seed))
+        print(f"{kind}: {runs[-1]}", file=sys.stderr)
+    server.http.shutdown()
+    return {"publishes": runs, "bad": sum(r["bad"] for r in runs)}
+
+
 def example(folder: Path, ray: str | None = None) -> dict[str, Any]:
     """Build examples/release.yaml, once more, and with one model changed; say each time what was converted.
 
@@ -320,6 +493,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--diffs", type=int, default=0)
     parser.add_argument("--fleet", action="store_true", help="with --kills: over a Ray cluster of two nodes")
+    parser.add_argument("--publishes", type=int, default=0, help="kills of who publishes, for each kind of place")
     parser.add_argument("--example", action="store_true")
     parser.add_argument("--ray", help="with --example: build it over this cluster, too (auto, HOST:PORT)")
     parser.add_argument("--seed", type=int, default=0)
@@ -335,6 +509,8 @@ def main() -> None:
             found |= kills(args.kills, Path(scratch), seed=args.seed)
         if args.diffs:
             found |= diffs(args.diffs, Path(tempfile.mkdtemp(dir=scratch)))
+        if args.publishes:
+            found |= publishes_everywhere(args.publishes, Path(tempfile.mkdtemp(dir=scratch)), args.seed)
         if args.example:
             found |= example(Path(tempfile.mkdtemp(dir=scratch)), args.ray)
     args.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,5 +1,6 @@
 """``accel release``: many models, for many targets and machines, as one release."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,12 @@ release_app = typer.Typer(help="Many models, targets and machines into one relea
 
 ReleaseFile = Annotated[Path, typer.Argument(help="release.yaml", show_default=False)]
 Release = Annotated[Path, typer.Argument(help="Folder of a release: STORE/<version>", show_default=False)]
-SignedWith = Annotated[Path | None, typer.Option(help="Public key (PEM) that it must be signed with")]
+KEY = "Public key (PEM) that counts, or a folder of .pub files; again for more: any of them may have signed"
+SignedWith = Annotated[list[Path] | None, typer.Option(help=KEY)]
+Revoked = Annotated[
+    list[Path] | None,
+    typer.Option(help="Public key that counts no more, whatever it signed, or a list of them  (docs/releases.md)"),
+]
 Authorities = Annotated[
     list[Path] | None, typer.Option(help="Certificates (PEM) above the signer's, the root among them")
 ]
@@ -122,18 +128,39 @@ def sign(
 
 @release_app.command("verify")
 def verify_release(
-    release: Annotated[Path, typer.Argument(help="Folder of a release, or a bundle", show_default=False)],
+    release: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a release, a bundle, or where one is published (s3://BUCKET/PREFIX, file:///PATH)",
+            show_default=False,
+        ),
+    ],
     key: SignedWith = None,
+    revoked: Revoked = None,
     authority: Authorities = None,
+    version: Annotated[str | None, typer.Option(help="Of a published place: this release")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Of a published place: what this name stands for  [default: production]")
+    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Also serve every repository, and check the answers")] = False,
     via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
     as_json: Json = False,
 ) -> None:
     """Check who made a release, every hash, its provenance, and every repository in it."""
-    from accel.release import bundle, checking
+    from accel.release import bundle, checking, object_store, publishing
 
-    with bundle.unpacked(release) if release.is_file() else nullcontext(release) as folder:
-        found = checking.verify(folder, key=key, authorities=authority or (), serve=serve, via=via)
+    if version is not None and name is not None:
+        raise UsageError("--version and --as", fix="give one of them")
+    trust, authorities = _trust(key, revoked, authority), authority or ()
+    if "://" in release or version is not None or name is not None:
+        place = object_store.ObjectStore(release)
+        found = publishing.verify(
+            place, version=version, name=name or "production", key=trust, authorities=authorities, serve=serve, via=via
+        )
+    else:
+        path = Path(release)
+        with bundle.unpacked(path) if path.is_file() else nullcontext(path) as folder:
+            found = checking.verify(folder, key=trust, authorities=authorities, serve=serve, via=via)
     show(found, as_json, "findings", ("severity", "file", "field", "why", "fix"))
     if errors := [f for f in found if f.severity == "error"]:
         raise CheckFailed(f"{release} has {len(errors)} errors", fix="do not use it; take it again, or build it again")
@@ -145,6 +172,7 @@ def verify_release(
 def import_bundle(
     file: Annotated[Path, typer.Argument(help="What publish --to bundle:FILE wrote", show_default=False)],
     key: SignedWith = None,
+    revoked: Revoked = None,
     authority: Authorities = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
@@ -152,9 +180,11 @@ def import_bundle(
     """Take the release out of a bundle, checked: signature and every hash."""
     from accel.release import bundle
 
-    if key is None and not authority:
+    if not key and not authority:
         raise UsageError("a bundle is taken by its signature", fix="--key KEY.pub, or --authority ROOT.pem")
-    _print_one("release", bundle.take(file, out, key=key, authorities=authority or ()), as_json)
+    _print_one(
+        "release", bundle.take(file, out, key=_trust(key, revoked, authority), authorities=authority or ()), as_json
+    )
 
 
 @release_app.command("diff")
@@ -219,7 +249,8 @@ def prune(
     file: ReleaseFile,
     store: Store = "releases",
     to: Annotated[str | None, typer.Option("--to", help="Also there: s3://BUCKET/PREFIX, or a folder")] = None,
-    key: Annotated[Path | None, typer.Option(help="Public key (PEM) of its pointers")] = None,
+    key: SignedWith = None,
+    revoked: Revoked = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing")] = False,
     as_json: Json = False,
 ) -> None:
@@ -228,12 +259,13 @@ def prune(
     from accel.release import object_store, release_file, retention
     from accel.report.formats import size
 
-    if to is not None and key is None:
+    if to is not None and not key:
         raise UsageError("--to without --key", fix="give the public key that the pointers there are signed with")
     place = object_store.ObjectStore(to) if to is not None else None
     if _is_remote(store):
         raise UsageError(f"prune removes from folders, not from {store}", fix="see docs/releases.md, An object store")
-    found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=key, dry_run=dry_run)
+    trust = _trust(key, revoked) if place is not None else None
+    found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=trust, dry_run=dry_run)
     rows = [to_json(f) | {"removed": f.kept is None} for f in found]
     done = "would be removed" if dry_run else "removed"
     shown = rows if as_json else [r | {"size": size(r["bytes"]), "kept": r["kept"] or done} for r in rows]
@@ -245,7 +277,7 @@ def prune(
 
 To = Annotated[str, typer.Option("--to", help="s3://BUCKET/PREFIX, or a folder", show_default=False)]
 As = Annotated[str, typer.Option("--as", help="Name of the pointer, such as production or canary")]
-Public = Annotated[Path, typer.Option("--key", help="Public key (PEM)", show_default=False)]
+Public = Annotated[list[Path], typer.Option("--key", help=KEY, show_default=False)]
 Private = Annotated[Path, typer.Option("--sign", help="Private key (PEM) that signs the pointer", show_default=False)]
 Days = Annotated[float, typer.Option(help="Days until the pointer counts no more", min=0.001)]
 
@@ -262,11 +294,11 @@ Places = Annotated[
 
 
 @release_app.command()
-def publish(folder: Release, to: Places, key: Public, as_json: Json = False) -> None:
+def publish(folder: Release, to: Places, key: Public, revoked: Revoked = None, as_json: Json = False) -> None:
     """Upload a signed release, in one form or several; what was begun goes on, and what is there never changes."""
     from accel.release import forms
 
-    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=key)
+    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=_trust(key, revoked))
     if as_json:
         print_json(done)
     else:
@@ -275,30 +307,44 @@ def publish(folder: Release, to: Places, key: Public, as_json: Json = False) -> 
 
 @release_app.command()
 def promote(
-    version: str, to: To, key: Public, sign: Private, name: As = "production", days: Days = 90.0, as_json: Json = False
+    version: str,
+    to: To,
+    key: Public,
+    sign: Private,
+    revoked: Revoked = None,
+    name: As = "production",
+    days: Days = 90.0,
+    as_json: Json = False,
 ) -> None:
     """Let a name stand for a published version from now on."""
     from accel.release import object_store, publishing
 
-    _print_pointer(
-        publishing.promote(object_store.ObjectStore(to), name, version, key=sign, public=key, days=days), as_json
-    )
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked)
+    _print_pointer(publishing.promote(place, name, version, key=sign, public=trust, days=days), as_json)
 
 
 @release_app.command()
 def rollback(
-    to: To, key: Public, sign: Private, name: As = "production", days: Days = 90.0, as_json: Json = False
+    to: To,
+    key: Public,
+    sign: Private,
+    revoked: Revoked = None,
+    name: As = "production",
+    days: Days = 90.0,
+    as_json: Json = False,
 ) -> None:
     """Let a name stand for the version before its present one."""
     from accel.release import object_store, publishing
 
-    _print_pointer(publishing.rollback(object_store.ObjectStore(to), name, key=sign, public=key, days=days), as_json)
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked)
+    _print_pointer(publishing.rollback(place, name, key=sign, public=trust, days=days), as_json)
 
 
 @release_app.command()
 def pull(
     to: To,
     key: Public,
+    revoked: Revoked = None,
     name: As = "production",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
@@ -306,16 +352,36 @@ def pull(
     """Take the release that a name stands for, checked: pointer, signature and every hash."""
     from accel.release import object_store, publishing
 
-    _print_one("release", publishing.pull(object_store.ObjectStore(to), name, out, key=key), as_json)
+    _print_one("release", publishing.pull(object_store.ObjectStore(to), name, out, key=_trust(key, revoked)), as_json)
 
 
 @release_app.command("list")
-def list_published(to: To, key: Public, as_json: Json = False) -> None:
-    """List what is published, and what each name stands for."""
+def list_published(to: To, key: Public, revoked: Revoked = None, as_json: Json = False) -> None:
+    """List what is published, what each name stands for, and which key signed it."""
     from accel.release import object_store, publishing
 
-    rows = publishing.listed(object_store.ObjectStore(to), key)
-    show(rows, as_json, "versions", ("version", "names"))
+    trust = _trust(key, revoked)
+    found = publishing.listed(object_store.ObjectStore(to), trust)
+    if as_json:
+        print_json(found)
+    for what, rows in found.items() if not as_json else ():
+        shown = [row | {"key": trust.name(row["key"])} for row in rows]
+        more = ("names",) if what == "versions" else ("version", "number", "until")
+        show(shown, False, what, (what.removesuffix("s"), *more, "key", "refused"))
+    if wrong := [f"{row['name']}: {row['refused']}" for row in found["names"] if row["refused"]]:
+        said = "\n  ".join(wrong)
+        raise CheckFailed(
+            f"not every name can be followed:\n  {said}", fix="do not use those; see docs/releases.md, Keys"
+        )
+
+
+def _trust(key: Sequence[Path] | None, revoked: Sequence[Path] | None, authority: Sequence[Path] | None = None) -> Any:
+    """Return whose signatures count; None where nothing was said of any key."""
+    from accel.core import trust
+
+    if revoked and not key and not authority:
+        raise UsageError("--revoked without --key", fix="give the public keys that count")
+    return trust.read(key or (), revoked or ()) if key or revoked else None
 
 
 def _is_remote(store: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from accel.core import signing, temporary
 from accel.core.errors import InputError, OutputError, raised_as
 from accel.core.files import replacing, stays_inside, writing
+from accel.core.trust import Trusted
 from accel.core.values import sha256_file
 from accel.release.archives import write_tar
 from accel.release.document import FILENAME, Release, read
@@ -50,7 +51,7 @@ def unpacked(file: Path) -> Iterator[Path]:
         yield _unpack(file, Path(scratch))
 
 
-def take(file: Path, out: Path, *, key: Path | None = None, authorities: Sequence[Path] = ()) -> Path:
+def take(file: Path, out: Path, *, key: Trusted | None = None, authorities: Sequence[Path] = ()) -> Path:
     """Unpack a bundle into ``out/<version>``, whole and as it was signed, and return that folder.
 
     Args:

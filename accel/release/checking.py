@@ -10,6 +10,7 @@ from pathlib import Path
 from accel.core import hardware, signing
 from accel.core.errors import AccelError, InputError
 from accel.core.files import load_json
+from accel.core.trust import Trusted
 from accel.release.document import FILENAME, Release, read
 from accel.release.provenance import STATEMENT
 from accel.triton import manifest
@@ -24,7 +25,7 @@ AGAIN = "take the release again from where it was published, or build it again"
 def verify(
     folder: Path,
     *,
-    key: Path | None = None,
+    key: Trusted | None = None,
     authorities: Sequence[Path] = (),
     serve: bool = False,
     via: str | None = None,
@@ -70,7 +71,7 @@ def verify(
     return tuple(sorted(found, key=lambda f: (f.severity, f.file, f.field)))
 
 
-def _signature(folder: Path, key: Path | None, authorities: Sequence[Path]) -> Iterator[Finding]:
+def _signature(folder: Path, key: Trusted | None, authorities: Sequence[Path]) -> Iterator[Finding]:
     if key is None and not authorities:
         signed = (folder / signing.SIGNATURE).exists()
         why = "its signature was not checked" if signed else "it is not signed"

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from accel.core.errors import UsageError
+from accel.core.trust import Trusted
 from accel.core.values import sha256_file
 from accel.release import bundle, kserve, oci, publishing, sagemaker
 from accel.release.document import FILENAME
 from accel.release.object_store import ObjectStore
 
 
-def publish(folder: Path, places: Sequence[str], *, key: Path) -> dict[str, Any]:
+def publish(folder: Path, places: Sequence[str], *, key: Trusted) -> dict[str, Any]:
     """Publish a signed release in every form that is asked for, and return its digest and where it went.
 
     Raises:
@@ -49,7 +50,7 @@ def publish(folder: Path, places: Sequence[str], *, key: Path) -> dict[str, Any]
                 )
             published.append(str(kserve.write(folder, release, Path(url), storage)))
         else:
-            publishing.upload(folder, release, to := ObjectStore(place))
+            publishing.upload(folder, release, to := ObjectStore(place), key=key)
             if not to.local:
                 base = f"{to.url}/releases/{release.version}/{digest}"
                 storage = {e.repository: f"{base}/{e.repository}" for e in release.entries if e.repository}

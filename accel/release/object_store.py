@@ -1,16 +1,23 @@
 """An object store over fsspec, or a folder used as one: few operations, each whole or not at all.
 
-Tested with folders and S3. Source: fsspec, "API Reference" (``pipe_file(mode="create")``, ``info``, ``put_file``).
+Tested with folders and S3. Sources: fsspec, "API Reference" (``pipe_file(mode="create")``, ``info``, ``put_file``);
+AWS, "Checking object integrity" (what an ETag is).
 """
 
 import contextlib
+import filecmp
+import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.files import replacing, write_text, writing
+
+PART_BYTES = 64 * 2**20
+"""Size of the parts in which a large file goes to S3; of it and the file follows the checksum that S3 makes."""
 
 
 class ObjectStore:
@@ -44,6 +51,16 @@ class ObjectStore:
             return []
         names = (path.rstrip("/").rpartition("/")[2] for path in found)
         return sorted(name for name in names if not name.startswith("."))  # what is being written has such a name
+
+    def files_below(self, folder: str) -> list[str]:
+        """Return the paths of all files in a folder and those below it, from there; none where it is not there."""
+        try:
+            with self._reached():
+                found = self.files.find(self._at(folder))
+        except FileNotFoundError:
+            return []
+        names = (path.removeprefix(f"{self._at(folder)}/") for path in found)
+        return sorted(name for name in names if name and not name.endswith("/"))  # S3's console makes folders so
 
     def read(self, name: str) -> bytes:
         """Return the content of a file.
@@ -88,19 +105,30 @@ class ObjectStore:
             self.files.pipe_file(self._at(name), content)
 
     def upload(self, source: Path, name: str) -> None:
-        """Copy a file there, unless one of its size is: what appears is whole, and its name says what is in it."""
+        """Copy a file there, unless it is there: what appears is whole, and its name says what is in it.
+
+        It is there where the bytes are the same, or in a bucket the checksum that the store itself made. Where that
+        cannot be compared (another tool's parts, a store's own encryption) it is uploaded again.
+        """
         place = self._at(name)
         with self._writing():
             with contextlib.suppress(FileNotFoundError):
-                if self.files.info(place)["size"] == source.stat().st_size:
+                found = self.files.info(place)
+                if found["size"] == source.stat().st_size and self._same(source, place, found):
                     return
             if not self.local:
-                self.files.put_file(str(source), place)
+                how = {"chunksize": _part_bytes(source.stat().st_size)} if "s3" in self.files.protocol else {}
+                self.files.put_file(str(source), place, **how)
                 return
         with writing(Path(place).parent):
             Path(place).parent.mkdir(parents=True, exist_ok=True)
             with replacing(Path(place)) as new:
                 shutil.copyfile(source, new)
+
+    def _same(self, source: Path, place: str, found: Mapping[str, Any]) -> bool:
+        if self.local:
+            return filecmp.cmp(source, place, shallow=False)
+        return str(found.get("ETag", "")).strip('"') == _etag(source)
 
     def download(self, name: str, target: Path) -> None:
         """Copy a file from there.
@@ -147,3 +175,24 @@ class ObjectStore:
             why = f"{self.url} cannot be used: {type(error).__name__}: {error}"
             fix = "check its name, your credentials and the network; the same command goes on"
             raise UnavailableError(why, fix=fix) from error
+
+
+def _part_bytes(size: int) -> int:
+    """Return how large the parts are that a file is uploaded to S3 in, which takes 10,000 of them at most."""
+    return PART_BYTES * max(1, -(-size // (PART_BYTES * 10_000)))
+
+
+def _etag(path: Path) -> str:
+    """Return what S3 names a file's content by: its MD5; where it came in parts, that of their MD5s and how many."""
+    size = path.stat().st_size
+    part = _part_bytes(size)
+    whole = size < min(5 * 2**30, 2 * part)  # as s3fs decides
+    with path.open("rb") as file:
+        if whole:
+            return hashlib.file_digest(file, _md5).hexdigest()
+        parts = [_md5(chunk).digest() for chunk in iter(lambda: file.read(part), b"")]
+    return f"{_md5(b''.join(parts)).hexdigest()}-{len(parts)}"
+
+
+def _md5(content: bytes = b"") -> Any:
+    return hashlib.md5(content, usedforsecurity=False)

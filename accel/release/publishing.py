@@ -11,26 +11,32 @@ release.json, which has that of every file.
 
 A pointer is signed with its name, a sequence that rises and a time at which it ends, so an older one that somebody
 puts in its place is refused: by its sequence where a client has seen a later one, else when it has ended.
+
+Several keys may count at once (``core.trust``), so that one is replaced by another without a break. What a revoked key
+signed is refused by who pulls, and passed over by who moves a pointer on: the next number then is a new key's.
 """
 
 import base64
 import datetime
 import json
 import re
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel.core import signing
+from accel.core import signing, temporary
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError, nearest
 from accel.core.files import load_json, read_value, replacing, stays_inside, write_text
 from accel.core.hardware import SIMULATE, SIMULATED
+from accel.core.trust import NotTrusted, Trusted, trusting
 from accel.core.values import SCHEMA, from_json, sha256_file, to_json
 from accel.release import checking
 from accel.release.diffing import blocking
 from accel.release.document import FILENAME, Release, read
 from accel.release.object_store import ObjectStore
+from accel.triton.manifest import Finding
 
 DIGEST, REMOVED = "digest", "removed"
 
@@ -53,32 +59,76 @@ class Pointer:
     schema: int = SCHEMA
 
 
-def publish(folder: Path, place: ObjectStore, *, key: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A pointer as it was found.
+
+    Attributes:
+        key: fingerprint of the key that signed it; what it claims to be where it is refused.
+        refused: why it does not count, or None.
+    """
+
+    pointer: Pointer
+    key: str
+    refused: NotTrusted | None = None
+
+
+def publish(folder: Path, place: ObjectStore, *, key: Trusted) -> str:
     """Upload a signed release, and return its digest. One that was begun goes on; one that is there stays.
 
     Args:
-        key: public key that it must be signed with.
+        key: whose signature it must have.
 
     Raises:
         CheckFailed: it is not what was signed, is not complete, or a row of its comparison blocks.
         OutputError: that version is there with other content, or was there and was removed.
     """
-    return upload(folder, fit(folder, key), place)
+    return upload(folder, fit(folder, key), place, key=key)
 
 
-def upload(folder: Path, release: Release, place: ObjectStore) -> str:
+def upload(folder: Path, release: Release, place: ObjectStore, *, key: Trusted) -> str:
     """Upload a release that is fit to be, and return its digest.
+
+    The signature that is there stays while it counts; else the new one takes its place, so that a release is signed
+    again when a key was revoked.
 
     Raises:
         OutputError: as ``publish``.
     """
     base = claim(place, f"releases/{release.version}", digest := sha256_file(folder / FILENAME))
-    for name in (*(f.path for f in release.files), signing.SIGNATURE, FILENAME):
-        place.upload(folder / name, f"{base}/{name}")
+    for file in release.files:
+        place.upload(folder / file.path, f"{base}/{file.path}")
+    if not _counts(place, base, digest, key):
+        place.write(f"{base}/{signing.SIGNATURE}", (folder / signing.SIGNATURE).read_bytes())
+    place.upload(folder / FILENAME, f"{base}/{FILENAME}")
     return digest
 
 
-def fit(folder: Path, key: Path) -> Release:
+def _counts(place: ObjectStore, base: str, digest: str, key: Trusted) -> bool:
+    try:
+        signer(place, base, digest, key)
+    except InputError:
+        return False
+    return True
+
+
+def signer(place: ObjectStore, base: str, digest: str, key: Trusted) -> str:
+    """Return the fingerprint of the key that signed a published release; its files are not looked at.
+
+    Args:
+        base: folder of the release's files.
+
+    Raises:
+        InputError: it has no signature, or none of it by a key that counts.
+    """
+    what = f"{place.url}/{base}"
+    by, files = signing.signed_files(place.read(f"{base}/{signing.SIGNATURE}"), key, what)
+    if files.get(FILENAME) != digest:
+        raise InputError(f"{what} has the signature of another release", fix="publish it again")
+    return by
+
+
+def fit(folder: Path, key: Trusted) -> Release:
     """Return a release that may be published: signed, whole, complete, and let through by its comparison.
 
     Raises:
@@ -130,39 +180,66 @@ def digest_of(place: ObjectStore, folder: str) -> str:
     return found.decode()
 
 
-def pointers(place: ObjectStore, name: str, key: Path) -> Iterator[Pointer]:
-    """Yield what a name has stood for, newest first.
+def history(place: ObjectStore, name: str, key: Trusted) -> Iterator[Signed]:
+    """Yield what a name has stood for, newest first, with who signed it and whether that counts.
 
     Raises:
-        InputError: a pointer is damaged, or was not signed by the key's owner.
+        InputError: a pointer is damaged.
     """
-    for file in reversed(place.names(f"pointers/{name}")):
+    held = trusting(key)
+    for file in sorted(place.names(f"pointers/{name}"), key=_number, reverse=True):
+        refused = None
         try:
             whole = load_json(place.read(f"pointers/{name}/{file}"))
-            text = whole["pointer"]
-            signing.check_text(text, base64.b64decode(whole["signature"], validate=True), key)
+            text, by = whole["pointer"], str(whole.get("key", ""))
+            signature = base64.b64decode(whole["signature"], validate=True)
+            try:
+                by = signing.check_text(text, signature, held, by=by, what=f"{place.url}: pointers/{name}/{file}")
+            except NotTrusted as error:
+                refused = error
             found = from_json(Pointer, load_json(text))
             ends = datetime.datetime.fromisoformat(found.expires)
             if not (stays_inside(found.version) and re.fullmatch(r"[0-9a-f]{64}", found.digest) and ends.tzinfo):
                 raise ValueError(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{place.url}: pointers/{name}/{file} is no pointer: {error!r}", fix="do not use it"
             ) from error
         if (f"{found.sequence:010d}.json", found.name) != (file, name):
             raise InputError(f"{place.url}: pointers/{name}/{file} says it is another: {found}", fix="do not use it")
-        yield found
+        yield Signed(found, by, refused)
 
 
-def promote(place: ObjectStore, name: str, version: str, *, key: Path, public: Path, days: float = 90.0) -> Pointer:
+def _number(file: str) -> int:
+    """Return the number of a pointer by its name; what has none comes first, and is refused."""
+    digits = file.removesuffix(".json")
+    return int(digits) if re.fullmatch(r"[0-9]{10,18}", digits) else 10**18
+
+
+def pointers(place: ObjectStore, name: str, key: Trusted) -> Iterator[Pointer]:
+    """Yield what a name has stood for, newest first.
+
+    Raises:
+        InputError: a pointer is damaged, or not signed by a key that counts.
+    """
+    for found in history(place, name, key):
+        if found.refused is not None:
+            raise found.refused
+        yield found.pointer
+
+
+def promote(place: ObjectStore, name: str, version: str, *, key: Path, public: Trusted, days: float = 90.0) -> Pointer:
     """Let a name stand for a published version from now on.
 
     Args:
-        key / public: the pair that signs pointers.
+        key: private key that signs the pointer.
+        public: whose signatures count; that key's among them.
         days: after which the pointer counts no more; promote the same version again before that.
 
     Raises:
-        UsageError: the version is not there, or only partly.
+        UsageError: the version is not there, or only partly, or the key does not count.
+        InputError: the release, or the pointer that stands, is not signed by a key that counts. One of a revoked key
+            is passed over.
         OutputError: somebody else moved the pointer at the same time (theirs stands), or removed the version.
     """
     known = present(place)
@@ -171,18 +248,31 @@ def promote(place: ObjectStore, name: str, version: str, *, key: Path, public: P
     digest = digest_of(place, f"releases/{version}")
     if FILENAME not in place.names(f"releases/{version}/{digest}"):
         raise UsageError(f"{place.url} has release {version} in part only", fix="accel release publish it again")
-    last = next(pointers(place, name, public), None)
+    try:
+        signer(place, f"releases/{version}/{digest}", digest, public)
+    except NotTrusted as error:
+        fix = "accel release sign it again, publish and promote it; or, if that key counts, give it as another --key"
+        raise InputError(error.message, fix=fix) from error
+    last = next(history(place, name, public), None)
+    if last is not None and last.refused is not None and not last.refused.revoked:
+        raise last.refused
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     pointer = Pointer(
         name=name,
         version=version,
         digest=digest,
-        sequence=last.sequence + 1 if last else 1,
+        sequence=last.pointer.sequence + 1 if last else 1,
         created=now.isoformat(),
         expires=(now + datetime.timedelta(days=days)).isoformat(),
     )
     text = json.dumps(to_json(pointer))
-    signed = {"pointer": text, "signature": base64.b64encode(signing.sign_text(text, key)).decode()}
+    signature = signing.sign_text(text, key)
+    try:
+        by = signing.check_text(text, signature, public)
+    except NotTrusted as error:
+        why = f"{key} is not the private half of a key that counts here: {trusting(public).owners}"
+        raise UsageError(why, fix="--key with its public half, too; a revoked key signs nothing") from error
+    signed = {"pointer": text, "signature": base64.b64encode(signature).decode(), "key": by}
     if not place.create(f"pointers/{name}/{pointer.sequence:010d}.json", json.dumps(signed).encode()):
         raise OutputError(f"{name} was moved by somebody else at the same time", fix="accel release list, then decide")
     if REMOVED in place.names(f"releases/{version}"):
@@ -195,32 +285,46 @@ def present(place: ObjectStore) -> list[str]:
     return [v for v in place.names("releases") if REMOVED not in place.names(f"releases/{v}")]
 
 
-def rollback(place: ObjectStore, name: str, *, key: Path, public: Path, days: float = 90.0) -> Pointer:
+def rollback(place: ObjectStore, name: str, *, key: Path, public: Trusted, days: float = 90.0) -> Pointer:
     """Let a name stand for the version that it stood for before its present one.
 
     Raises:
         UsageError: there was none.
-        OutputError: as ``promote``.
+        InputError: the present one is not by a key that counts; a revoked one's does not say what to go back from.
+        InputError / OutputError: as ``promote``.
     """
-    before = before_present(list(pointers(place, name, public)))
+    newest = next(history(place, name, public), None)
+    if newest is not None and newest.refused is not None:  # what it says of the present is nobody's that counts
+        fix = "accel release promote VERSION" if newest.refused.revoked else newest.refused.fix
+        raise InputError(newest.refused.message, fix=fix)
+    before = before_present(history(place, name, public))
     if before is None:
-        raise UsageError(f"{name} has stood for one version at most", fix="accel release promote VERSION")
+        why = f"{name} has stood for one version at most; pointers of revoked keys do not count"
+        raise UsageError(why, fix="accel release promote VERSION")
     return promote(place, name, before.version, key=key, public=public, days=days)
 
 
-def before_present(found: Sequence[Pointer]) -> Pointer | None:
-    """Return where a rollback goes: of a name's pointers, newest first, the first of another release."""
-    return next((p for p in found if p.digest != found[0].digest), None)
-
-
-def pull(place: ObjectStore, name: str, out: Path, *, key: Path) -> Path:
-    """Take the release that a name stands for into ``out/<version>``, checked, and return that folder.
-
-    The pointer that was taken is kept in ``out/<name>.pointer.json``: an older one is refused from then on.
+def before_present(found: Iterable[Signed]) -> Pointer | None:
+    """Return where a rollback goes: of a name's pointers, newest first, the first of another release.
 
     Raises:
-        InputError: there is no such pointer, it has ended or is older than one seen before, or a file is not what the
-            owner of the key signed.
+        NotTrusted: one on the way was not signed by a key that counts. Those of a revoked key are passed over.
+    """
+    present = None
+    for one in found:
+        present = present or one.pointer
+        if one.refused is None and one.pointer.digest != present.digest:
+            return one.pointer
+        if one.refused is not None and not one.refused.revoked:
+            raise one.refused
+    return None
+
+
+def standing(place: ObjectStore, name: str, key: Trusted) -> Pointer:
+    """Return what a name stands for now.
+
+    Raises:
+        InputError: there is no such pointer, it is not signed by a key that counts, or it has ended.
     """
     pointer = next(pointers(place, name, key), None)
     if pointer is None:
@@ -229,6 +333,19 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Path) -> Path:
         raise InputError(
             f"{name} ended at {pointer.expires}", fix="its owner promotes the version again, or another one"
         )
+    return pointer
+
+
+def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
+    """Take the release that a name stands for into ``out/<version>``, checked, and return that folder.
+
+    The pointer that was taken is kept in ``out/<name>.pointer.json``: an older one is refused from then on.
+
+    Raises:
+        InputError: there is no such pointer, it has ended or is older than one seen before, or a file is not what the
+            owner of the key signed.
+    """
+    pointer = standing(place, name, key)
     kept = out / f"{name}.pointer.json"
     seen = read_value(kept, Pointer, missing="", fix=f"remove {kept}") if kept.exists() else pointer
     if (pointer.sequence, pointer.digest) != (seen.sequence, seen.digest) and pointer.sequence <= seen.sequence:
@@ -238,7 +355,7 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Path) -> Path:
             fix="ask its owner; nothing was taken",
         )
     base, folder = f"releases/{pointer.version}/{pointer.digest}", out / pointer.version
-    if not (folder / FILENAME).is_file() or sha256_file(folder / FILENAME) != pointer.digest:
+    if not _taken(folder, pointer.digest, key):
         out.mkdir(parents=True, exist_ok=True)
         with replacing(folder) as new:
             place.download(f"{base}/{FILENAME}", new / FILENAME)
@@ -252,14 +369,88 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Path) -> Path:
     return folder
 
 
-def listed(place: ObjectStore, key: Path) -> list[dict[str, Any]]:
-    """Return a row for each version: what it is called, and which names stand for it.
+def verify(
+    place: ObjectStore,
+    *,
+    version: str | None = None,
+    name: str = "production",
+    key: Trusted | None = None,
+    authorities: Sequence[Path] = (),
+    serve: bool = False,
+    via: str | None = None,
+) -> tuple[Finding, ...]:
+    """Check a release where it is published: all files that lie there are taken, and checked as ``checking.verify``.
+
+    Args:
+        version: of the release; None for the one that ``name`` stands for, whose pointer is checked, too.
 
     Raises:
-        InputError: a pointer was not signed by the key's owner.
+        UsageError: a pointer is to be followed, and there is no key; or the version is not there.
+        InputError: the pointer does not count, or a file there has a name that leads elsewhere.
     """
-    newest = {name: next(pointers(place, name, key), None) for name in place.names("pointers")}
-    return [
-        {"version": version, "names": ", ".join(n for n, p in newest.items() if p and p.version == version)}
-        for version in present(place)
-    ]
+    if version is None:
+        if key is None:
+            raise UsageError(f"{name} is followed by its signature", fix="--key KEY.pub, or --version VERSION")
+        pointer = standing(place, name, key)
+        version, digest = pointer.version, pointer.digest
+    else:
+        if version not in (known := present(place)):
+            raise UsageError(f"{place.url} has no release {version}{nearest(version, known)}", fix="accel release list")
+        digest = digest_of(place, f"releases/{version}")
+    base = f"releases/{version}/{digest}"
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=temporary.root()) as scratch:
+        folder = Path(scratch) / version
+        folder.mkdir()
+        for path in place.files_below(base):
+            if not stays_inside(path):
+                raise InputError(f"{place.url}: {base} holds {path!r}, which no release does", fix="do not use it")
+            place.download(f"{base}/{path}", folder / path)
+        found = checking.verify(folder, key=key, authorities=authorities, serve=serve, via=via)
+        if (folder / FILENAME).is_file() and sha256_file(folder / FILENAME) != digest:
+            why = f"it is not what {version} was published as: {digest}"
+            found = (Finding("error", FILENAME, "sha256", why, checking.AGAIN), *found)
+    return found
+
+
+def _taken(folder: Path, digest: str, key: Trusted) -> bool:
+    """Say whether a release lies in a folder, and whether the key that signed it still counts."""
+    if not (folder / FILENAME).is_file() or sha256_file(folder / FILENAME) != digest:
+        return False
+    try:
+        _, files = signing.signed_files((folder / signing.SIGNATURE).read_bytes(), key, str(folder))
+    except (OSError, InputError):
+        return False
+    return files.get(FILENAME) == digest
+
+
+def listed(place: ObjectStore, key: Trusted) -> dict[str, list[dict[str, Any]]]:
+    """Return what is published: ``versions`` with the names that stand for each, and ``names`` with what they say.
+
+    Both say which key signed (its fingerprint), and why that does not count where it does not; a name without a sound
+    pointer is a row, too, and the others are read all the same.
+    """
+    names = [_name_row(place, name, key) for name in place.names("pointers")]
+    versions: list[dict[str, Any]] = []
+    for version in present(place):
+        standing = [str(n["name"]) for n in names if n["refused"] is None and n["version"] == version]
+        row: dict[str, Any] = {"version": version, "names": ", ".join(standing), "key": "", "refused": None}
+        try:
+            digest = digest_of(place, f"releases/{version}")
+            row["key"] = signer(place, f"releases/{version}/{digest}", digest, key)
+        except InputError as error:
+            row |= {"key": getattr(error, "key", ""), "refused": error.message}
+        versions.append(row)
+    return {"versions": versions, "names": names}
+
+
+def _name_row(place: ObjectStore, name: str, key: Trusted) -> dict[str, Any]:
+    row = {"name": name, "version": None, "number": None, "until": None, "key": "", "refused": None}
+    try:
+        found = next(history(place, name, key), None)
+    except InputError as error:
+        return row | {"refused": error.message}
+    if found is None:
+        return row | {"refused": "there is no pointer"}
+    stands, refused = found.pointer, found.refused.message if found.refused else None
+    facts = {"version": stands.version, "number": stands.sequence, "until": stands.expires, "key": found.key}
+    return row | facts | {"refused": refused}

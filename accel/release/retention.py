@@ -14,11 +14,12 @@ from pathlib import Path
 from accel.core import document
 from accel.core.errors import InputError, UsageError
 from accel.core.files import load_json, lock, remove
+from accel.core.trust import Trusted
 from accel.core.values import from_json, sha256_file
 from accel.release import planning
 from accel.release.document import FILENAME, Release, read
 from accel.release.object_store import ObjectStore
-from accel.release.publishing import REMOVED, before_present, digest_of, pointers, present
+from accel.release.publishing import REMOVED, before_present, digest_of, history, present
 from accel.release.release_file import ReleasePlan, Retention
 
 GOING = ".removed"
@@ -42,19 +43,24 @@ class Found:
 
 
 def prune(
-    plan: ReleasePlan, store: Path, place: ObjectStore | None = None, *, key: Path | None = None, dry_run: bool = False
+    plan: ReleasePlan,
+    store: Path,
+    place: ObjectStore | None = None,
+    *,
+    key: Trusted | None = None,
+    dry_run: bool = False,
 ) -> tuple[Found, ...]:
     """Remove what the retention of a release file does not cover, and return all that was found.
 
     Args:
         place: where releases are published; what its pointers need stays in the store, too.
-        key: public key of its pointers.
+        key: whose pointers count; what others point at stays.
         dry_run: remove nothing.
 
     Raises:
         UsageError: the release file has no retention.
         OutputError: a build is at work in the store.
-        InputError: a pointer was not signed by the key's owner, or a release in the store is damaged.
+        InputError: a pointer, or a release in the store, is damaged.
     """
     rules = plan.retention
     if rules is None:
@@ -86,14 +92,23 @@ def prune(
     return tuple(found)
 
 
-def _needed(place: ObjectStore, key: Path) -> dict[str, str]:
-    """Return the versions that a pointer or its rollback needs, each with the reason."""
+def _needed(place: ObjectStore, key: Trusted) -> dict[str, str]:
+    """Return the versions that a pointer or its rollback needs, each with the reason.
+
+    What a key names that is neither given nor revoked is needed, too: it may be somebody else's, or the one before.
+    """
     needed = {}
     for name in place.names("pointers"):
-        found = list(pointers(place, name, key))
-        if before := before_present(found):
-            needed[before.version] = f"a rollback of {name} goes to it"
-        needed[found[0].version] = f"{name} stands for it"
+        found = list(history(place, name, key))
+        for one in found:
+            if one.refused is not None and not one.refused.revoked:
+                needed[one.pointer.version] = f"a pointer {name} of the key {one.key[:16]} names it, which is not given"
+        counted = [one for one in found if one.refused is None]
+        if counted:
+            before = before_present(counted) or counted[0].pointer
+            needed |= {p.version: f"a rollback of {name} goes to it" for p in (before, counted[0].pointer)}
+        if found:
+            needed[found[0].pointer.version] = f"{name} stands for it"
     return needed
 
 
@@ -148,7 +163,7 @@ def _remove_run(run: Path) -> None:
 
 
 def _prune_place(
-    place: ObjectStore, rules: Retention, needed: Mapping[str, str], key: Path, *, dry_run: bool
+    place: ObjectStore, rules: Retention, needed: Mapping[str, str], key: Trusted, *, dry_run: bool
 ) -> Iterator[Found]:
     """Remove releases of a published place: what is removed is marked first, and a marked one is not promoted."""
     digests = {version: digest_of(place, f"releases/{version}") for version in place.names("releases")}

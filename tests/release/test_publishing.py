@@ -3,17 +3,21 @@
 import base64
 import json
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
-from tiny_release import accel
+from tiny_release import accel, write_signed
+from typer.testing import CliRunner
 
-from accel.core import signing
+from accel.cli import app
+from accel.core import signing, trust
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
 from accel.core.values import sha256_file
-from accel.release import document, publishing
+from accel.release import document, object_store, publishing
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -70,9 +74,14 @@ def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
     assert publishing.rollback(place, "production", **keys).version == "1"
     assert content(publishing.pull(place, "production", tmp_path / "out", key=public)) == content(folder / "1")
     publishing.promote(place, "canary", "2", **keys)
-    assert publishing.listed(place, public) == [
-        {"version": "1", "names": "production"},
-        {"version": "2", "names": "canary"},
+    owner, found = trust.fingerprint(public), publishing.listed(place, public)
+    assert found["versions"] == [
+        {"version": "1", "names": "production", "key": owner, "refused": None},
+        {"version": "2", "names": "canary", "key": owner, "refused": None},
+    ]
+    assert [(n["name"], n["number"], n["key"]) for n in found["names"]] == [
+        ("canary", 1, owner),
+        ("production", 3, owner),
     ]
     with pytest.raises(UsageError, match="no release 3"):
         publishing.promote(place, "production", "3", **keys)
@@ -112,6 +121,54 @@ def test_a_version_is_published_once(url, signed, tmp_path, key_pair):
     accel("release", "sign", other, "--key", private)
     with pytest.raises(OutputError, match="with other content"):
         publishing.publish(other, place, key=public)
+
+
+PUBLISHER = """
+import sys
+from pathlib import Path
+from accel.core.errors import OutputError
+from accel.release import object_store, publishing
+place = object_store.ObjectStore(sys.argv[1])
+place.names("releases")
+print("ready", flush=True)
+for folder in map(str.strip, sys.stdin):
+    try:
+        print(publishing.publish(Path(folder), place, key=Path(sys.argv[2])), flush=True)
+    except OutputError as error:
+        print(error.message, flush=True)
+"""
+
+
+def test_of_two_processes_that_publish_one_version_at_once_one_wins_and_nothing_mixes(url, tmp_path, key_pair):
+    private, public = key_pair(tmp_path, "key")
+    versions, stores = ("1", "2", "3", "4"), (tmp_path / "a", tmp_path / "b")
+    for version in versions:
+        for store, day in zip(stores, ("01", "02"), strict=True):
+            write_signed(store, version, private, created=f"2026-11-{day}T00:00:00Z")
+    line = [sys.executable, "-c", PUBLISHER, url, str(public)]
+    with (
+        subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one,
+        subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        both = (one, other)
+        assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+        place = publishing.ObjectStore(url)
+        for version in versions:
+            for process, store in zip(both, stores, strict=True):
+                process.stdin.write(f"{store / version}\n")
+                process.stdin.flush()
+            said = [process.stdout.readline().strip() for process in both]
+            digests = [sha256_file(store / version / "release.json") for store in stores]
+            (won,) = [n for n in (0, 1) if said[n] == digests[n]]
+            assert f"has a release {version} with other content, which stays" in said[1 - won]
+            assert place.names(f"releases/{version}") == sorted(["digest", digests[won]])
+            publishing.promote(place, "production", version, key=private, public=public)
+            taken = publishing.pull(place, "production", tmp_path / "out", key=public)
+            assert content(taken) == content(stores[won] / version)
+            there = place.files.find(place.files._strip_protocol(f"{url}/releases/{version}/{digests[won]}"))
+            assert len(there) == len(content(taken))
+        for process in both:
+            process.stdin.close()
 
 
 def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_path):
@@ -197,6 +254,44 @@ def test_a_changed_file_of_the_store_is_never_taken(signed, tmp_path):
     assert not (out / "production.pointer.json").exists()
 
 
+def test_a_release_is_verified_where_it_is_published(url, signed, tmp_path):
+    folder, private, public = signed
+    place = publishing.ObjectStore(url)
+    digest = publishing.publish(folder / "1", place, key=public)
+    publishing.promote(place, "production", "1", key=private, public=public)
+    done, own = run("verify", url, "--key", public, "--json"), run("verify", folder / "1", "--key", public, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["findings"] == json.loads(own.stdout)["findings"]
+    assert not errors(publishing.verify(place, version="1", key=public))
+    with pytest.raises(UsageError, match="has no release 2"):
+        publishing.verify(place, version="2", key=public)
+    with pytest.raises(UsageError, match="--key"):
+        publishing.verify(place)
+    with pytest.raises(InputError, match="has no pointer canary"):
+        publishing.verify(place, name="canary", key=public)
+    base = f"releases/1/{digest}"
+    whole = {path: place.read(f"{base}/{path}") for path in ("report.md", "release.json", "model.sig")}
+    changed = {"report.md": b"changed", "release.json": whole["release.json"].replace(b'"1"', b'"3"'), "added": b"x"}
+    for path, content in changed.items():
+        place.write(f"{base}/{path}", content)
+        found = errors(publishing.verify(place, name="production", key=public))
+        assert {"model.sig", path} <= {f.file for f in found}
+        place.write(f"{base}/{path}", whole[path]) if path in whole else place.remove(f"{base}/{path}")
+    place.remove(f"{base}/report.md")
+    done = run("verify", url, "--version", "1", "--key", public, "--json")
+    assert isinstance(done.exception, CheckFailed)
+    assert "report.md" in {f["file"] for f in json.loads(done.stdout)["findings"] if f["severity"] == "error"}
+
+
+def run(*words):
+    """Run a command in this process; what it prints, and its error, are attributes."""
+    return CliRunner().invoke(app, ["release", *map(str, words)])
+
+
+def errors(found):
+    return [f for f in found if f.severity == "error"]
+
+
 def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(s3, signed, tmp_path, monkeypatch):
     folder, private, public = signed
     place = publishing.ObjectStore("s3://broken/x")
@@ -224,6 +319,23 @@ def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(s3, signed, tm
     taken = publishing.pull(place, "production", tmp_path / "out", key=public)
     assert content(taken) == content(folder / "1")
     assert len(release.files) == len(content(folder / "1")) - 2
+
+
+@pytest.mark.parametrize("size", [3000, 11 * 2**20])
+def test_a_file_of_the_same_size_and_other_content_is_uploaded_again(url, s3, tmp_path, monkeypatch, size):
+    monkeypatch.setattr(object_store, "PART_BYTES", 5 * 2**20)  # the least that S3 takes
+    place, name = publishing.ObjectStore(url), f"releases/1/x/{tmp_path.name}"
+    file, other = tmp_path / "file", tmp_path / "other"
+    file.write_bytes(b"a" * size)
+    other.write_bytes(b"b" + b"a" * (size - 1))
+    place.upload(other, name)
+    place.upload(file, name)
+    assert place.read(name) == file.read_bytes()
+    written = place.files.info(place._at(name))
+    before = len(s3.requests)
+    place.upload(file, name)  # it is there: nothing goes out
+    assert [method for method, _ in s3.requests[before:] if method in ("PUT", "POST")] == []
+    assert place.files.info(place._at(name)) == written
 
 
 def test_kserve_is_told_where_the_files_lie_in_the_bucket(s3, signed, tmp_path):

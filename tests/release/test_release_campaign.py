@@ -1,4 +1,4 @@
-"""The fast parts of benchmarks/release_campaign.py and release_fleet.py: one kill, and tasks of recorded length."""
+"""The fast parts of benchmarks/release_campaign.py and release_fleet.py: two kills, and tasks of recorded length."""
 
 import sys
 from pathlib import Path
@@ -19,6 +19,27 @@ def test_a_release_after_a_kill_is_as_the_undisturbed_one(tmp_path, monkeypatch)
     assert (run["not_whole"], run["alive"], run["half"]) == ([], [], [])
     assert run["looks"] > 10
     assert run["states"] == {"m0 here": "ready", "m0 h100": "kits"}
+    del sys.modules["release_campaign"]
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_reader_of_the_pointer_sees_whole_releases_while_who_publishes_is_killed(
+    tmp_path, monkeypatch, request, kind
+):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import release_campaign
+
+    from accel.release.object_store import ObjectStore
+
+    url = f"file://{tmp_path}/place"
+    if kind == "s3":
+        request.getfixturevalue("s3")
+        ObjectStore("s3://publishes").files.mkdir("publishes")
+        url = "s3://publishes/prefix"
+    found = release_campaign.publishes(1, tmp_path, url, files=3)
+    assert found["what"] == []
+    assert (found["kills"], found["newest_seen"]) == (1, found["releases"])
+    assert found["looks"] > 2
     del sys.modules["release_campaign"]
 
 

@@ -60,7 +60,7 @@ def test_what_a_pointer_or_a_rollback_needs_stays(place, tmp_path):
     assert kept(found, store) == kept(found, place.url) == reasons
     assert retention.prune(**rules) == found
     assert sorted(p.name for p in store.iterdir() if p.is_dir()) == ["1", "2", "4", "6"]
-    assert [row["version"] for row in publishing.listed(place, keys["public"])] == ["1", "2", "4", "6"]
+    assert [row["version"] for row in publishing.listed(place, keys["public"])["versions"]] == ["1", "2", "4", "6"]
     assert {name for name in content(tmp_path / "place") if "releases/3/" in name} == {
         "releases/3/digest",
         "releases/3/removed",

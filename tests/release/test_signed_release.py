@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tiny_release import accel
 
-from accel.core import environments, signing
+from accel.core import environments, signing, trust
 from accel.core.errors import InputError, OutputError
 from accel.release import building, checking, document, provenance, release_file
 
@@ -94,18 +94,62 @@ def swap(folder, key_pair):
     signing.sign(folder, private)
 
 
+def borrow(folder, key_pair):
+    """Put the signature of another release, by the same key, in the place of its own."""
+    other = folder.parent / "other"
+    shutil.copytree(folder, other)
+    (other / "report.md").write_text("fine")
+    signing.sign(other, folder.parent / "key.pem")
+    shutil.copyfile(other / "model.sig", folder / "model.sig")
+
+
+def unsign(folder, key_pair):
+    (folder / "model.sig").unlink()
+
+
 @pytest.mark.parametrize(
-    "attack", [flip_weights, flip_kit, flip_release, flip_page, remove, add, hide, write_anew, swap]
+    "attack", [flip_weights, flip_kit, flip_release, flip_page, remove, add, hide, write_anew, swap, borrow, unsign]
 )
 def test_nothing_changes_unseen(signed, attack, tmp_path, key_pair):
     original, public = signed
     folder = tmp_path / "copy"
     shutil.copytree(original, folder)
+    shutil.copyfile(original.parent / "key.pem", tmp_path / "key.pem")
     attack(folder, key_pair)
     assert any(f.file == "model.sig" for f in errors(folder, public))
     assert stock(folder, public) != 0
-    if attack not in (flip_release, swap):  # what hashes alone find, without a key
+    if attack not in (flip_release, swap, borrow, unsign):  # what hashes alone find, without a key
         assert [f for f in checking.verify(folder) if f.severity == "error"]
+
+
+def test_a_flipped_byte_of_any_file_is_found_here_and_by_the_stock_tool(signed, tmp_path):
+    """In the middle of each file; of the signature in all of its parts. The stock command line runs in this process."""
+    from click.testing import CliRunner
+    from model_signing._cli import main
+
+    original, public = signed
+    folder = tmp_path / "copy"
+    shutil.copytree(original, folder)
+    words = ["verify", "key", folder, "--signature", folder / "model.sig", "--public_key", public]
+    files = {p: [p.stat().st_size // 2] for p in folder.rglob("*") if p.is_file()}
+    signature = (folder / "model.sig").read_bytes()
+    files[folder / "model.sig"] = [signature.index(b'"%s":' % part) + 20 for part in (b"hint", b"payload", b"sig")]
+    kinds = {"release.json", "model.sig", "provenance.json", "bom.cdx.json", "index.html", "report.md", "kit.json"}
+    assert kinds | {"model.onnx", "config.pbtxt", "manifest.json", "launch.sh", "here.sh"} <= {p.name for p in files}
+    unseen = []
+    for path, positions in files.items():
+        content, mode = path.read_bytes(), path.stat().st_mode
+        for position in positions:
+            flip(path, position)
+            if "model.sig" not in {f.file for f in errors(folder, public)}:
+                unseen.append(("accel", path, position))
+            if CliRunner().invoke(main, [*map(str, words), "--no-ignore-git-paths"]).exit_code == 0:
+                unseen.append(("model_signing", path, position))
+            path.write_bytes(content)
+        path.chmod(mode)
+    assert not unseen
+    assert CliRunner().invoke(main, [*map(str, words), "--no-ignore-git-paths"]).exit_code == 0
+    assert not errors(folder, public)
 
 
 def test_what_was_signed_is_accepted_here_and_by_the_stock_tool(signed):
@@ -173,13 +217,20 @@ def test_certificates_of_an_authority(built, signed, tmp_path):
     done = accel("release", "sign", folder, "--key", key, "--certificate", own, "--certificate", root)
     assert done.returncode == 0, done.stderr
     assert accel("release", "verify", folder, "--authority", root).returncode == 0
+    for gone, why in ((own_key, "was signed by the key"), (root_key, "is the certificate of a revoked key")):
+        (tmp_path / "revoked").write_text(trust.fingerprint_of(gone.public_key()))
+        held = trust.read([], [tmp_path / "revoked"])
+        (found,) = [f for f in checking.verify(folder, key=held, authorities=[root]) if f.severity == "error"]
+        assert why in found.why
     done = accel("release", "verify", folder, "--authority", other)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     with pytest.raises(InputError, match="the signature holds no certificate"):  # it is one by a key
         signing.verify(signed[0], None, authorities=[root])
-    with pytest.raises(InputError, match="is not what the owner of"):
+    with pytest.raises(InputError, match="its signature is by a certificate"):
         signing.verify(folder, signed[1])
+    for either in (folder, signed[0]):  # both kinds of signature count
+        assert not [f for f in checking.verify(either, key=signed[1], authorities=[root]) if f.severity == "error"]
 
 
 def test_the_statement_and_the_bill_keep_their_formats(built):
