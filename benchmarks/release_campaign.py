@@ -93,7 +93,11 @@ def content(root: Path) -> dict[str, Any]:
         for e in release.entries
         for v in e.variants
     }
-    kits = {f.path: f.sha256 for f in release.files if f.path.startswith("kits/")}
+    kits = {
+        f.path: f.sha256
+        for f in release.files
+        if f.path.startswith("kits/") and Path(f.path).name not in ("kit.json", "typing.json")  # they tell seconds
+    }
     return {"states": {f"{e.model} {e.pool}": e.held for e in release.entries}, "variants": lines, "kits": kits}
 
 
