@@ -448,7 +448,7 @@ def example(folder: Path, ray: str | None = None) -> dict[str, Any]:
         keys = ("model", "pool", "held", "chosen", "reason", "decisions")
         entries = [{k: e[k] for k in keys} for e in release["entries"]]
         after = records(store)
-        converted = sorted(name for name, text in after.items() if before.get(name) != text)
+        converted = sorted(key.rpartition("/")[2] for key, text in after.items() if before.get(key) != text)
         runs.append(
             {
                 "what": what,
@@ -488,8 +488,9 @@ def same_choice(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def records(store: Path) -> dict[str, str]:
-    """Return what the store noted of each model's last conversion."""
-    return {p.stem: p.read_text() for p in store.glob("runs/*/*.json") if not p.name.endswith(".job.json")}
+    """Return what the store noted of each model's last conversion, by machine and model."""
+    files = store.glob("runs/*/*.json")
+    return {f"{p.parent.name}/{p.stem}": p.read_text() for p in files if not p.name.endswith(".job.json")}
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ import numpy as np
 import psutil
 import ray_nodes
 import yaml
-from release_campaign import content, write_model
+from release_campaign import content, records, write_model
 
 from accel.core.hardware import Hardware
 from accel.core.progress import Progress
@@ -77,12 +77,6 @@ def write_release(folder: Path, models: dict[str, Path], pools: dict[str, list[s
     path = folder / "release.yaml"
     path.write_text(yaml.safe_dump(file))
     return path
-
-
-def records(store: Path) -> dict[str, str]:
-    """Return what the store noted of each conversion."""
-    files = store.glob("runs/*/*.json")
-    return {f"{p.parent.name}/{p.stem}": p.read_text() for p in files if not p.name.endswith(".job.json")}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,19 +14,18 @@ and both build with what stands. Only what a later build reads travels.
 The hashes find damage, not forgery: whoever may write there decides what builders run, as with any shared store.
 """
 
-import contextlib
+import fcntl
 import json
 import os
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from accel.core import document, hardware, signing
 from accel.core.errors import InputError, OutputError
-from accel.core.files import link_or_copy, load_json, lock, remove, replacing, stays_inside, write_text
+from accel.core.files import link_or_copy, load_json, remove, replacing, stays_inside, write_text, writing
 from accel.core.progress import Progress
 from accel.core.values import SCHEMA, from_json, sha256_file, sha256_json, to_json
 from accel.release import planning
@@ -38,6 +37,7 @@ from accel.release.release_file import ModelPlan, ReleasePlan
 
 FORMAT, RUNS, RELEASES = "store/format", "store/runs", "store/releases"
 FETCHING = ".fetching"
+"""File that is held while a process of this machine fetches for a task: what is fetched lies where all put it."""
 AT_ONCE = 8
 """Requests that wait for an answer at the same time."""
 
@@ -127,9 +127,7 @@ class SharedStore:
             else:
                 wanted = record.asked == planning.known_as(asked, self.local / planning.RUNS / machine.id)
             if wanted and self._fetched(stored, index):
-                remove(folder / name)
-                self._place(stored, folder / record.run)
-                planning.write_record(folder, asked.name, record)
+                self._place_run(stored, folder, asked)
                 came = True
         remove(self._contents)
         return came
@@ -143,9 +141,7 @@ class SharedStore:
         folder, index = self.local / planning.RUNS / machine, f"{RUNS}/{machine}/{model}.json"
         record, before = planning.read_record(folder, model), self.seen.get(index)
         if record is not None and (before is None or before.record != record):
-            run = folder / record.run
-            files = [p for p in run.rglob("*") if _is_read_again(p.relative_to(run))] if record.error is None else []
-            self._store(index, run, files, record)
+            self._store_run(index, folder / record.run, record)
 
     def take(self, asked: ModelPlan, machine: str) -> None:
         """Let the local folder have what the store has of one model on one machine, be it finished or half done.
@@ -159,12 +155,13 @@ class SharedStore:
         stored = self._index(index)
         if stored is None or self._was_here(asked, machine, stored):
             return
-        with _waited_for(self.local / FETCHING, f"fetching {asked.name}"):
+        with writing(self.local):
+            self.local.mkdir(parents=True, exist_ok=True)
+            file = (self.local / FETCHING).open("a")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             if self._fetched(stored, index):
-                remove(folder / f"{asked.name}.json")
-                self._place(stored, folder / (stored.record.run if stored.record else planning.run_name(asked)))
-                if stored.record is not None:
-                    planning.write_record(folder, asked.name, stored.record)
+                self._place_run(stored, folder, asked)
                 write_text(self._mark(asked, machine), sha256_json(to_json(stored)))
             remove(self._contents)
 
@@ -176,9 +173,7 @@ class SharedStore:
         """
         index, folder = f"{RUNS}/{machine}/{asked.name}.json", self.local / planning.RUNS / machine
         record = planning.read_record(folder, asked.name)
-        run = folder / (record.run if record else planning.run_name(asked))
-        files = [p for p in run.rglob("*") if _is_read_again(p.relative_to(run))]
-        self._store(index, run, files if record is None or record.error is None else [], record)
+        self._store_run(index, folder / (record.run if record else planning.run_name(asked)), record)
         write_text(self._mark(asked, machine), sha256_json(to_json(self.seen[index])))
 
     def _mark(self, asked: ModelPlan, machine: str) -> Path:
@@ -297,6 +292,18 @@ class SharedStore:
                 path.chmod(file.mode & 0o777)
                 os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
 
+    def _place_run(self, found: StoredFolder, folder: Path, asked: ModelPlan) -> None:
+        """Place a run whose contents are here, below a machine's folder, and last its record, if it has one."""
+        remove(folder / f"{asked.name}.json")
+        self._place(found, folder / (found.record.run if found.record else planning.run_name(asked)))
+        if found.record is not None:
+            planning.write_record(folder, asked.name, found.record)
+
+    def _store_run(self, index: str, run: Path, record: ConversionRecord | None) -> None:
+        """Store what a later build reads of a run; of one that failed its record alone."""
+        files = [p for p in run.rglob("*") if _is_read_again(p.relative_to(run))]
+        self._store(index, run, files if record is None or record.error is None else [], record)
+
     def _store(self, index: str, folder: Path, files: Iterable[Path], record: ConversionRecord | None) -> None:
         """Upload the contents that the index before did not have, then write the index."""
         paths = sorted(p for p in files if p.is_file())
@@ -307,21 +314,6 @@ class SharedStore:
             list(pool.map(lambda one: self.place.upload(one[0], one[1].content), todo.values()))
         self.seen[index] = StoredFolder(stored, record)
         self.place.write(index, json.dumps(to_json(self.seen[index])).encode())
-
-
-@contextlib.contextmanager
-def _waited_for(folder: Path, command: str) -> Iterator[None]:
-    """Hold a folder as ``lock`` does, once who holds it has ended."""
-    with contextlib.ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(lock(folder, command))
-                break
-            except OutputError as error:
-                if not isinstance(error.__context__, BlockingIOError):
-                    raise
-                time.sleep(0.2)
-        yield
 
 
 def _is_read_again(path: Path) -> bool:
