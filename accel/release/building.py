@@ -34,7 +34,6 @@ from accel.release.document import FILENAME, ModelLine, PoolLine, Release, Relea
 from accel.release.planning import Duties
 from accel.release.release_file import ModelPlan, ReleasePlan
 from accel.release.shared import SharedStore
-from accel.triton.tune import measured
 
 PAGE, REPORT = "index.html", "report.md"
 Files = dict[str, Path | str]
@@ -265,10 +264,9 @@ def _entry(
         if (d.device, d.objective, d.via) == (device, run.decisions[0].objective, run.decisions[-1].via)
     ]
     if asked.tune is not None and (tuned := converting.tuned(folder, device)) is not None:
-        chosen, reason = tuned
-        _take(folder / converting.TUNED / device / measured.REPOSITORY, f"repositories/{place}", files)
-        files[f"runs/{place}.tune.json"] = folder / converting.TUNED / device / measured.FILENAME
-        return made(held="ready", chosen=chosen, repository=f"repositories/{place}", reason=reason)
+        _take(tuned.root, f"repositories/{place}", files)
+        files[f"runs/{place}.tune.json"] = tuned.told
+        return made(held="ready", chosen=tuned.variant, repository=f"repositories/{place}", reason=tuned.reason)
     if shown and shown[0].chosen is not None:
         _take(folder / "best" / device, f"repositories/{place}", files)
         return made(held="ready", chosen=shown[0].chosen, repository=f"repositories/{place}", reason=shown[0].reason)

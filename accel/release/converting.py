@@ -6,6 +6,7 @@ same, so whoever is killed goes on from there.
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from accel import pipeline
@@ -26,6 +27,7 @@ from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.lab import Goal
 
 TUNED = "tuned"
+"""Folder of a run directory that holds what ``accel tune`` found, by device."""
 TRIES = 2
 """How often a build is begun whose process dies."""
 
@@ -102,13 +104,23 @@ def prepare(
     return any(v.died for v in run.variants)
 
 
-def tuned(run_dir: Path, device: str) -> tuple[str, str] | None:
-    """Return the variant that ``accel tune`` chose of a run for a device, and why; None where it chose none."""
-    place = run_dir / TUNED / device
-    if not (place / measured.REPOSITORY / manifests.FILENAME).is_file():
+@dataclass(frozen=True, slots=True)
+class TunedRepository:
+    """What ``accel tune`` made of a run for one device: the repository, its document, the variant, and why that one."""
+
+    root: Path
+    told: Path
+    variant: str
+    reason: str
+
+
+def tuned(run_dir: Path, device: str) -> TunedRepository | None:
+    """Return what ``accel tune`` made of a run for a device; None where it made nothing."""
+    root, told = (run_dir / TUNED / device / name for name in (measured.REPOSITORY, measured.FILENAME))
+    if not (root / manifests.FILENAME).is_file():
         return None
-    found = json.loads((place / measured.FILENAME).read_text())
-    return manifests.read(place / measured.REPOSITORY).variant, found["decision"]["reason"]
+    reason = json.loads(told.read_text())["decision"]["reason"]
+    return TunedRepository(root, told, manifests.read(root).variant, reason)
 
 
 def _tune(
@@ -124,6 +136,7 @@ def _tune(
     devices = dict.fromkeys(t.device for t in targets if t.device in machine.devices)
     for device in devices:
         if not any(v.status == "ok" and v.device == device for v in run.variants):
+            remove(run_dir / TUNED / device)  # of an earlier source, which passed
             continue
         budgets = {"p50": asked.max_p50_ms, "p90": asked.max_p90_ms, "p95": asked.max_p95_ms}
         goal = Goal(

@@ -1,14 +1,17 @@
 """A release whose models are tuned: what ``accel tune`` found ships, and only what is asked anew is done again."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
 from tiny_release import accel, write_model, write_release
 
-from accel.core import environments
+from accel.core import document as run_document, environments, hardware
 from accel.core.errors import InputError
-from accel.release import checking, document, release_file
+from accel.core.progress import Progress
+from accel.release import checking, converting, document, release_file
 from accel.triton import manifest as manifests
 
 served = pytest.mark.skipif(not environments.installed("triton"), reason="the embedded server is not installed")
@@ -63,6 +66,18 @@ def test_it_is_tuned_again_only_where_what_is_asked_of_tuning_changes(tuned):
     assert (entries["a"].held, entries["b"].held) == ("failed", "ready")
     assert "0.001 ms" in entries["a"].reason
     assert records()["b"] == before["b"]
+
+
+@served
+def test_what_was_tuned_of_an_earlier_source_does_not_ship_for_one_of_which_nothing_passes(tuned, tmp_path):
+    (kept,) = (tuned / "store").glob("runs/*/a-*/")
+    run_dir = shutil.copytree(kept, tmp_path / "run", symlinks=True)
+    run = run_document.read(run_dir)
+    failed = replace(run, variants=tuple(replace(v, status="gate_failed") for v in run.variants))
+    (asked,) = (m for m in release_file.read(tuned / "release.yaml").models if m.name == "a")
+    assert converting.tuned(run_dir, "cpu") is not None
+    converting._tune(asked.tune, asked.wanted["here"], run_dir, failed, hardware.detect(), Progress())
+    assert converting.tuned(run_dir, "cpu") is None
 
 
 @pytest.mark.parametrize(
