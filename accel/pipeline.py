@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from accel.builders import ConvertingBuilder, targets
 from accel.core import environments, hardware, processes, sandbox
@@ -62,6 +62,7 @@ from accel.run.stages import FILES, Answered, AxesLost, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
 
+T = TypeVar("T")
 OWN_TASKS = frozenset(task.__name__ for task in (tasks.source_of, tasks.compare, tasks.narrow, tasks.emit))
 """Tasks in which a worker does accel's own work."""
 
@@ -122,42 +123,84 @@ def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         AccelError: the source cannot be loaded or exported, the run directory cannot be written or is in use. What an
             earlier run left there is untouched then.
     """
+    return _with_axes(_convert, job, progress)
+
+
+def export(job: Job, progress: Progress | None = None) -> None:
+    """Do the part of a job whose results serve machines of any hardware: samples, ONNX, and its typed files.
+
+    Raises:
+        AccelError: as ``convert``; or a file could not be typed.
+    """
+    _with_axes(_export, job, progress)
+
+
+def _with_axes(do: Callable[[Job, Progress | None], T], job: Job, progress: Progress | None) -> T:
+    """Do a job, and where axes came out of the export as sizes once more with these fixed."""
     try:
-        return _convert(job, progress)
+        return do(job, progress)
     except AxesLost as lost:
         try:
-            return _convert(job.model_copy(update={"request": lost.request}), progress)
+            return do(job.model_copy(update={"request": lost.request}), progress)
         except StageError as again:
             raise lost.error or again from again
 
 
+@dataclass(slots=True)
+class Exported:
+    """A job whose source was loaded, answered and exported, and what is left to be built of it."""
+
+    described: Stage
+    results: list[VariantState]
+    wanted: list[VariantState]
+    reference: Stage[Answered] | None = None
+    onnx: Stage[OnnxModel] | None = None
+    narrowed: Stage | None = None
+    first_tried: str | None = None
+
+
+def _exported(work: Work) -> Exported:
+    job, stages = work.job, work.stages
+    with stages.worker("source") as worker:
+        with work.timed("load source"):
+            described = stages.describe(worker)
+        made = described.value
+        if made.notice:
+            work.progress.notice(made.notice)
+        parity.check_names(job.gates, made.source.gate)
+        results = [VariantState(v) for v in plan(job, made.source)]
+        for result in results:
+            result.outcome = _skip_reason(result.variant, made)
+        first_tried = _leave_for_later(results, made.source, work) if job.quick else None
+        found = Exported(described, results, [r for r in results if r.outcome is None], first_tried=first_tried)
+        if found.wanted:
+            needs = (targets.info(r.variant.target).needs for r in found.wanted)
+            needs_onnx = job.ints != "keep" or "onnx" in needs
+            found.reference, found.onnx = _reference(described, worker, work, needs_onnx=needs_onnx)
+            if found.onnx is not None and job.ints != "keep":
+                with work.timed("narrow integers"):
+                    found.narrowed = stages.narrow(described, found.onnx, worker)
+                found.described, found.onnx = _contract(described, found.narrowed)
+    if found.onnx is not None:
+        for result in found.wanted:
+            result.outcome = _not_applicable(result.variant, found.onnx.value)
+        found.wanted = [r for r in found.wanted if r.outcome is None]
+    return found
+
+
+def _export(job: Job, progress: Progress | None) -> None:
+    with at_work(job, progress) as work:
+        found = _exported(work)
+        if found.onnx is not None:
+            for result in (r for r in found.wanted if _is_typed(r.variant)):
+                work.stages.prepare(result.variant, found.described, found.onnx)
+
+
 def _convert(job: Job, progress: Progress | None) -> dict[str, Any]:
     with at_work(job, progress) as work:
-        stages = work.stages
-        reference = onnx = narrowed = None
-        with stages.worker("source") as worker:
-            with work.timed("load source"):
-                described = stages.describe(worker)
-            made = described.value
-            if made.notice:
-                work.progress.notice(made.notice)
-            parity.check_names(job.gates, made.source.gate)
-            results = [VariantState(v) for v in plan(job, made.source)]
-            for result in results:
-                result.outcome = _skip_reason(result.variant, made)
-            first_tried = _leave_for_later(results, made.source, work) if job.quick else None
-            wanted = [r for r in results if r.outcome is None]
-            if wanted:
-                needs_onnx = job.ints != "keep" or any(targets.info(r.variant.target).needs == "onnx" for r in wanted)
-                reference, onnx = _reference(described, worker, work, needs_onnx=needs_onnx)
-                if onnx is not None and job.ints != "keep":
-                    with work.timed("narrow integers"):
-                        narrowed = stages.narrow(described, onnx, worker)
-                    described, onnx = _contract(described, narrowed)
-        if onnx is not None:
-            for result in wanted:
-                result.outcome = _not_applicable(result.variant, onnx.value)
-            wanted = [r for r in wanted if r.outcome is None]
+        found = _exported(work)
+        described, results, wanted = found.described, found.results, found.wanted
+        reference, onnx, narrowed = found.reference, found.onnx, found.narrowed
         if reference is not None:
             last = [r for r in wanted if onnx is not None and _comes_last(r.variant, job)]
             with work.timed("build and prove"):
@@ -170,7 +213,7 @@ def _convert(job: Job, progress: Progress | None) -> dict[str, Any]:
                     for result in last:
                         result.outcome = _not_pursued(result.variant, run, described, onnx, work)
                     _build_all([r for r in last if r.outcome is None], described, onnx, reference, work)
-        return _conclude(work, results, described, reference, onnx, narrowed, first_tried)
+        return _conclude(work, results, described, reference, onnx, narrowed, found.first_tried)
 
 
 def _leave_for_later(results: Sequence[VariantState], source: ModelSource, work: Work) -> str | None:

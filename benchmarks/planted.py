@@ -475,9 +475,11 @@ def bench(name: str, folder: Path, threads: int, *, export: bool = True, keras: 
 
         described = Described(source, make_samples(source, request, samples))
     tasks.reference(described, samples, reference)
+    exported = None
     if export:
         tasks.export(described.source, onnx, 18)
-    exported = tasks.check(described, samples, reference, onnx) if export else None
+        exported = tasks.read_exported(onnx)
+        tasks.check(described, samples, reference, exported, onnx)
     made = Bench(name, folder, described, exported, threads)
     made.truth = read_feeds(reference)
     every = [described.samples.gate, described.samples.shapes, described.samples.coverage]

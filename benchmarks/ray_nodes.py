@@ -57,12 +57,11 @@ class Nodes:
             line += ["--temp-dir", str(self.folder)]
         for _ in range(4):
             told = [word for pair in zip(PORTS, map(str, free_ports(len(PORTS))), strict=True) for word in pair]
-            mark = f"{self.folder}:{name}"
-            own = os.environ | env | {MARK: mark}
+            own = os.environ | env | {MARK: self._mark(name)}
             done = subprocess.run(
                 line + told, capture_output=True, text=True, check=False, env=own, start_new_session=True
             )
-            self.nodes[name] = [p for p in psutil.process_iter() if _mark(p) == mark]
+            self.nodes[name] = self._alive(name)
             if done.returncode == 0:
                 return
             self.kill(name)
@@ -77,18 +76,24 @@ class Nodes:
         return "--num-cpus", self.cpus, "--resources", json.dumps({pool: 1})
 
     def kill(self, name: str) -> None:
-        """End all processes of a node at once."""
-        for process in self.nodes.pop(name):
+        """End all processes of a node at once, those included that it started since."""
+        del self.nodes[name]
+        while found := self._alive(name):
+            for process in found:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(found, timeout=5)
+
+    def _mark(self, name: str) -> str:
+        return f"{self.folder}:{name}"
+
+    def _alive(self, name: str) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                process.kill()
-
-
-def _mark(process: psutil.Process) -> str | None:
-    try:
-        found: str | None = process.environ().get(MARK)
+                if process.environ().get(MARK) == self._mark(name) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
         return found
-    except psutil.Error:
-        return None
 
 
 @contextlib.contextmanager

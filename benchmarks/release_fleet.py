@@ -4,7 +4,8 @@
     python benchmarks/release_fleet.py --tasks 40000 --recorded real.json -o tasks.json  # nodes are lost meanwhile
 
 The nodes are processes of this machine; those of all pools but one say that they are other hardware, which no release
-of theirs could be published with. A task is a model on a machine, in two phases, ``prepare`` and ``measure``.
+of theirs could be published with. A task is a model on a machine, in two phases, ``prepare`` and ``measure``,
+or its ``export`` for all machines.
 
 ``--tasks`` runs the driver of ``accel release build --ray`` as it is. What a task does is recorded: it waits as long as
 such a phase took with ``--models``, times ``--scale``, and leaves the record that a conversion leaves. Ray's processes
@@ -116,7 +117,7 @@ def real(count: int, folder: Path) -> dict[str, Any]:
     found["variants"] = Counter(status for status, *_ in held["variants"].values())
     found["phase_s"] = {
         phase: [round(e["dur"] / 1e6, 2) for e in events if e["cat"].startswith("task::") and e["cat"].endswith(phase)]
-        for phase in ("prepare", "measure")
+        for phase in ("export", "prepare", "measure")
     }
     spans = [
         (e["cat"].split()[2], e["ts"], e["ts"] + e["dur"])
@@ -224,9 +225,10 @@ def tasks(count: int, phase_s: dict[str, list[float]], folder: Path, *, pools: i
     file = write_release(folder, {"m": first}, {name: ["ort"] for name in names})
     plan, store = release_file.read(file), folder / "store"
     (one,) = plan.models
-    models = models or count // (2 * pools)
+    each_takes = 2 * pools + (pools > 1)  # of several machines one exports for all
+    models = models or count // each_takes
     plan = dataclasses.replace(plan, models=tuple(dataclasses.replace(one, name=f"m{n}") for n in range(models)))
-    slots, found = pools * each * cpus, dict[str, Any](tasks=2 * models * pools, models=models, pools=pools)
+    slots, found = pools * each * cpus, dict[str, Any](tasks=each_takes * models, models=models, pools=pools)
     found |= {
         "nodes": pools * each,
         "slots": slots,

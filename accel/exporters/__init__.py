@@ -132,7 +132,10 @@ def export_onnx(
     """
     model = model or load(source)
     points = points or check.reference_points(model)
-    return check.check_onnx(source, write_onnx(model, out_dir, opset=opset), points)
+    path = write_onnx(model, out_dir, opset=opset)
+    found = check.read_checked(path)
+    check.check_onnx(source, found, path, points)
+    return found
 
 
 def write_onnx(model: SourceModel, out_dir: Path, *, opset: int = 18) -> Path:

@@ -48,14 +48,15 @@ def reference_points(model: SourceModel) -> list[Point]:
     return found
 
 
-def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> OnnxModel:
-    """Check the file against the source and describe it.
+def check_onnx(source: ModelSource, model: OnnxModel, path: Path, points: Sequence[Point]) -> None:
+    """Check an exported file against the source.
+
+    Args:
+        model: what the file declares.
 
     Raises:
-        StageError: the checker rejects it, its axes or names are not the source's, or it computes something else.
+        StageError: its axes or names are not the source's, or it computes something else.
     """
-    check_file(path)
-    model = read_onnx(path)
     if model.ir_version > IR_MAX or ("onnx" not in (source.kind, source.framework) and model.opset not in OPSETS):
         raise StageError(
             f"{path.name} has opset {model.opset} and IR {model.ir_version}: expected opset 18 to 21 and IR up to 10",
@@ -72,7 +73,6 @@ def check_onnx(source: ModelSource, path: Path, points: Sequence[Point]) -> Onnx
             expected, found = _in_one_order(point, found, source.detections)
         for name, value in expected.items():
             _same_values(point, name, value, found[name], rtol=rtol)
-    return model
 
 
 def lost_axes(source: ModelSource, path: Path) -> tuple[str, ...]:
@@ -84,6 +84,16 @@ def lost_axes(source: ModelSource, path: Path) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(d for dims in pairs for d, found in dims if isinstance(d, str) and isinstance(found, int))
     )
+
+
+def read_checked(path: Path) -> OnnxModel:
+    """Hold an ONNX file against onnx.checker, and read back what it declares.
+
+    Raises:
+        InputError: the checker rejects it.
+    """
+    check_file(path)
+    return read_onnx(path)
 
 
 def read_onnx(path: Path) -> OnnxModel:

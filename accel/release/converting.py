@@ -13,7 +13,7 @@ from accel import pipeline
 from accel.core import document
 from accel.core.document import RunDocument
 from accel.core.errors import AccelError, OutputError, StageError, WorkerDied
-from accel.core.files import remove, write_text
+from accel.core.files import lock, remove, write_text
 from accel.core.hardware import Hardware
 from accel.core.progress import Progress
 from accel.core.values import Target
@@ -21,6 +21,7 @@ from accel.release import planning
 from accel.release.planning import ConversionRecord
 from accel.release.release_file import ModelPlan, Tuning
 from accel.run.job import Job
+from accel.run.store import Store
 from accel.triton import manifest as manifests
 from accel.triton.tune import measured, session
 from accel.triton.tune.constraints import TuneLimits
@@ -51,6 +52,7 @@ def convert(
     key = planning.asked_key(asked)
     remove(folder / f"{asked.name}.json")  # what is half done is of no record
     job = _job(asked, targets, folder)
+    _adopt(job, folder)
     begin, error = time.monotonic(), None
     for attempt in range(1, tries + 1):
         error = None
@@ -95,6 +97,7 @@ def prepare(
     if job.bench == "none" or is_done(asked, targets, folder, machine, retry=retry):
         return False
     remove(folder / f"{asked.name}.json")
+    _adopt(job, folder)
     try:
         run = document.parse(pipeline.convert(job.model_copy(update={"bench": "none"}), progress))
     except OutputError:
@@ -102,6 +105,34 @@ def prepare(
     except AccelError as error:
         return isinstance(error, WorkerDied)
     return any(v.died for v in run.variants)
+
+
+def export(asked: ModelPlan, targets: tuple[Target, ...], folder: Path, progress: Progress) -> None:
+    """Do the part of a conversion that serves machines of any hardware; what fails here, ``convert`` says.
+
+    Args:
+        targets: of all machines.
+
+    Raises:
+        OutputError: as ``convert``.
+    """
+    job = _job(asked, targets, folder)
+    _adopt(job, folder)
+    try:
+        pipeline.export(job, progress)
+    except OutputError:
+        raise
+    except AccelError as error:
+        progress.notice(f"{asked.name}: {error}")
+
+
+def _adopt(job: Job, folder: Path) -> None:
+    """Let a run directory have what other machines of the store made of the model and its hardware does not change."""
+    others = [other / job.run_dir.name for other in sorted(folder.parent.iterdir()) if other != folder]
+    with lock(job.run_dir, job.command):
+        store = Store(job.run_dir)
+        for other in others:
+            store.adopt(other)
 
 
 @dataclass(frozen=True, slots=True)

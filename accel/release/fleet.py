@@ -6,7 +6,8 @@
 A node is of the pools whose names it offers as resources; it shows its hardware before it converts anything. All nodes
 of a pool are of one kind, or nothing measured on one would hold for another. A conversion is two tasks: ``prepare``
 exports, builds and proves, and takes as many CPUs as it has threads; ``measure`` also takes more than half of the
-pool's resource, so that a machine measures one model at a time, while preparations fill the CPUs that are left.
+pool's resource, so that a machine measures one model at a time, while preparations fill the CPUs that are left. What
+several kinds of machines convert is exported by one of them first (``export``), for all.
 
 Results go into the store: a folder that all machines share under the same path, or an object store, to which a task
 gives what it made and from which the next takes it, by content. What a task returns is a word. The records in
@@ -21,7 +22,7 @@ import contextlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +47,7 @@ AHEAD = 3.0
 """Tasks of a phase that are handed out for each CPU of a pool: what waits there begins without the driver."""
 CALLS = 1
 """Tasks that a process of Ray's does before it ends: nothing is left for the next model."""
-Phase = Literal["prepare", "measure", "give up"]
+Phase = Literal["export", "prepare", "measure", "give up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Cluster:
         url: of the object store; None where the nodes have the folder ``store``.
         waiting: by machine and phase, what is not handed out yet.
         running: what is.
+        exporting: model → what begins once it is exported.
         cpus: of all nodes of each machine, when they were last looked at.
         seen: when each machine was last seen, and how many nodes it had.
     """
@@ -95,11 +97,13 @@ class Cluster:
     url: str | None = None
     waiting: dict[tuple[str, Phase], deque[FleetTask]] = field(default_factory=dict)
     running: dict[Any, FleetTask] = field(default_factory=dict)
+    exporting: dict[str, list[FleetTask]] = field(default_factory=dict)
     cpus: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
     _asked: dict[str, ModelPlan] = field(init=False)
     _remote: Any = field(init=False)
     _out: Counter[tuple[str, Phase]] = field(default_factory=Counter)
+    _exports: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         import ray
@@ -110,6 +114,22 @@ class Cluster:
     def give(self, task: FleetTask) -> None:
         """Take a task that is to be done."""
         self.waiting.setdefault((task.machine, task.phase), deque()).append(task)
+
+    def begin(self, model: str, machines: Sequence[str]) -> None:
+        """Take a model that some machines are to convert: of several the one that exports least does so for all."""
+        tasks = [FleetTask(model, id) for id in machines]
+        if len(tasks) == 1:
+            self.give(tasks[0])
+            return
+        self.exporting[model] = tasks
+        first = min(machines, key=lambda id: self._exports[id])
+        self._exports[first] += 1
+        self.give(FleetTask(model, first, "export"))
+
+    def exported(self, model: str) -> None:
+        """Give what waited for a model's export, be it there or not: whoever lacks it makes it."""
+        for task in self.exporting.pop(model):
+            self.give(task)
 
     def hand_out(self) -> None:
         """Give the cluster as much of what waits as keeps it busy."""
@@ -127,12 +147,19 @@ class Cluster:
         """Give up what a machine was to do."""
         import ray
 
+        ends = []
         for ref in [ref for ref, task in self.running.items() if task.machine == id]:
             ray.cancel(ref, force=True)
-            task = self.running.pop(ref)
+            ends.append(task := self.running.pop(ref))
             self._out[id, task.phase] -= 1
         for tasks in (tasks for (machine, _), tasks in self.waiting.items() if machine == id):
+            ends += tasks
             tasks.clear()
+        for model, after in self.exporting.items():
+            self.exporting[model] = [task for task in after if task.machine != id]
+        for task in ends:
+            if task.phase == "export":
+                self.exported(task.model)
 
     @property
     def busy(self) -> bool:
@@ -149,7 +176,8 @@ class Cluster:
             resources={machine.pools[0]: share},
             max_retries=0,
         )
-        targets = self.duties.targets(asked, task.machine)
+        machines = self.machines if task.phase == "export" else (task.machine,)
+        targets = tuple(dict.fromkeys(t for id in machines for t in self.duties.targets(asked, id)))
         code = planning.code()
         place = self.url or str(self.store)
         ref = worker.remote(task, asked, targets, place, machine.hardware, code, str(Path.cwd()), self.retry)
@@ -157,7 +185,7 @@ class Cluster:
         self._out[task.machine, task.phase] += 1
 
     def next_of(self, ref: Any) -> FleetTask | None:
-        """Take the end of a task, and return what follows it; None where that was all.
+        """Take the end of a task, and return what follows it; None where that was all, or is given (``exported``).
 
         Raises:
             OutputError: the store cannot be written to.
@@ -170,6 +198,8 @@ class Cluster:
         self._out[task.machine, task.phase] -= 1
         try:
             died = ray.get(ref)
+            if task.phase == "export":
+                self.exported(task.model)
             if task.phase == "prepare":
                 return replace(task, phase="measure", deaths=task.deaths + died, losses=0)
             return None
@@ -177,7 +207,12 @@ class Cluster:
             if self._node_lost(task):
                 return self._again(task, error)
             task = replace(task, deaths=task.deaths + 1, why=f"its process died: {str(error).splitlines()[0]}")
-            return task if task.deaths < converting.TRIES else replace(task, phase="give up", losses=0)
+            if task.deaths < converting.TRIES:
+                return task
+            if task.phase == "export":  # each machine finds out by itself, and gives up
+                self.exported(task.model)
+                return None
+            return replace(task, phase="give up", losses=0)
         except exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, OutputError):  # the task of a driver that was killed may still be ending
@@ -248,12 +283,12 @@ def convert(
         cluster.gone()
         total = done = 0
         for asked in plan.models:
-            for id in dict.fromkeys(m for pool in asked.wanted if (m := duties.makers.get((asked.name, pool)))):
-                total += 1
-                if cluster.is_done(asked, id):
-                    done += 1
-                else:
-                    cluster.give(FleetTask(asked.name, id))
+            makers = dict.fromkeys(m for pool in asked.wanted if (m := duties.makers.get((asked.name, pool))))
+            todo = [id for id in makers if not cluster.is_done(asked, id)]
+            total += len(makers)
+            done += len(makers) - len(todo)
+            if todo:
+                cluster.begin(asked.name, todo)
         if done:
             progress.stage(f"{done} of {total} are done, and nothing changed")
         lost: set[str] = set()
@@ -265,7 +300,7 @@ def convert(
                 task = cluster.running[ref]
                 what = f"{task.model} on {', '.join(machines[task.machine].pools)}"
                 follows = cluster.next_of(ref)
-                done += follows is None
+                done += follows is None and task.phase != "export"
                 if follows is not None:
                     cluster.give(follows)
                     if (follows.losses, follows.deaths) > (0, 0) and follows.phase == task.phase:
@@ -432,10 +467,12 @@ def _work(
     folder = (shared.local if shared else Path(store)) / planning.RUNS / here.id
     folder.mkdir(parents=True, exist_ok=True)
     if shared is not None:
-        shared.take(asked, here.id)
+        shared.take(asked, here.id, exports=task.phase != "measure")
     died = False
     if task.phase == "give up":
         converting.give_up(asked, targets, folder, here, task.why)
+    elif task.phase == "export":
+        converting.export(asked, targets, folder, Progress())
     elif task.phase == "prepare":
         died = converting.prepare(asked, targets, folder, here, Progress(), retry=retry)
     else:

@@ -14,11 +14,12 @@ and both build with what stands. Only what a later build reads travels.
 The hashes find damage, not forgery: whoever may write there decides what builders run, as with any shared store.
 """
 
+import dataclasses
 import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from accel.release.document import FILENAME
 from accel.release.object_store import ObjectStore
 from accel.release.planning import ConversionRecord, Duties
 from accel.release.release_file import ModelPlan, ReleasePlan
+from accel.run.store import PORTABLE
 
 FORMAT, RUNS, RELEASES = "store/format", "store/runs", "store/releases"
 FETCHING = ".fetching"
@@ -143,27 +145,59 @@ class SharedStore:
         if record is not None and (before is None or before.record != record):
             self._store_run(index, folder / record.run, record)
 
-    def take(self, asked: ModelPlan, machine: str) -> None:
+    def take(self, asked: ModelPlan, machine: str, *, exports: bool = False) -> None:
         """Let the local folder have what the store has of one model on one machine, be it finished or half done.
 
         Waits while another process of this folder does so.
+
+        Args:
+            exports: also what other machines made of it that no hardware changes (``run.store``).
 
         Raises:
             UnavailableError, InputError, OutputError: as ``pull``.
         """
         index, folder = f"{RUNS}/{machine}/{asked.name}.json", self.local / planning.RUNS / machine
         stored = self._index(index)
-        if stored is None or self._was_here(asked, machine, stored):
+        if stored is not None and self._was_here(asked, machine, stored):
+            stored = None
+        others = list(self._exports(asked, machine)) if exports else []
+        if stored is None and not others:
             return
         with writing(self.local):
             self.local.mkdir(parents=True, exist_ok=True)
             file = (self.local / FETCHING).open("a")
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if self._fetched(stored, index):
+            if stored is not None and self._fetched(stored, index):
                 self._place_run(stored, folder, asked)
                 write_text(self._mark(asked, machine), sha256_json(to_json(stored)))
+            for result, of, place in others:
+                if not place.exists() and self._fetched(result, of):
+                    self._place(result, place)
             remove(self._contents)
+
+    def _exports(self, asked: ModelPlan, machine: str) -> Iterator[tuple[StoredFolder, str, Path]]:
+        """Yield the newest results of each stage that other machines' indices have, no hardware changes, and are not
+        here, each with the index and its place in the local folder."""
+        for id in self.place.names(RUNS):
+            index = f"{RUNS}/{id}/{asked.name}.json"
+            if id == machine or (stored := self._index(index)) is None:
+                continue
+            results: dict[str, list[StoredFile]] = {}
+            for file in stored.files:
+                root, name, *_ = (*file.path.split("/"), "")
+                if root == ".store" and PORTABLE.fullmatch(name):
+                    results.setdefault(name, []).append(file)
+            newest: dict[str, tuple[int, str]] = {}
+            for name, files in results.items():
+                stage, found = name.rpartition("-")[0], (max(f.mtime_ns for f in files), name)
+                newest[stage] = max(newest.get(stage, found), found)
+            for _, name in newest.values():
+                places = [self.local / planning.RUNS / of / planning.run_name(asked) / ".store" for of in (machine, id)]
+                if not any((place / name).exists() for place in places):
+                    below = f".store/{name}/"
+                    files = tuple(dataclasses.replace(f, path=f.path.removeprefix(below)) for f in results[name])
+                    yield StoredFolder(files), index, places[1] / name
 
     def give(self, asked: ModelPlan, machine: str) -> None:
         """Store what the local folder has of one model on one machine, be it finished or half done.
@@ -258,7 +292,7 @@ class SharedStore:
             there = list(pool.map(lambda file: self._content(file, index), files))
         if not all(there):
             self.progress.notice(f"{self.place.url}/{index}: {there.count(False)} contents are gone, so it is not used")
-            del self.seen[index]
+            self.seen.pop(index, None)
         return all(there)
 
     def _content(self, file: StoredFile, index: str) -> bool:

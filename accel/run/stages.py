@@ -196,8 +196,7 @@ class Stages:
         key = store.key(
             source=made.source,
             opset=self._job.opset,
-            reference=self._reference_key(made),
-            code=store.code_hash("exporters", "core/accuracy"),
+            code=store.code_hash("exporters", "graph", "core/feeds.py", "run/tasks.py"),
             versions=self._versions,
         )
 
@@ -213,10 +212,18 @@ class Stages:
                 raise AxesLost(request, error)
             if error is not None:
                 raise error
-            truth = reference()
-            return worker.call(tasks.check, made, described.folder, truth.folder / truth.value.file, folder)
+            return worker.call(tasks.read_exported, folder)
 
-        return self._stage("onnx", key, OnnxModel, make)
+        exported = self._stage("onnx", key, OnnxModel, make)
+
+        def check(_: Path) -> OnnxModel:
+            truth = reference()
+            found = exported.value, exported.folder
+            return worker.call(tasks.check, made, described.folder, truth.folder / truth.value.file, *found)
+
+        held = store.key(onnx=key, reference=self._reference_key(made), code=store.code_hash("core/accuracy"))
+        self._stage("checked", held, OnnxModel, check)
+        return exported
 
     def narrow(self, described: Stage[Described], onnx: Stage[OnnxModel], worker: Worker) -> Stage[NarrowedModel]:
         """Narrow the exported model's integers at the job's level, as far as that is proved."""

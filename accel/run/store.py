@@ -11,6 +11,7 @@ place all the same makes the result count as absent: it is made again.
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ from typing import Any, TypeVar
 from accel import exporters
 from accel.builders import targets
 from accel.builders.requirements import versions
-from accel.core.files import exchange, load_json, writing
+from accel.core.files import exchange, link_or_copy, load_json, writing
 from accel.core.values import SCHEMA, from_json, sha256_json, to_json
 
 T = TypeVar("T")
+PORTABLE = re.compile(r"(source|onnx|narrow|typed-(?!proof-).*)-[0-9a-f]+")
+"""Folders of results that no machine's hardware changes: one machine makes them for all."""
 KEPT = 3
 """How many results of one stage of one variant stay, so that going back to the options before builds nothing."""
 
@@ -100,6 +103,25 @@ class Store:
             exchange(written, final)
         self.used.add(final.name)
         return final
+
+    def adopt(self, run_dir: Path) -> None:
+        """Take from another machine's run directory of the same model what no hardware changes and is not here.
+
+        Of each stage and variant the newest result is taken. What the other machine removes meanwhile is not.
+        """
+        newest: dict[str, tuple[float, Path]] = {}
+        for folder in (run_dir / ".store").glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                if PORTABLE.fullmatch(folder.name):
+                    stage, found = folder.name.rpartition("-")[0], (folder.stat().st_mtime, folder)
+                    newest[stage] = max(newest.get(stage, found), found)
+        for _, folder in newest.values():
+            if not (self.root / folder.name).exists():
+                with contextlib.suppress(FileNotFoundError), self.writing(folder.name) as new:
+                    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+                        own = file.suffix == ".data"  # onnx refuses external data that has several names
+                        link_or_copy(file, new / file.relative_to(folder), copy=own)
+                    new.rename(self.root / folder.name)
 
     def prune(self) -> None:
         """Of each stage and variant keep what this command used and the newest other results, ``KEPT`` in all."""

@@ -35,7 +35,7 @@ from accel.core.values import (
     file_refs,
 )
 from accel.exporters.axes import cut, hidden_axes, sizes_of
-from accel.exporters.check import Point, check_onnx, lost_axes, read_onnx
+from accel.exporters.check import Point, check_onnx, lost_axes, read_checked, read_onnx
 from accel.exporters.request import SourceRequest
 from accel.exporters.source_model import IN_FLOAT64, IN_MOVED_INPUTS, SourceModel, another_way, with_moved_inputs
 from accel.exporters.streams import Run, Streams, play
@@ -206,16 +206,23 @@ def export(source: ModelSource, out_dir: Path, opset: int) -> tuple[str, ...]:
     return lost_axes(source, exporters.write_onnx(_load(source), out_dir, opset=opset))
 
 
-def check(described: Described, samples_folder: Path, reference: Path, folder: Path) -> OnnxModel:
+def read_exported(folder: Path) -> OnnxModel:
+    """Describe what ``export`` wrote into ``folder``."""
+    return read_checked(folder / exporters.ONNX_FILE)
+
+
+def check(described: Described, samples_folder: Path, reference: Path, onnx: OnnxModel, folder: Path) -> OnnxModel:
     """Check what ``export`` wrote into ``folder`` against what the source answered at the checked shapes.
 
     Args:
         reference: the answers that the task ``reference`` wrote.
+        onnx: what the file declares.
     """
     feeds = read_feeds(samples_folder / described.samples.shapes.path)
     answers = read_feeds(reference, only=feeds.keys())
     points = [Point(name, feed, answers[name]) for name, feed in feeds.items()]
-    return check_onnx(described.source, folder / exporters.ONNX_FILE, points)
+    check_onnx(described.source, onnx, folder / exporters.ONNX_FILE, points)
+    return onnx
 
 
 def narrow(

@@ -207,5 +207,6 @@ def make_bench(folder: Path, asked: SourceRequest, own: Worker) -> Bench:
     described = own.call(tasks.describe, asked, samples)
     own.call(tasks.reference, described, samples, truth)
     own.call(tasks.export, described.source, folder / "onnx", 18)
-    onnx = own.call(tasks.check, described, samples, truth, folder / "onnx")
+    onnx = own.call(tasks.read_exported, folder / "onnx")
+    own.call(tasks.check, described, samples, truth, onnx, folder / "onnx")
     return Bench(folder, described.source, described.samples, onnx, own)

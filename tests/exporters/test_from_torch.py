@@ -164,7 +164,7 @@ def test_a_static_onnx_is_noticed(factory_file: Path, tmp_path: Path) -> None:
         verbose=False,
     )
     with pytest.raises(StageError, match="lost the dynamic axis 'batch'"):
-        check.check_onnx(model.source, path, check.reference_points(model))
+        check.check_onnx(model.source, check.read_checked(path), path, check.reference_points(model))
 
 
 def test_a_changed_weight_is_noticed(factory_file: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_changed_weight_is_noticed(factory_file: Path, tmp_path: Path) -> None
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(graph, str(path))
     with pytest.raises(StageError, match="differs from the source"):
-        check.check_onnx(source, path, check.reference_points(model))
+        check.check_onnx(source, check.read_checked(path), path, check.reference_points(model))
 
 
 def test_torch_export_takes_the_module_with_shared_dims(hf_folder: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -85,6 +86,13 @@ def content(release):
     }
 
 
+def exported(store, model="a"):
+    """Return how often a model was exported, by the time at which that was."""
+    found = list(store.glob(f"{planning.RUNS}/*/{model}-*/.store/onnx-*/value.json"))
+    assert len(found) == 2
+    return len({path.stat().st_mtime_ns for path in found})
+
+
 @pytest.fixture(scope="module")
 def built(cluster, tmp_path_factory):
     """The folder of a release that the cluster built, and what the command said."""
@@ -108,6 +116,8 @@ def test_every_pool_is_built_by_a_node_that_offers_it(built):
     assert machines["here"] == machines["h100"] == here
     assert "simulated-other" in machines["there"]
     assert "a on there: measure done" in done.stderr
+    assert done.stderr.count("a on here: export done") == 1  # for both machines
+    assert exported(folder / "store") == 1
     with pytest.raises(CheckFailed, match=r"simulated-other-\S+ is no hardware"):
         publishing.fit(folder / "store" / "1", folder / "nobody.pub")
 
@@ -133,6 +143,24 @@ def test_again_nothing_is_converted(built, cluster):
     assert "prepare" not in done.stderr
     assert kept == {p: p.read_bytes() for p in (folder / "store" / planning.RUNS).glob("*/*.json")}
     assert document.read(folder / "store" / "1") == before
+
+
+def test_one_machine_exports_for_all_and_where_it_is_lost_the_others_go_on():
+    cluster = fleet.Cluster(SimpleNamespace(models=()), Path("store"), {}, None, retry=False)
+    for model in ("a", "b", "c"):
+        cluster.begin(model, ["x", "y"])
+    cluster.begin("d", ["y"])
+
+    def waiting():
+        return {(t.model, t.machine, t.phase) for tasks in cluster.waiting.values() for t in tasks}
+
+    first = {("a", "x", "export"), ("b", "y", "export"), ("c", "x", "export"), ("d", "y", "prepare")}
+    assert waiting() == first
+    cluster.drop("x")
+    assert waiting() == {("a", "y", "prepare"), ("b", "y", "export"), ("c", "y", "prepare"), ("d", "y", "prepare")}
+    cluster.exported("b")
+    assert ("b", "y", "prepare") in waiting()
+    assert "x" not in {machine for _, machine, _ in waiting()}
 
 
 def test_a_worker_shows_its_hardware_before_it_does_anything(tmp_path):
@@ -200,6 +228,7 @@ def test_machines_without_a_common_folder_build_over_an_object_store(built, clus
     assert done.returncode == 0, done.stderr
     found = document.read(tmp_path / "driver" / "1")
     assert content(found) == content(document.read(folder / "store" / "1"))
+    assert exported(tmp_path / "driver") == 1
     ran = {cache: {p.parent.name for p in cache.glob("accel/releases/*/runs/*/a.json")} for cache in caches}
     assert ran[caches[0]] == {hardware.detect().id}
     assert len(ran[caches[1]] - ran[caches[0]]) == len(ran[caches[1]]) == 1
@@ -215,7 +244,7 @@ def test_machines_without_a_common_folder_build_over_an_object_store(built, clus
 def test_a_node_takes_the_stages_of_a_model_from_the_bucket(built, cluster, caches, tmp_path):
     folder, _ = built
     place = object_store.ObjectStore("s3://fleet/stages")
-    place.files.mkdir("fleet")
+    place.files.makedirs("fleet", exist_ok=True)
     words = ["release", "build", folder / "release.yaml", "--store", place.url, "--ray", cluster.address]
     done = accel(*words, "--cache", tmp_path / "cache")
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,29 @@ def test_a_result_whose_files_were_changed_in_place_is_made_again(tmp_path):
     assert kept.get("build", "k", Target) is None
 
 
+def test_what_no_hardware_changes_is_taken_from_another_machine(tmp_path):
+    other, here = Store(tmp_path / "other"), Store(tmp_path / "here")
+    for number, stage in enumerate(
+        ["source", "onnx", "onnx", "typed-trt", "typed-proof-trt", "build-ort", "reference"]
+    ):
+        with other.writing(stage) as folder:
+            (folder / "a.onnx").write_text(str(number))
+            (folder / "a.data").write_text("weights")
+            made = other.put(stage, store.key(number=number), number, folder)
+        os.utime(made, (number, number))
+    here.adopt(tmp_path / "other")
+    assert here.get("source", store.key(number=0), int) == 0
+    assert here.get("onnx", store.key(number=1), int) is None  # an older one
+    assert here.get("onnx", store.key(number=2), int) == 2
+    assert here.get("typed-trt", store.key(number=3), int) == 3
+    assert len(list(here.root.iterdir())) == 3
+    data = here.folder("onnx", store.key(number=2)) / "a.data"
+    assert data.stat().st_nlink == 1  # onnx refuses external data that has several names
+    here.adopt(tmp_path / "nobody")
+    here.adopt(tmp_path / "other")
+    assert len(list(here.root.iterdir())) == 3
+
+
 def test_prune_keeps_what_was_used_and_the_newest(tmp_path):
     kept = Store(tmp_path)
     for i in range(6):

@@ -91,7 +91,8 @@ class Live:
         tasks.reference(described, samples, truth)
         (folder / "onnx").mkdir()
         tasks.export(described.source, folder / "onnx", 18)
-        onnx = tasks.check(described, samples, truth, folder / "onnx")
+        onnx = tasks.read_exported(folder / "onnx")
+        tasks.check(described, samples, truth, onnx, folder / "onnx")
         return cls(folder, described.source, described.samples, onnx)
 
     def root(self, target: str, *, static: bool = False, release: str = NEWEST, **changes: Any) -> Path:

@@ -62,7 +62,8 @@ class Stateful:
         tasks.reference(described, folder / "samples", truth)
         (folder / "onnx").mkdir()
         tasks.export(described.source, folder / "onnx", 18)
-        return cls(folder, described, tasks.check(described, folder / "samples", truth, folder / "onnx"))
+        onnx = tasks.read_exported(folder / "onnx")
+        return cls(folder, described, tasks.check(described, folder / "samples", truth, onnx, folder / "onnx"))
 
     def build(self, target: str, onnx: Path | None = None) -> tuple[Artifact, Path]:
         """Build a target, from another ONNX file where one is given."""
