@@ -196,8 +196,8 @@ class SharedStore:
                 places = [self.local / planning.RUNS / of / planning.run_name(asked) / ".store" for of in (machine, id)]
                 if not any((place / name).exists() for place in places):
                     below = f".store/{name}/"
-                    files = tuple(dataclasses.replace(f, path=f.path.removeprefix(below)) for f in results[name])
-                    yield StoredFolder(files), index, places[1] / name
+                    inside = (dataclasses.replace(f, path=f.path.removeprefix(below)) for f in results[name])
+                    yield StoredFolder(tuple(inside)), index, places[1] / name
 
     def give(self, asked: ModelPlan, machine: str) -> None:
         """Store what the local folder has of one model on one machine, be it finished or half done.
