@@ -48,6 +48,8 @@ from accel.release import building, document, publishing
 from accel.release.object_store import ObjectStore
 
 SETTLE_S = 10.0
+PHASES = (": export", ": prepare", ": measure")
+"""What the names of Ray's processes end in while they work."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -69,9 +71,15 @@ def write_model(path: Path, seed: int, nudge: float = 0.0) -> Path:
     return path
 
 
-def write_release(folder: Path, models: list[Path], version: str, targets: tuple[str, ...] = ("ort",)) -> Path:
-    """Write a release file: this CPU, and kits for a GPU that is not here."""
-    file = {
+def write_release(
+    folder: Path, models: list[Path], version: str, targets: tuple[str, ...] = ("ort",), *, there: bool = False
+) -> Path:
+    """Write a release file: this CPU, and kits for a GPU that is not here.
+
+    Args:
+        there: the first model is for machines of a second kind as well, and so exported by one for both.
+    """
+    file: dict[str, Any] = {
         "release": version,
         "defaults": {"objective": "latency", "rounds": 2, "round_s": 0.02, "threads": 1, "max_shape": "x:4x256"},
         "pools": {
@@ -80,6 +88,10 @@ def write_release(folder: Path, models: list[Path], version: str, targets: tuple
         },
         "models": {m.stem: {"source": str(m), "samples": str(m.with_suffix(".npz"))} for m in models},
     }
+    if there:
+        file["pools"]["there"] = {"device": "cpu", "targets": ["ort"]}
+        for model in models[1:]:
+            file["models"][model.stem]["pools"] = ["here", "h100"]
     path = folder / f"{version}.yaml"
     path.write_text(yaml.safe_dump(file))
     return path
@@ -157,7 +169,7 @@ def at_work(nodes: Nodes) -> Iterator[psutil.Process]:
     for process in [p for found in nodes.nodes.values() for p in found]:
         with contextlib.suppress(psutil.Error):
             for child in process.children(recursive=True):
-                if any(": prepare" in word or ": measure" in word for word in child.cmdline()):
+                if any(phase in word for word in child.cmdline() for phase in PHASES):
                     yield child
                     yield from child.children(recursive=True)
 
@@ -169,12 +181,15 @@ def kills(
     """Build a release undisturbed, then again and again with kills, until that many were made.
 
     Args:
-        nodes: of a cluster that builds it; all are of the pool ``here``, and ``second`` may be killed.
+        nodes: of a cluster that builds it, with a machine of the pool ``there``; ``second``, of the pool ``here``, may
+            be killed.
     """
     rng, environment = random.Random(seed), {**os.environ, "TMPDIR": str(folder / "tmp"), "HF_HUB_OFFLINE": "1"}
     victims = ("worker", "driver", *(("node",) if nodes else ()))
     (folder / "tmp").mkdir()
-    file = write_release(folder, [write_model(folder / f"m{n}.onnx", n) for n in range(models)], "1", targets)
+    file = write_release(
+        folder, [write_model(folder / f"m{n}.onnx", n) for n in range(models)], "1", targets, there=nodes is not None
+    )
 
     def start(store: Path) -> subprocess.Popen:
         line = [sys.executable, "-m", "accel", "release", "build", str(file), "--store", str(store)]
@@ -497,7 +512,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--diffs", type=int, default=0)
-    parser.add_argument("--fleet", action="store_true", help="with --kills: over a Ray cluster of two nodes")
+    parser.add_argument("--fleet", action="store_true", help="with --kills: over a Ray cluster of three nodes")
     parser.add_argument("--publishes", type=int, default=0, help="kills of who publishes, for each kind of place")
     parser.add_argument("--example", action="store_true")
     parser.add_argument("--ray", help="with --example: build it over this cluster, too (auto, HOST:PORT)")
@@ -509,7 +524,8 @@ def main() -> None:
         if args.kills and args.fleet:
             with ray_nodes.cluster() as nodes:
                 nodes.worker("second", "here")
-                found |= kills(args.kills, Path(scratch), seed=args.seed, models=4, nodes=nodes)
+                nodes.worker("there", "there", ACCEL_SIMULATE="there")
+                found |= kills(args.kills, Path(scratch), seed=args.seed, nodes=nodes)
         elif args.kills:
             found |= kills(args.kills, Path(scratch), seed=args.seed)
         if args.diffs:
