@@ -227,7 +227,7 @@ class ObjectStore:
 
 
 def _retry_soon(files: Any) -> None:
-    """Have Azure's client try a request five times in some 20 s; by itself it gives up after a minute and a half."""
+    """Have Azure's client pause for less than a minute between all tries of a request; by itself it takes longer."""
     from azure.storage.blob import aio
 
     client = files.service_client

@@ -1,9 +1,9 @@
 """Google Cloud Storage and Azure Blob Storage as their emulators have them, over HTTP, each in a process of its own.
 
 Azure is Microsoft's azurite as it comes. Google's is gcp-storage-emulator (``python cloud_servers.py``), which knows no
-preconditions, and asks nobody who he is. What accel relies on is added as Google documents it ("Request preconditions"):
-an upload with ``ifGenerationMatch=0`` is answered with 412 where there is such an object, and of two at once one is
-first. Bucket ``forbidden`` is nobody's.
+preconditions, and asks nobody who he is. What accel relies on is added as Google documents it ("Request
+preconditions"): an upload with ``ifGenerationMatch=0`` is answered with 412 where there is such an object, and of two
+at once one is first. Bucket ``forbidden`` is nobody's.
 """
 
 import contextlib
@@ -20,8 +20,9 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-AZURITE = shutil.which("azurite-blob") or shutil.which("azurite-blob", path=os.environ.get("ACCEL_AZURITE", ""))
-"""Program; ``ACCEL_AZURITE`` names the folder it is in: ``npm install azurite`` makes ``node_modules/.bin``."""
+FOLDER = os.environ.get("ACCEL_AZURITE") or f"{sys.prefix}/azurite/node_modules/.bin"
+"""Where ``make azurite`` puts the program."""
+AZURITE = shutil.which("azurite-blob") or shutil.which("azurite-blob", path=FOLDER)
 AZURE_KEY = "YWNjZWw="
 
 
@@ -86,7 +87,7 @@ def main() -> None:
         def _answer(self, answer: Callable[[], None]) -> None:
             asked.new = parse_qs(urlsplit(self.path).query).get("ifGenerationMatch") == ["0"]
             if "/b/forbidden/" in self.path:
-                self._refuse(403, "Anonymous caller does not have storage.objects.get access")
+                self._refuse(401, "Anonymous caller does not have storage.objects.list access to the bucket.")
                 return
             try:
                 answer()

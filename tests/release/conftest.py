@@ -65,7 +65,7 @@ def azure_server() -> Iterator[str]:
     """Connection string of azurite, in a process of its own."""
     pytest.importorskip("adlfs", reason="pip install -e '.[dev]'")
     if cloud_servers.AZURITE is None:
-        pytest.skip("no azurite here: npm install azurite, and ACCEL_AZURITE=…/node_modules/.bin")
+        pytest.skip("no azurite here: make azurite")
     with cloud_servers.azure() as connection:
         yield connection
 
