@@ -18,6 +18,7 @@ BROUGHT = {
     "safetensors": "transformers",
     "keras": "tensorflow-cpu",
     "requests": "oras",
+    "azure": "adlfs",
     "packageurl": "cyclonedx-python-lib",
     "markupsafe": "jinja2",
 }

@@ -26,12 +26,13 @@ Authorities = Annotated[
 Store = Annotated[
     str,
     typer.Option(
-        help="Folder, or s3://BUCKET/PREFIX, of runs and releases; machines that share it build one release together"
+        help="Folder, or s3://BUCKET/PREFIX (gs://, abfs://), of runs and releases; "
+        "machines that share it build one release together"
     ),
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(help="Local folder of a store in s3:// (default: below ~/.cache/accel)", show_default=False),
+    typer.Option(help="Local folder of a store in a bucket (default: below ~/.cache/accel)", show_default=False),
 ]
 
 
@@ -275,7 +276,7 @@ def prune(
         typer.echo(f"{len(freed)} of {len(found)} {done}: {size(sum(freed))}", err=True)
 
 
-To = Annotated[str, typer.Option("--to", help="s3://BUCKET/PREFIX, or a folder", show_default=False)]
+To = Annotated[str, typer.Option("--to", help="s3://BUCKET/PREFIX (gs://, abfs://), or a folder", show_default=False)]
 As = Annotated[str, typer.Option("--as", help="Name of the pointer, such as production or canary")]
 Public = Annotated[list[Path], typer.Option("--key", help=KEY, show_default=False)]
 Private = Annotated[Path, typer.Option("--sign", help="Private key (PEM) that signs the pointer", show_default=False)]
@@ -286,9 +287,8 @@ Places = Annotated[
     list[str],
     typer.Option(
         "--to",
-        help="s3://BUCKET/PREFIX, a folder, sagemaker:URL, oci://HOST/REPOSITORY, oci-layout:FOLDER, bundle:FILE or "
-        "kserve:FOLDER; "
-        "again, or after a comma, for more",
+        help="s3://BUCKET/PREFIX (gs://, abfs://), a folder, sagemaker:URL, oci://HOST/REPOSITORY, oci-layout:FOLDER, "
+        "bundle:FILE or kserve:FOLDER; again, or after a comma, for more",
     ),
 ]
 

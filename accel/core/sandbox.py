@@ -24,7 +24,7 @@ from accel.core.errors import StageError, UnavailableError
 
 HIDDEN = (".aws", ".azure", ".config/gcloud", ".docker", ".gnupg", ".kube", ".ssh")
 """Folders below the home directory that are empty inside."""
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|^SSH_|^DBUS_", re.IGNORECASE)
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|CONNECTION_STRING|_KEY$|^SSH_|^DBUS_", re.IGNORECASE)
 """Variables that are not there inside."""
 DEVICES = ("nvidia*", "dri", "kfd")
 OUTPUTS = ("out", "out_dir", "root")

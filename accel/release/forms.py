@@ -1,6 +1,7 @@
 """``accel release publish``: the forms in which a release goes out, by how a place is named.
 
-s3://BUCKET/PREFIX, file:///PATH, PATH    the release itself, with pointers (``publishing``)
+s3://BUCKET/PREFIX, gs://…, abfs://…      the release itself, with pointers (``publishing``)
+file:///PATH, PATH                        the same in a folder
 sagemaker:URL                             archives and JSON for SageMaker, in a folder or a bucket (``sagemaker``)
 oci://HOST/REPOSITORY, oci-layout:FOLDER  an artifact, and an image for each repository (``oci``)
 bundle:FILE                               all of it as one file (``bundle``)
@@ -52,7 +53,7 @@ def publish(folder: Path, places: Sequence[str], *, key: Trusted) -> dict[str, A
         else:
             publishing.upload(folder, release, to := ObjectStore(place), key=key)
             if not to.local:
-                base = f"{to.url}/releases/{release.version}/{digest}"
+                base = f"{to.address}/releases/{release.version}/{digest}"
                 storage = {e.repository: f"{base}/{e.repository}" for e in release.entries if e.repository}
             published.append(place)
     return {"digest": digest, "published": published}

@@ -15,6 +15,8 @@ from accel.core import processes, sandbox
 from accel.core.errors import StageError, UnavailableError, WorkerDied
 from accel.core.processes import PACKAGE, Worker
 
+SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY")
+
 TASKS = """
 import os, pathlib, socket, subprocess, time
 
@@ -81,7 +83,8 @@ def log(boxed: sandbox.Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "model_zoo").symlink_to(PACKAGE.parent / "model_zoo")
     (copy / "run" / "tasks.py").write_text(TASKS)
     monkeypatch.setattr(processes, "PACKAGE", copy)
-    monkeypatch.setenv("HF_TOKEN", "secret")
+    for name in SECRETS:
+        monkeypatch.setenv(name, "secret")
     processes.start(boxed)
     yield tmp_path / "child.log"
     processes.start()
@@ -116,9 +119,13 @@ def test_it_has_no_network_and_no_services(log: Path, tmp_path: Path) -> None:
     assert run("listing", log, path="/run") == ()
 
 
+def test_names_of_secrets_are_known() -> None:
+    assert [name for name in SECRETS if not sandbox.SECRET.search(name)] == []
+
+
 def test_it_sees_no_process_and_no_secret(log: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert run("send", log, pid=os.getpid()) == "ProcessLookupError"
-    assert run("variable", log, name="HF_TOKEN") is None
+    assert [run("variable", log, name=name) for name in SECRETS] == [None] * len(SECRETS)
     assert run("rights", log).split()[1].strip("0") == ""
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)

@@ -2,12 +2,17 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloud_servers
 import pytest
 from tiny_release import accel, write_model, write_release
+
+from accel.release import object_store
+
+KINDS = ("file", "s3", "gs", "abfs")
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +42,59 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     return s3_server
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Iterator[str]:
+    """URL of an emulator of Google Cloud Storage, in a process of its own."""
+    for name in ("gcsfs", "gcp_storage_emulator"):
+        pytest.importorskip(name, reason="pip install -e '.[dev]'")
+    with cloud_servers.google() as url:
+        yield url
+
+
+@pytest.fixture
+def google(google_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google Cloud Storage, found by the variable of Google's own tools."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_server)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[str]:
+    """Connection string of azurite, in a process of its own."""
+    pytest.importorskip("adlfs", reason="pip install -e '.[dev]'")
+    if cloud_servers.AZURITE is None:
+        pytest.skip("no azurite here: make azurite")
+    with cloud_servers.azure() as connection:
+        yield connection
+
+
+@pytest.fixture
+def azure(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Azure Blob Storage, found by the variable of Azure's own tools."""
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_server)
+
+
+@pytest.fixture
+def empty_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """Make an empty place of a kind (of ``KINDS``), and its server run; returns the URL, as a user names it."""
+
+    def make(kind: str) -> str:
+        if kind == "file":
+            return f"file://{tmp_path / 'place'}"
+        request.getfixturevalue({"s3": "s3", "gs": "google", "abfs": "azure"}[kind])
+        bucket = f"b{abs(hash(tmp_path))}"
+        object_store.ObjectStore(f"{kind}://{bucket}").files.mkdir(bucket)
+        return f"{kind}://{bucket}/prefix"
+
+    return make
+
+
+@pytest.fixture(params=KINDS)
+def any_place(request: pytest.FixtureRequest, empty_place: Callable[[str], str]) -> str:
+    """URL of an empty place, of each kind."""
+    return empty_place(request.param)
 
 
 @pytest.fixture

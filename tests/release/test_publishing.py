@@ -1,4 +1,4 @@
-"""Publishing to a folder and to a real S3 server over HTTP: whole or not at all, one winner, no way back unseen."""
+"""Publishing to a folder and to real servers over HTTP: whole or not at all, one winner, no way back unseen."""
 
 import base64
 import json
@@ -20,15 +20,10 @@ from accel.core.values import sha256_file
 from accel.release import document, object_store, publishing
 
 
-@pytest.fixture(params=["file", "s3"])
-def url(request, tmp_path):
-    """An empty place of either kind, as a user names it."""
-    if request.param == "file":
-        return f"file://{tmp_path / 'place'}"
-    request.getfixturevalue("s3")
-    bucket = f"b{abs(hash(tmp_path))}"
-    publishing.ObjectStore(f"s3://{bucket}").files.mkdir(bucket)
-    return f"s3://{bucket}/prefix"
+@pytest.fixture
+def url(any_place):
+    """An empty place of each kind, as a user names it."""
+    return any_place
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +137,7 @@ for folder in map(str.strip, sys.stdin):
 def test_of_two_processes_that_publish_one_version_at_once_one_wins_and_nothing_mixes(url, tmp_path, key_pair):
     private, public = key_pair(tmp_path, "key")
     versions, stores = ("1", "2", "3", "4"), (tmp_path / "a", tmp_path / "b")
+    versions = versions[:1] if url.startswith(("gs:", "abfs:")) else versions  # each takes seconds
     for version in versions:
         for store, day in zip(stores, ("01", "02"), strict=True):
             write_signed(store, version, private, created=f"2026-11-{day}T00:00:00Z")
@@ -321,6 +317,9 @@ def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(s3, signed, tm
     assert len(release.files) == len(content(folder / "1")) - 2
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Sending a large body directly:ResourceWarning"
+)  # of aiohttp, as Azure's client uses it
 @pytest.mark.parametrize("size", [3000, 11 * 2**20])
 def test_a_file_of_the_same_size_and_other_content_is_uploaded_again(url, s3, tmp_path, monkeypatch, size):
     monkeypatch.setattr(object_store, "PART_BYTES", 5 * 2**20)  # the least that S3 takes
@@ -338,10 +337,10 @@ def test_a_file_of_the_same_size_and_other_content_is_uploaded_again(url, s3, tm
     assert place.files.info(place._at(name)) == written
 
 
-def test_kserve_is_told_where_the_files_lie_in_the_bucket(s3, signed, tmp_path):
+@pytest.mark.parametrize("kind", ["s3", "gs", "abfs"])
+def test_kserve_is_told_where_the_files_lie_in_the_bucket(kind, empty_place, signed, tmp_path):
     folder, _, public = signed
-    place = publishing.ObjectStore("s3://kserve/x")
-    place.files.mkdir("kserve")
+    place = publishing.ObjectStore(empty_place(kind))
     done = accel(
         "release", "publish", folder / "1", "--to", f"kserve:{tmp_path},{place.url}", "--key", public, "--json"
     )
@@ -350,7 +349,8 @@ def test_kserve_is_told_where_the_files_lie_in_the_bucket(s3, signed, tmp_path):
     for model in "ab":
         _, service = yaml.safe_load_all((tmp_path / f"1/here/{model}.yaml").read_text())
         uri = service["spec"]["predictor"]["model"]["storageUri"]
-        there = {path.partition(f"here/{model}/")[2] for path in place.files.find(uri)}
+        assert uri.startswith("https://" if kind == "abfs" else f"{kind}://")
+        there = set(place.files_below(uri.removeprefix(f"{place.address}/")))
         own = folder / "1/repositories/here" / model
         assert there == {p.relative_to(own).as_posix() for p in own.rglob("*") if p.is_file()}
 

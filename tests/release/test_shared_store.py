@@ -1,4 +1,4 @@
-"""Builds that share an object store: a real S3 server over HTTP, and a local folder for each machine."""
+"""Builds that share an object store: real servers over HTTP, most of it S3, and a local folder for each machine."""
 
 import json
 import shutil
@@ -16,12 +16,9 @@ from accel.release import building, document, object_store, release_file, shared
 
 
 @pytest.fixture
-def place(s3, tmp_path):
-    """An empty place in S3; all of a test use one client, which takes half a second to make."""
-    bucket = f"b{abs(hash(tmp_path))}"
-    made = object_store.ObjectStore(f"s3://{bucket}/prefix")
-    made.files.mkdir(bucket)
-    return made
+def place(request, empty_place):
+    """An empty place, in S3 unless a test says otherwise; a test uses one client: making it takes half a second."""
+    return object_store.ObjectStore(empty_place(getattr(request, "param", "s3")))
 
 
 def build(place, cache, folder, *, names="a", notices=None, **change):
@@ -63,6 +60,7 @@ def content(folder):
     return {p.relative_to(folder).as_posix(): sha256_file(p) for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.parametrize("place", ["s3", "gs", "abfs"], indirect=True)
 def test_a_machine_with_an_empty_folder_converts_nothing_and_has_the_same_release(s3, place, cache, built, tmp_path):
     build(place, cache, built[0], names="ab")
     second = tmp_path / "second"
