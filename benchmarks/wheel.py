@@ -7,13 +7,15 @@ constraints.txt, or with ``--versions lowest`` the lowest that pyproject.toml al
 too, where it is on the PATH), and does in it what the extra is for: with none, an ONNX file is converted, proved,
 packaged and loaded again without torch; with ``torch`` a module in memory is optimised; with ``tensorflow`` a Keras
 model; with ``zoo`` a model known by name; with ``docs`` the site is built; with ``release`` a release goes to a folder
-and back, with ``s3`` and ``fleet`` to a server for S3; with ``tune``, ``serve``, ``oci`` and ``signing`` their modules
-are used. ``-o docs/benchmarks/wheel.json`` keeps what became of each case, in place of an earlier one of the same.
+and back, with ``s3``, ``gcs``, ``azure`` and ``fleet`` to a server for such buckets; with ``tune``, ``serve``, ``oci``
+and ``signing`` their modules are used. ``-o docs/benchmarks/wheel.json`` keeps what became of each case, in place of an
+earlier one of the same.
 
 A Python that this system lacks is had in another: ``SUITE=trixie benchmarks/clean_system.sh FOLDER COMMAND`` has 3.13.
 """
 
 import argparse
+import contextlib
 import json
 import operator
 import os
@@ -28,15 +30,18 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from accel.release.object_store import ObjectStore
+
 ROOT = Path(__file__).parents[1]
 CHECKS = Path(__file__).parent / "wheel_checks"
 WITH_TORCH = ("torch", "zoo", "cuda")
 EXTRAS = (
     *("base", "torch", "tensorflow", "zoo", "serve", "signing", "cuda", "docs"),
-    *("release", "tune", "s3", "oci", "fleet"),
+    *("release", "tune", "s3", "gcs", "azure", "oci", "fleet"),
 )
-CHECKED_AS = {"cuda": "torch", "fleet": "s3"}
-"""An extra whose packages do on this machine what another one's do."""
+BUCKETS = {"s3": "s3://releases", "fleet": "s3://releases", "gcs": "gs://releases", "azure": "abfs://releases"}
+CHECKED_AS = {"cuda": "torch", **dict.fromkeys(BUCKETS, "bucket")}
+"""Extras whose packages do on this machine what another one's do."""
 
 
 def lowest(extra: str, python: str, keep: list[str], scratch: Path) -> str:
@@ -52,6 +57,22 @@ def lowest(extra: str, python: str, keep: list[str], scratch: Path) -> str:
     command += ["--resolution", "lowest-direct", "--python-version", python, str(ROOT / "pyproject.toml")]
     command += ["--extra", extra] if extra != "base" else []
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def servers(extras: set[str], held: contextlib.ExitStack) -> dict[str, str]:
+    """Start the servers that the extras' buckets are on, and return the variables by which they are reached."""
+    sys.path.append(str(ROOT / "tests" / "release"))
+    import cloud_servers
+
+    found = s3_server() if extras & {"s3", "fleet"} else {}
+    if "gcs" in extras:
+        found |= {"STORAGE_EMULATOR_HOST": held.enter_context(cloud_servers.google()), "NO_GCE_CHECK": "true"}
+    if "azure" in extras:
+        found["AZURE_STORAGE_CONNECTION_STRING"] = held.enter_context(cloud_servers.azure())
+    os.environ |= found
+    for url in {BUCKETS[extra] for extra in extras & {"gcs", "azure"}}:
+        ObjectStore(url).files.mkdir("releases")
+    return found
 
 
 def s3_server() -> dict[str, str]:
@@ -124,6 +145,7 @@ def case(
         "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
         "PREFIX": home.name,
+        "BUCKET": BUCKETS.get(extra, ""),
         **variables,
     }
     work = scratch / f"{home.name}-work"
@@ -168,9 +190,9 @@ def main() -> None:
     parser.add_argument("--keep", action="append", default=[], help="a package that stays as in constraints.txt")
     parser.add_argument("-o", "--out", type=Path)
     asked = parser.parse_args()
-    variables = s3_server() if {"s3", "fleet"} & set(asked.extra or EXTRAS) else {}
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
+        variables = servers(set(asked.extra or EXTRAS), held)
         scratch = Path(folder)
         sources = scratch / "sources"  # setuptools leaves its files beside what it builds
         for name in ("accel", "model_zoo"):
