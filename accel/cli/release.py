@@ -21,7 +21,11 @@ Revoked = Annotated[
     typer.Option(help="Public key that counts no more, whatever it signed, or a list of them  (docs/releases.md)"),
 ]
 Authorities = Annotated[
-    list[Path] | None, typer.Option(help="Certificates (PEM) above the signer's, the root among them")
+    list[Path] | None,
+    typer.Option(help="Certificates (PEM), a root among them: who has one that it vouches for may have signed"),
+]
+Certificates = Annotated[
+    list[Path] | None, typer.Option(help="Its owner's certificate (PEM), then those of the authorities above it")
 ]
 Store = Annotated[
     str,
@@ -110,9 +114,7 @@ def build_release(
 def sign(
     folder: Release,
     key: Annotated[Path, typer.Option(help="Private key (PEM)")],
-    certificate: Annotated[
-        list[Path] | None, typer.Option(help="Its owner's certificate (PEM), then those of the authorities above it")
-    ] = None,
+    certificate: Certificates = None,
     as_json: Json = False,
 ) -> None:
     """Sign a release: from then on it does not change."""
@@ -151,16 +153,14 @@ def verify_release(
 
     if version is not None and name is not None:
         raise UsageError("--version and --as", fix="give one of them")
-    trust, authorities = _trust(key, revoked, authority), authority or ()
+    trust = _trust(key, revoked, authority, asked=False)
     if "://" in release or version is not None or name is not None:
         place = object_store.ObjectStore(release)
-        found = publishing.verify(
-            place, version=version, name=name or "production", key=trust, authorities=authorities, serve=serve, via=via
-        )
+        found = publishing.verify(place, version=version, name=name or "production", key=trust, serve=serve, via=via)
     else:
         path = Path(release)
         with bundle.unpacked(path) if path.is_file() else nullcontext(path) as folder:
-            found = checking.verify(folder, key=trust, authorities=authorities, serve=serve, via=via)
+            found = checking.verify(folder, key=trust, serve=serve, via=via)
     show(found, as_json, "findings", ("severity", "file", "field", "why", "fix"))
     if errors := [f for f in found if f.severity == "error"]:
         raise CheckFailed(f"{release} has {len(errors)} errors", fix="do not use it; take it again, or build it again")
@@ -180,11 +180,7 @@ def import_bundle(
     """Take the release out of a bundle, checked: signature and every hash."""
     from accel.release import bundle
 
-    if not key and not authority:
-        raise UsageError("a bundle is taken by its signature", fix="--key KEY.pub, or --authority ROOT.pem")
-    _print_one(
-        "release", bundle.take(file, out, key=_trust(key, revoked, authority), authorities=authority or ()), as_json
-    )
+    _print_one("release", bundle.take(file, out, key=_trust(key, revoked, authority)), as_json)
 
 
 @release_app.command("diff")
@@ -251,6 +247,7 @@ def prune(
     to: Annotated[str | None, typer.Option("--to", help="Also there: s3://BUCKET/PREFIX, or a folder")] = None,
     key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing")] = False,
     as_json: Json = False,
 ) -> None:
@@ -259,12 +256,10 @@ def prune(
     from accel.release import object_store, release_file, retention
     from accel.report.formats import size
 
-    if to is not None and not key:
-        raise UsageError("--to without --key", fix="give the public key that the pointers there are signed with")
     place = object_store.ObjectStore(to) if to is not None else None
     if _is_remote(store):
         raise UsageError(f"prune removes from folders, not from {store}", fix="see docs/releases.md, An object store")
-    trust = _trust(key, revoked) if place is not None else None
+    trust = _trust(key, revoked, authority) if place is not None else None
     found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=trust, dry_run=dry_run)
     rows = [to_json(f) | {"removed": f.kept is None} for f in found]
     done = "would be removed" if dry_run else "removed"
@@ -277,7 +272,6 @@ def prune(
 
 To = Annotated[str, typer.Option("--to", help="s3://BUCKET/PREFIX, or a folder", show_default=False)]
 As = Annotated[str, typer.Option("--as", help="Name of the pointer, such as production or canary")]
-Public = Annotated[list[Path], typer.Option("--key", help=KEY, show_default=False)]
 Private = Annotated[Path, typer.Option("--sign", help="Private key (PEM) that signs the pointer", show_default=False)]
 Days = Annotated[float, typer.Option(help="Days until the pointer counts no more", min=0.001)]
 
@@ -294,11 +288,18 @@ Places = Annotated[
 
 
 @release_app.command()
-def publish(folder: Release, to: Places, key: Public, revoked: Revoked = None, as_json: Json = False) -> None:
+def publish(
+    folder: Release,
+    to: Places,
+    key: SignedWith = None,
+    revoked: Revoked = None,
+    authority: Authorities = None,
+    as_json: Json = False,
+) -> None:
     """Upload a signed release, in one form or several; what was begun goes on, and what is there never changes."""
     from accel.release import forms
 
-    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=_trust(key, revoked))
+    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=_trust(key, revoked, authority))
     if as_json:
         print_json(done)
     else:
@@ -309,9 +310,11 @@ def publish(folder: Release, to: Places, key: Public, revoked: Revoked = None, a
 def promote(
     version: str,
     to: To,
-    key: Public,
     sign: Private,
+    key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
+    certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
     as_json: Json = False,
@@ -319,16 +322,19 @@ def promote(
     """Let a name stand for a published version from now on."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked)
-    _print_pointer(publishing.promote(place, name, version, key=sign, public=trust, days=days), as_json)
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority)
+    made = publishing.promote(place, name, version, key=sign, public=trust, days=days, certificates=certificate or ())
+    _print_pointer(made, as_json)
 
 
 @release_app.command()
 def rollback(
     to: To,
-    key: Public,
     sign: Private,
+    key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
+    certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
     as_json: Json = False,
@@ -336,15 +342,17 @@ def rollback(
     """Let a name stand for the version before its present one."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked)
-    _print_pointer(publishing.rollback(place, name, key=sign, public=trust, days=days), as_json)
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority)
+    made = publishing.rollback(place, name, key=sign, public=trust, days=days, certificates=certificate or ())
+    _print_pointer(made, as_json)
 
 
 @release_app.command()
 def pull(
     to: To,
-    key: Public,
+    key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
     name: As = "production",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
@@ -352,15 +360,25 @@ def pull(
     """Take the release that a name stands for, checked: pointer, signature and every hash."""
     from accel.release import object_store, publishing
 
-    _print_one("release", publishing.pull(object_store.ObjectStore(to), name, out, key=_trust(key, revoked)), as_json)
+    _print_one(
+        "release",
+        publishing.pull(object_store.ObjectStore(to), name, out, key=_trust(key, revoked, authority)),
+        as_json,
+    )
 
 
 @release_app.command("list")
-def list_published(to: To, key: Public, revoked: Revoked = None, as_json: Json = False) -> None:
+def list_published(
+    to: To,
+    key: SignedWith = None,
+    revoked: Revoked = None,
+    authority: Authorities = None,
+    as_json: Json = False,
+) -> None:
     """List what is published, what each name stands for, and which key signed it."""
     from accel.release import object_store, publishing
 
-    trust = _trust(key, revoked)
+    trust = _trust(key, revoked, authority)
     found = publishing.listed(object_store.ObjectStore(to), trust)
     if as_json:
         print_json(found)
@@ -375,13 +393,20 @@ def list_published(to: To, key: Public, revoked: Revoked = None, as_json: Json =
         )
 
 
-def _trust(key: Sequence[Path] | None, revoked: Sequence[Path] | None, authority: Sequence[Path] | None = None) -> Any:
-    """Return whose signatures count; None where nothing was said of any key."""
+def _trust(
+    key: Sequence[Path] | None, revoked: Sequence[Path] | None, authority: Sequence[Path] | None, *, asked: bool = True
+) -> Any:
+    """Return whose signatures count.
+
+    Args:
+        asked: something must be said of it; else None where nothing was.
+    """
     from accel.core import trust
 
-    if revoked and not key and not authority:
-        raise UsageError("--revoked without --key", fix="give the public keys that count")
-    return trust.read(key or (), revoked or ()) if key or revoked else None
+    if (asked or revoked) and not key and not authority:
+        fix = "--key KEY.pub, or --authority ROOT.pem"
+        raise UsageError("nothing says whose signature counts" + ("; --revoked takes away" if revoked else ""), fix=fix)
+    return trust.read(key or (), revoked or (), authority or ()) if key or authority else None
 
 
 def _is_remote(store: str) -> bool:
