@@ -1,5 +1,6 @@
 """``accel release``: many models, for many targets and machines, as one release."""
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,10 @@ Authorities = Annotated[
     list[Path] | None,
     typer.Option(help="Certificates (PEM), a root among them: who has one that it vouches for may have signed"),
 ]
+Identity = Annotated[
+    str | None, typer.Option(help="Who may have signed by Sigstore: you@example.com, or the URL of a CI workflow")
+]
+Provider = Annotated[str | None, typer.Option(help="Who vouches for --identity: https://accounts.google.com")]
 Certificates = Annotated[
     list[Path] | None, typer.Option(help="Its owner's certificate (PEM), then those of the authorities above it")
 ]
@@ -113,19 +118,43 @@ def build_release(
 @release_app.command()
 def sign(
     folder: Release,
-    key: Annotated[Path, typer.Option(help="Private key (PEM)")],
+    key: Annotated[Path | None, typer.Option(help="Private key (PEM)")] = None,
     certificate: Certificates = None,
+    sigstore: Annotated[
+        bool,
+        typer.Option("--sigstore", help="By Sigstore, without a key: your identity is written into a public log"),
+    ] = False,
+    identity_token: Annotated[
+        str | None,
+        typer.Option(
+            help="OpenID Connect token, with --sigstore  [default: $SIGSTORE_IDENTITY_TOKEN, else a CI job's]"
+        ),
+    ] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="With --sigstore: log in with a browser")] = False,
     as_json: Json = False,
 ) -> None:
     """Sign a release: from then on it does not change."""
     from accel.core import signing
     from accel.release import checking, document
 
+    if (key is None) != sigstore:
+        raise UsageError("what signs is a key or Sigstore", fix="give one of them: --key KEY.pem, or --sigstore")
+    if sigstore and certificate:
+        raise UsageError("--certificate with --sigstore", fix="leave it out: Sigstore makes one")
+    if (identity_token or interactive) and not sigstore:
+        raise UsageError("--identity-token or --interactive without --sigstore", fix="give --sigstore, too")
+    if identity_token and interactive:
+        raise UsageError("--identity-token and --interactive", fix="give one of them")
     document.read(folder)
     wrong = [f for f in checking.verify(folder) if f.severity == "error"]
     if wrong:
         raise CheckFailed(f"{folder} is not signed: {wrong[0].file}: {wrong[0].why}", fix=wrong[0].fix)
-    _print_one("signature", signing.sign(folder, key, certificates=certificate or ()), as_json)
+    if key is not None:
+        made = signing.sign(folder, key, certificates=certificate or ())
+    else:
+        token = identity_token or (None if interactive else os.environ.get("SIGSTORE_IDENTITY_TOKEN"))
+        made = signing.sign_keyless(folder, token, interactive=interactive)
+    _print_one("signature", made, as_json)
 
 
 @release_app.command("verify")
@@ -140,6 +169,8 @@ def verify_release(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     version: Annotated[str | None, typer.Option(help="Of a published place: this release")] = None,
     name: Annotated[
         str | None, typer.Option("--as", help="Of a published place: what this name stands for  [default: production]")
@@ -153,7 +184,7 @@ def verify_release(
 
     if version is not None and name is not None:
         raise UsageError("--version and --as", fix="give one of them")
-    trust = _trust(key, revoked, authority, asked=False)
+    trust = _trust(key, revoked, authority, (identity, identity_provider), asked=False)
     if "://" in release or version is not None or name is not None:
         place = object_store.ObjectStore(release)
         found = publishing.verify(place, version=version, name=name or "production", key=trust, serve=serve, via=via)
@@ -174,13 +205,17 @@ def import_bundle(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
 ) -> None:
     """Take the release out of a bundle, checked: signature and every hash."""
     from accel.release import bundle
 
-    _print_one("release", bundle.take(file, out, key=_trust(key, revoked, authority)), as_json)
+    _print_one(
+        "release", bundle.take(file, out, key=_trust(key, revoked, authority, (identity, identity_provider))), as_json
+    )
 
 
 @release_app.command("diff")
@@ -248,6 +283,8 @@ def prune(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing")] = False,
     as_json: Json = False,
 ) -> None:
@@ -259,7 +296,7 @@ def prune(
     place = object_store.ObjectStore(to) if to is not None else None
     if _is_remote(store):
         raise UsageError(f"prune removes from folders, not from {store}", fix="see docs/releases.md, An object store")
-    trust = _trust(key, revoked, authority) if place is not None else None
+    trust = _trust(key, revoked, authority, (identity, identity_provider)) if place is not None else None
     found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=trust, dry_run=dry_run)
     rows = [to_json(f) | {"removed": f.kept is None} for f in found]
     done = "would be removed" if dry_run else "removed"
@@ -294,12 +331,18 @@ def publish(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     as_json: Json = False,
 ) -> None:
     """Upload a signed release, in one form or several; what was begun goes on, and what is there never changes."""
     from accel.release import forms
 
-    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=_trust(key, revoked, authority))
+    done = forms.publish(
+        folder,
+        [url for text in to for url in text.split(",")],
+        key=_trust(key, revoked, authority, (identity, identity_provider)),
+    )
     if as_json:
         print_json(done)
     else:
@@ -314,6 +357,8 @@ def promote(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
@@ -322,7 +367,7 @@ def promote(
     """Let a name stand for a published version from now on."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority)
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority, (identity, identity_provider))
     made = publishing.promote(place, name, version, key=sign, public=trust, days=days, certificates=certificate or ())
     _print_pointer(made, as_json)
 
@@ -334,6 +379,8 @@ def rollback(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
@@ -342,7 +389,7 @@ def rollback(
     """Let a name stand for the version before its present one."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority)
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority, (identity, identity_provider))
     made = publishing.rollback(place, name, key=sign, public=trust, days=days, certificates=certificate or ())
     _print_pointer(made, as_json)
 
@@ -353,6 +400,8 @@ def pull(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     name: As = "production",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
@@ -362,7 +411,9 @@ def pull(
 
     _print_one(
         "release",
-        publishing.pull(object_store.ObjectStore(to), name, out, key=_trust(key, revoked, authority)),
+        publishing.pull(
+            object_store.ObjectStore(to), name, out, key=_trust(key, revoked, authority, (identity, identity_provider))
+        ),
         as_json,
     )
 
@@ -373,12 +424,14 @@ def list_published(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     as_json: Json = False,
 ) -> None:
     """List what is published, what each name stands for, and which key signed it."""
     from accel.release import object_store, publishing
 
-    trust = _trust(key, revoked, authority)
+    trust = _trust(key, revoked, authority, (identity, identity_provider))
     found = publishing.listed(object_store.ObjectStore(to), trust)
     if as_json:
         print_json(found)
@@ -394,19 +447,30 @@ def list_published(
 
 
 def _trust(
-    key: Sequence[Path] | None, revoked: Sequence[Path] | None, authority: Sequence[Path] | None, *, asked: bool = True
+    key: Sequence[Path] | None,
+    revoked: Sequence[Path] | None,
+    authority: Sequence[Path] | None,
+    keyless: tuple[str | None, str | None],
+    *,
+    asked: bool = True,
 ) -> Any:
     """Return whose signatures count.
 
     Args:
+        keyless: an identity, and who vouches for it.
         asked: something must be said of it; else None where nothing was.
     """
     from accel.core import trust
 
-    if (asked or revoked) and not key and not authority:
-        fix = "--key KEY.pub, or --authority ROOT.pem"
+    identity, provider = keyless
+    if (identity is None) != (provider is None):
+        fix = "give both: an identity is one of its provider, and others may give the same name"
+        raise UsageError("--identity without --identity-provider, or the other way round", fix=fix)
+    identities = {identity: provider} if identity and provider else {}
+    if (asked or revoked) and not key and not authority and not identities:
+        fix = "--key KEY.pub, --authority ROOT.pem, or --identity and --identity-provider"
         raise UsageError("nothing says whose signature counts" + ("; --revoked takes away" if revoked else ""), fix=fix)
-    return trust.read(key or (), revoked or (), authority or ()) if key or authority else None
+    return trust.read(key or (), revoked or (), authority or (), identities) or None
 
 
 def _is_remote(store: str) -> bool:

@@ -4,20 +4,22 @@
     openssl ec -in KEY.pem -pubout -out KEY.pub                         the public key: give it to who builds
 
 With certificates the private key's owner is named by the first, and who checks trusts the authority at the end.
-The signature is a file of its own, by default ``model.sig`` in the folder. Nothing is asked of or sent to a network.
+The signature is a file of its own, by default ``model.sig`` in the folder. Nothing is asked of or sent to a network,
+but to sign by Sigstore: without a key of one's own, by an identity (``you@example.com``) that a provider vouches for.
 
 Source: https://github.com/sigstore/model-transparency, "Model Signing" (signing with keys).
 """
 
 import base64
 import contextlib
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from accel.core import trust
-from accel.core.errors import InputError, UsageError, raised_as
+from accel.core.errors import AccelError, InputError, UnavailableError, UsageError, raised_as
 from accel.core.files import load_json
 from accel.core.trust import CURVES, NO_KEY, NotTrusted, Trust, Trusted, demand, fingerprint_of, public_key, trusting
 
@@ -37,7 +39,44 @@ def sign(folder: Path, private_key: Path, *, signature: Path | None = None, cert
         UnavailableError: model-signing is not installed.
         InputError: the key or a certificate cannot be read, or a link lies in the folder.
     """
-    signer = _signer(private_key, certificates)
+    return _sign(folder, _signer(private_key, certificates), signature)
+
+
+def sign_keyless(folder: Path, token: str | None = None, *, interactive: bool = False) -> Path:
+    """Sign every file of a folder by Sigstore, over the network: the identity stands in a public log from then on.
+
+    Args:
+        token: OpenID Connect token of the identity; None for that of the machine (a CI job's).
+        interactive: where there is none, log in with a browser.
+
+    Raises:
+        UnavailableError: model-signing is not installed, or Sigstore cannot be reached or did not sign.
+        UsageError: there is no token, and it is not interactive.
+        InputError: the token is none or has ended, or a link lies in the folder.
+    """
+    demand()
+    from model_signing import signing
+    from sigstore import oidc
+
+    fix = "get a new one from the provider; it lives for minutes"
+    with raised_as(InputError, (oidc.IdentityError, oidc.ExpiredIdentity, ValueError), "no identity token", fix=fix):
+        token = token or (None if interactive else oidc.detect_credential())
+        if token is not None:
+            oidc.IdentityToken(token)
+    if token is None and not interactive:
+        fix = "--identity-token TOKEN, $SIGSTORE_IDENTITY_TOKEN, a CI job that may ask for one, or --interactive"
+        raise UsageError("nothing says who signs: there is no identity token", fix=fix)
+    fix = "it needs the network (tuf-repo-cdn, fulcio, rekor.sigstore.dev); without one sign with --key KEY.pem"
+    try:
+        return _sign(folder, signing.Config().use_sigstore_signer(identity_token=token), None)
+    except AccelError:
+        raise
+    except Exception as error:  # of five libraries, each with its own
+        said = f"{type(error).__name__}: {error}" + (f" ({error.__cause__})" if error.__cause__ else "")
+        raise UnavailableError(f"Sigstore did not sign {folder}: {said}", fix=fix) from error
+
+
+def _sign(folder: Path, signer: Any, signature: Path | None) -> Path:
     written = signature or folder / SIGNATURE
     with raised_as(
         InputError, (OSError, ValueError), f"{folder} cannot be signed", fix="it must hold plain files only"
@@ -74,15 +113,20 @@ def verify(folder: Path, key: Trusted, *, signature: Path | None = None) -> str:
 
     held = trusting(key)
     found = signature or folder / SIGNATURE
-    if not held.keys and not held.authorities:
+    if not held:
         raise UsageError("nothing says whose signature counts", fix="--key KEY.pub, or --authority ROOT.pem")
     if not found.is_file():
         raise InputError(f"{folder} is not signed: it has no {found.name}", fix="ask its maker for a signed one")
-    by, _ = signed_files(content := found.read_bytes(), held, str(folder))
+    by, files = signed_files(content := found.read_bytes(), held, str(folder))
     wrong = (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidSignature, UnsupportedAlgorithm)
     why = f"{folder} is not what the owner of {held.owners} signed"
     with raised_as(InputError, (*wrong, X509StoreContextError), why, fix="do not use it; ask its maker"):
         config = verifying.Config().set_hashing_config(_hashing())
+        if by in held.identities:  # its own check asks Sigstore, over the network
+            hashed = {d.identifier: d.digest.digest_hex for d in _hashing().hash(folder).resource_descriptors()}
+            if wrong_names := [n for n in sorted(files | hashed) if files.get(n) != hashed.get(n)]:
+                raise ValueError(f"Hash mismatch of {', '.join(wrong_names[:5])}")
+            return by
         _, chain = _signers(load_json(content))
         if chain:
             config.use_certificate_verifier(certificate_chain=held.authorities)
@@ -109,14 +153,55 @@ def signed_files(signature: bytes, key: Trusted, what: str) -> tuple[str, dict[s
     why = f"{what} is not what the owner of {held.owners} signed: {SIGNATURE} is no signature"
     with raised_as(InputError, wrong, why, fix="do not use it; ask its maker"):
         data = load_json(signature)
+        if "certificate" in data["verificationMaterial"]:
+            by, payload = _keyless(signature, held, what)
+            return by, _resources(payload)
         envelope = data["dsseEnvelope"]
         payload = base64.b64decode(envelope["payload"], validate=True)
         text = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
         sign = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
         named, chain = _signers(data)
-        by = _check(text, sign, held, named, chain, what)
-        resources = load_json(payload)["predicate"]["resources"]
-        return by, {str(r["name"]): str(r["digest"]) for r in resources if r["algorithm"] == "sha256"}
+        return _check(text, sign, held, named, chain, what), _resources(payload)
+
+
+def _resources(payload: bytes) -> dict[str, str]:
+    found = load_json(payload)["predicate"]["resources"]
+    return {str(r["name"]): str(r["digest"]) for r in found if r["algorithm"] == "sha256"}
+
+
+def _keyless(signature: bytes, held: Trust, what: str) -> tuple[str, bytes]:
+    """Return which identity made a signature by Sigstore, and what it signed.
+
+    No network: it is held against Sigstore's keys as the installed package (or the cache of its last refresh) has them.
+
+    Raises:
+        NotTrusted: it is no identity's that counts.
+    """
+    demand()
+    from sigstore.errors import Error
+    from sigstore.models import Bundle
+    from sigstore.verify import Verifier, policy
+
+    why, said = (
+        f"{what} is not what the owner of {held.owners} signed",
+        ["it is by Sigstore, and no --identity is given"],
+    )
+    logging.getLogger("sigstore").setLevel(logging.ERROR)  # it warns that it asks no network
+    wrong = (Error, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+    with raised_as(NotTrusted, wrong, why, fix="do not use it; ask its maker"):
+        bundle = Bundle.from_json(signature)
+        verifier = Verifier.production(offline=True)
+        held.check_revoked(fingerprint_of(bundle.signing_certificate.public_key()), what)
+    for identity, provider in held.identities.items():
+        try:
+            kind, payload = verifier.verify_dsse(bundle, policy.Identity(identity=identity, issuer=provider))
+            if kind == PAYLOAD:
+                return identity, payload
+            said.append(f"it signs {kind}")
+        except wrong as error:
+            said.append(str(error))
+    fix = "do not use it; ask its maker. If its identity counts, too: --identity, --identity-provider"
+    raise NotTrusted(f"{why}: {said[-1]}", fix=fix)
 
 
 def _signers(signature: Any) -> tuple[str, list[bytes]]:

@@ -46,20 +46,25 @@ class Trust:
         revoked: fingerprint → what the list says of it; such a key does not count, also where it is among ``keys`` or
             in a certificate.
         authorities: PEM files of certificates, a root among them: who holds one that they vouch for counts.
+        identities: who signs without a key, by Sigstore (you@example.com) → URL of the provider that says so.
     """
 
     keys: Mapping[str, Path] = field(default_factory=dict)
     revoked: Mapping[str, str] = field(default_factory=dict)
     authorities: tuple[Path, ...] = ()
+    identities: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.authorities or self.identities)
 
     @property
     def owners(self) -> str:
-        """The files of the keys and authorities, for messages."""
-        return ", ".join(map(str, (*self.keys.values(), *self.authorities)))
+        """The files of the keys and authorities, and the identities, for messages."""
+        return ", ".join(map(str, (*self.keys.values(), *self.authorities, *self.identities)))
 
     def name(self, key: str) -> str:
         """Return what to call a key in a table: the file that it is in, else how its fingerprint begins."""
-        return str(self.keys[key]) if key in self.keys else key[:16]
+        return str(self.keys[key]) if key in self.keys else key if key in self.identities else key[:16]
 
     def check_revoked(self, key: str, what: str) -> None:
         """Refuse what a revoked key signed.
@@ -85,8 +90,8 @@ class Trust:
         """
         self.check_revoked(key, what)
         if not self.keys:
-            why = f"{what} is not what the owner of {self.owners} signed: the signature holds no certificate"
-            raise NotTrusted(why, fix="give the key that signed it, if it counts: --key KEY.pub", key=key)
+            why = f"{what} is not what the owner of {self.owners} signed: it is by a key, and none is given"
+            raise NotTrusted(why, fix="if that key counts, give its public half: --key KEY.pub", key=key)
         held = {k: path for k, path in self.keys.items() if k not in self.revoked}
         if not held:
             raise NotTrusted(f"{self.owners}: revoked, and no other key is given", fix="--key NEW.pub", key=key)
@@ -112,7 +117,12 @@ def trusting(key: Trusted) -> Trust:
     return key if isinstance(key, Trust) else Trust({fingerprint(key): key})
 
 
-def read(keys: Sequence[Path], revoked: Sequence[Path] = (), authorities: Sequence[Path] = ()) -> Trust:
+def read(
+    keys: Sequence[Path],
+    revoked: Sequence[Path] = (),
+    authorities: Sequence[Path] = (),
+    identities: Mapping[str, str] | None = None,
+) -> Trust:
     """Read whose signatures count.
 
     Args:
@@ -120,6 +130,7 @@ def read(keys: Sequence[Path], revoked: Sequence[Path] = (), authorities: Sequen
         revoked: public keys (PEM) that count no more, or lists of them: each line a fingerprint and what is to be said
             of it, or a whole public key; empty lines and those that begin with # aside.
         authorities: PEM files of certificates above those of the signers, the root among them.
+        identities: of signatures by Sigstore, each with its provider.
 
     Raises:
         UnavailableError: model-signing is not installed.
@@ -136,7 +147,7 @@ def read(keys: Sequence[Path], revoked: Sequence[Path] = (), authorities: Sequen
         gone |= _revoked(path)
     for path in authorities:
         certificates(path)
-    return Trust({fingerprint(path): path for path in reversed(files)}, gone, tuple(authorities))
+    return Trust({fingerprint(path): path for path in reversed(files)}, gone, tuple(authorities), identities or {})
 
 
 def certificates(path: Path) -> Any:
