@@ -178,6 +178,8 @@ def _keyless(signature: bytes, held: Trust, what: str) -> tuple[str, bytes]:
         NotTrusted: it is no identity's that counts.
     """
     demand()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.x509 import InvalidVersion
     from sigstore.errors import Error
     from sigstore.models import Bundle
     from sigstore.verify import Verifier, policy
@@ -187,7 +189,8 @@ def _keyless(signature: bytes, held: Trust, what: str) -> tuple[str, bytes]:
         ["it is by Sigstore, and no --identity is given"],
     )
     logging.getLogger("sigstore").setLevel(logging.ERROR)  # it warns that it asks no network
-    wrong = (Error, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+    damaged = (UnsupportedAlgorithm, InvalidVersion)
+    wrong = (Error, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, *damaged)
     with raised_as(NotTrusted, wrong, why, fix="do not use it; ask its maker"):
         bundle = Bundle.from_json(signature)
         verifier = Verifier.production(offline=True)
@@ -298,7 +301,7 @@ def _certified(chain: Sequence[bytes], held: Trust, what: str) -> Any:
 
     by = ""
     roots = [one for path in held.authorities for one in trust.certificates(path)]
-    wrong = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, crypto.Error)
+    wrong = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion, crypto.Error)
     try:
         own, *above = (x509.load_der_x509_certificate(one) for one in chain)
         by = fingerprint_of(own.public_key())

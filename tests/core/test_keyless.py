@@ -97,6 +97,15 @@ def certificate(folder):
     edit(folder, lambda m, _: m["certificate"].update(rawBytes=flipped(m["certificate"]["rawBytes"], -9)))
 
 
+def curve(folder):
+    edit(folder, lambda m, _: m["certificate"].update(rawBytes=odd(m["certificate"]["rawBytes"])))
+
+
+def odd(text):
+    raw = base64.b64decode(text)
+    return base64.b64encode(raw.replace(bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648cf3d030107"))).decode()
+
+
 def log(folder):
     edit(folder, lambda m, _: m["tlogEntries"][0].update(integratedTime="1760062341"))
 
@@ -109,7 +118,7 @@ def made_up(folder):
     (folder / "model.sig").write_text('{"verificationMaterial": {"certificate": {}}}')
 
 
-@pytest.mark.parametrize("attack", [change, add, remove, payload, signature, certificate, log, no_log, made_up])
+@pytest.mark.parametrize("attack", [change, add, remove, payload, signature, certificate, curve, log, no_log, made_up])
 def test_what_was_changed_since_is_refused(folder, attack):
     attack(folder)
     with pytest.raises(InputError, match="is not what the owner of"):

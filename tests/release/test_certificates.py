@@ -218,6 +218,12 @@ def flip_certificate(data):
     found["rawBytes"] = base64.b64encode(der).decode()
 
 
+def odd_version(data):
+    found = data["verificationMaterial"]["x509CertificateChain"]["certificates"][0]
+    der = base64.b64decode(found["rawBytes"])
+    found["rawBytes"] = base64.b64encode(der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x12", 1)).decode()
+
+
 def no_certificate(data):
     data["verificationMaterial"]["x509CertificateChain"]["certificates"][0]["rawBytes"] = "AAAA"
 
@@ -227,7 +233,8 @@ def odd(data):
 
 
 @pytest.mark.parametrize(
-    "attack", [flip, root_first, own_last, no_signer, no_certificates, flip_certificate, no_certificate, odd]
+    "attack",
+    [flip, root_first, own_last, no_signer, no_certificates, flip_certificate, odd_version, no_certificate, odd],
 )
 def test_a_changed_signature_is_refused_without_the_files_as_with_them(tmp_path, root, team, own, attack):
     folder, vouched = release(tmp_path, "1", own, team, root), trust.read([], [], [root.file])
