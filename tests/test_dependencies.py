@@ -13,6 +13,7 @@ ROOT = Path(accel.__file__).parents[1]
 BROUGHT = {
     "grpc": "tritonclient",
     "cryptography": "model-signing",
+    "sigstore": "model-signing",
     "tokenizers": "transformers",
     "huggingface_hub": "transformers",
     "safetensors": "transformers",

@@ -122,8 +122,9 @@ def build(
     from accel.run import kits
 
     folders = [path.resolve() for path in kits_of_a_model]
-    for folder in folders if require_signature is not None else ():
-        signing.verify(folder, require_signature)
+    if require_signature is not None:
+        for folder in folders:
+            signing.verify(folder, require_signature)
     found = {folder: kits.read(folder) for folder in folders}
     command = shlex.join(["accel", *sys.argv[1:]])
     job = kits.job(found, out=out, threads=threads, timeout_s=timeout, command=command, sandbox=sandbox)

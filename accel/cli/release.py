@@ -1,5 +1,6 @@
 """``accel release``: many models, for many targets and machines, as one release."""
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +22,15 @@ Revoked = Annotated[
     typer.Option(help="Public key that counts no more, whatever it signed, or a list of them  (docs/releases.md)"),
 ]
 Authorities = Annotated[
-    list[Path] | None, typer.Option(help="Certificates (PEM) above the signer's, the root among them")
+    list[Path] | None,
+    typer.Option(help="Certificates (PEM), a root among them: who has one that it vouches for may have signed"),
+]
+Identity = Annotated[
+    str | None, typer.Option(help="Who may have signed by Sigstore: you@example.com, or the URL of a CI workflow")
+]
+Provider = Annotated[str | None, typer.Option(help="Who vouches for --identity: https://accounts.google.com")]
+Certificates = Annotated[
+    list[Path] | None, typer.Option(help="Its owner's certificate (PEM), then those of the authorities above it")
 ]
 Store = Annotated[
     str,
@@ -110,21 +119,43 @@ def build_release(
 @release_app.command()
 def sign(
     folder: Release,
-    key: Annotated[Path, typer.Option(help="Private key (PEM)")],
-    certificate: Annotated[
-        list[Path] | None, typer.Option(help="Its owner's certificate (PEM), then those of the authorities above it")
+    key: Annotated[Path | None, typer.Option(help="Private key (PEM)")] = None,
+    certificate: Certificates = None,
+    sigstore: Annotated[
+        bool,
+        typer.Option("--sigstore", help="By Sigstore, without a key: your identity is written into a public log"),
+    ] = False,
+    identity_token: Annotated[
+        str | None,
+        typer.Option(
+            help="OpenID Connect token, with --sigstore  [default: $SIGSTORE_IDENTITY_TOKEN, else a CI job's]"
+        ),
     ] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="With --sigstore: log in with a browser")] = False,
     as_json: Json = False,
 ) -> None:
     """Sign a release: from then on it does not change."""
     from accel.core import signing
     from accel.release import checking, document
 
+    if (key is None) != sigstore:
+        raise UsageError("what signs is a key or Sigstore", fix="give one of them: --key KEY.pem, or --sigstore")
+    if sigstore and certificate:
+        raise UsageError("--certificate with --sigstore", fix="leave it out: Sigstore makes one")
+    if (identity_token or interactive) and not sigstore:
+        raise UsageError("--identity-token or --interactive without --sigstore", fix="give --sigstore, too")
+    if identity_token and interactive:
+        raise UsageError("--identity-token and --interactive", fix="give one of them")
     document.read(folder)
     wrong = [f for f in checking.verify(folder) if f.severity == "error"]
     if wrong:
         raise CheckFailed(f"{folder} is not signed: {wrong[0].file}: {wrong[0].why}", fix=wrong[0].fix)
-    _print_one("signature", signing.sign(folder, key, certificates=certificate or ()), as_json)
+    if key is not None:
+        made = signing.sign(folder, key, certificates=certificate or ())
+    else:
+        token = identity_token or (None if interactive else os.environ.get("SIGSTORE_IDENTITY_TOKEN"))
+        made = signing.sign_keyless(folder, token, interactive=interactive)
+    _print_one("signature", made, as_json)
 
 
 @release_app.command("verify")
@@ -139,6 +170,8 @@ def verify_release(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     version: Annotated[str | None, typer.Option(help="Of a published place: this release")] = None,
     name: Annotated[
         str | None, typer.Option("--as", help="Of a published place: what this name stands for  [default: production]")
@@ -152,16 +185,14 @@ def verify_release(
 
     if version is not None and name is not None:
         raise UsageError("--version and --as", fix="give one of them")
-    trust, authorities = _trust(key, revoked, authority), authority or ()
+    trust = _trust(key, revoked, authority, (identity, identity_provider), asked=False)
     if "://" in release or version is not None or name is not None:
         place = object_store.ObjectStore(release)
-        found = publishing.verify(
-            place, version=version, name=name or "production", key=trust, authorities=authorities, serve=serve, via=via
-        )
+        found = publishing.verify(place, version=version, name=name or "production", key=trust, serve=serve, via=via)
     else:
         path = Path(release)
         with bundle.unpacked(path) if path.is_file() else nullcontext(path) as folder:
-            found = checking.verify(folder, key=trust, authorities=authorities, serve=serve, via=via)
+            found = checking.verify(folder, key=trust, serve=serve, via=via)
     show(found, as_json, "findings", ("severity", "file", "field", "why", "fix"))
     if errors := [f for f in found if f.severity == "error"]:
         raise CheckFailed(f"{release} has {len(errors)} errors", fix="do not use it; take it again, or build it again")
@@ -175,16 +206,16 @@ def import_bundle(
     key: SignedWith = None,
     revoked: Revoked = None,
     authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
 ) -> None:
     """Take the release out of a bundle, checked: signature and every hash."""
     from accel.release import bundle
 
-    if not key and not authority:
-        raise UsageError("a bundle is taken by its signature", fix="--key KEY.pub, or --authority ROOT.pem")
     _print_one(
-        "release", bundle.take(file, out, key=_trust(key, revoked, authority), authorities=authority or ()), as_json
+        "release", bundle.take(file, out, key=_trust(key, revoked, authority, (identity, identity_provider))), as_json
     )
 
 
@@ -252,6 +283,9 @@ def prune(
     to: Annotated[str | None, typer.Option("--to", help="Also there: s3://BUCKET/PREFIX, or a folder")] = None,
     key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing")] = False,
     as_json: Json = False,
 ) -> None:
@@ -260,12 +294,10 @@ def prune(
     from accel.release import object_store, release_file, retention
     from accel.report.formats import size
 
-    if to is not None and not key:
-        raise UsageError("--to without --key", fix="give the public key that the pointers there are signed with")
     place = object_store.ObjectStore(to) if to is not None else None
     if _is_remote(store):
         raise UsageError(f"prune removes from folders, not from {store}", fix="see docs/releases.md, An object store")
-    trust = _trust(key, revoked) if place is not None else None
+    trust = _trust(key, revoked, authority, (identity, identity_provider)) if place is not None else None
     found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=trust, dry_run=dry_run)
     rows = [to_json(f) | {"removed": f.kept is None} for f in found]
     done = "would be removed" if dry_run else "removed"
@@ -278,7 +310,6 @@ def prune(
 
 To = Annotated[str, typer.Option("--to", help="s3://BUCKET/PREFIX (gs://, abfs://), or a folder", show_default=False)]
 As = Annotated[str, typer.Option("--as", help="Name of the pointer, such as production or canary")]
-Public = Annotated[list[Path], typer.Option("--key", help=KEY, show_default=False)]
 Private = Annotated[Path, typer.Option("--sign", help="Private key (PEM) that signs the pointer", show_default=False)]
 Days = Annotated[float, typer.Option(help="Days until the pointer counts no more", min=0.001)]
 
@@ -294,11 +325,24 @@ Places = Annotated[
 
 
 @release_app.command()
-def publish(folder: Release, to: Places, key: Public, revoked: Revoked = None, as_json: Json = False) -> None:
+def publish(
+    folder: Release,
+    to: Places,
+    key: SignedWith = None,
+    revoked: Revoked = None,
+    authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
+    as_json: Json = False,
+) -> None:
     """Upload a signed release, in one form or several; what was begun goes on, and what is there never changes."""
     from accel.release import forms
 
-    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=_trust(key, revoked))
+    done = forms.publish(
+        folder,
+        [url for text in to for url in text.split(",")],
+        key=_trust(key, revoked, authority, (identity, identity_provider)),
+    )
     if as_json:
         print_json(done)
     else:
@@ -309,9 +353,13 @@ def publish(folder: Release, to: Places, key: Public, revoked: Revoked = None, a
 def promote(
     version: str,
     to: To,
-    key: Public,
     sign: Private,
+    key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
+    certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
     as_json: Json = False,
@@ -319,16 +367,21 @@ def promote(
     """Let a name stand for a published version from now on."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked)
-    _print_pointer(publishing.promote(place, name, version, key=sign, public=trust, days=days), as_json)
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority, (identity, identity_provider))
+    made = publishing.promote(place, name, version, key=sign, public=trust, days=days, certificates=certificate or ())
+    _print_pointer(made, as_json)
 
 
 @release_app.command()
 def rollback(
     to: To,
-    key: Public,
     sign: Private,
+    key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
+    certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
     as_json: Json = False,
@@ -336,15 +389,19 @@ def rollback(
     """Let a name stand for the version before its present one."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked)
-    _print_pointer(publishing.rollback(place, name, key=sign, public=trust, days=days), as_json)
+    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority, (identity, identity_provider))
+    made = publishing.rollback(place, name, key=sign, public=trust, days=days, certificates=certificate or ())
+    _print_pointer(made, as_json)
 
 
 @release_app.command()
 def pull(
     to: To,
-    key: Public,
+    key: SignedWith = None,
     revoked: Revoked = None,
+    authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
     name: As = "production",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
@@ -352,15 +409,29 @@ def pull(
     """Take the release that a name stands for, checked: pointer, signature and every hash."""
     from accel.release import object_store, publishing
 
-    _print_one("release", publishing.pull(object_store.ObjectStore(to), name, out, key=_trust(key, revoked)), as_json)
+    _print_one(
+        "release",
+        publishing.pull(
+            object_store.ObjectStore(to), name, out, key=_trust(key, revoked, authority, (identity, identity_provider))
+        ),
+        as_json,
+    )
 
 
 @release_app.command("list")
-def list_published(to: To, key: Public, revoked: Revoked = None, as_json: Json = False) -> None:
+def list_published(
+    to: To,
+    key: SignedWith = None,
+    revoked: Revoked = None,
+    authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
+    as_json: Json = False,
+) -> None:
     """List what is published, what each name stands for, and which key signed it."""
     from accel.release import object_store, publishing
 
-    trust = _trust(key, revoked)
+    trust = _trust(key, revoked, authority, (identity, identity_provider))
     found = publishing.listed(object_store.ObjectStore(to), trust)
     if as_json:
         print_json(found)
@@ -375,13 +446,31 @@ def list_published(to: To, key: Public, revoked: Revoked = None, as_json: Json =
         )
 
 
-def _trust(key: Sequence[Path] | None, revoked: Sequence[Path] | None, authority: Sequence[Path] | None = None) -> Any:
-    """Return whose signatures count; None where nothing was said of any key."""
+def _trust(
+    key: Sequence[Path] | None,
+    revoked: Sequence[Path] | None,
+    authority: Sequence[Path] | None,
+    keyless: tuple[str | None, str | None],
+    *,
+    asked: bool = True,
+) -> Any:
+    """Return whose signatures count.
+
+    Args:
+        keyless: an identity, and who vouches for it.
+        asked: something must be said of it; else None where nothing was.
+    """
     from accel.core import trust
 
-    if revoked and not key and not authority:
-        raise UsageError("--revoked without --key", fix="give the public keys that count")
-    return trust.read(key or (), revoked or ()) if key or revoked else None
+    identity, provider = keyless
+    if (identity is None) != (provider is None):
+        fix = "give both: an identity is one of its provider, and others may give the same name"
+        raise UsageError("--identity without --identity-provider, or the other way round", fix=fix)
+    identities = {identity: provider} if identity and provider else {}
+    if (asked or revoked) and not key and not authority and not identities:
+        fix = "--key KEY.pub, --authority ROOT.pem, or --identity and --identity-provider"
+        raise UsageError("nothing says whose signature counts" + ("; --revoked takes away" if revoked else ""), fix=fix)
+    return trust.read(key or (), revoked or (), authority or (), identities) or None
 
 
 def _is_remote(store: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whose signatures count: the owners of public keys, of which several may count at once, less those that were revoked.
+"""Whose signatures count: the owners of public keys, and of certificates below an authority, less what was revoked.
 
 A key is replaced by trusting the old and the new one for a while. One that may be known to others is revoked: it counts
 no more, whatever it signed and whenever, since a signature does not prove its time. What is revoked stands above what
@@ -43,20 +43,28 @@ class Trust:
 
     Attributes:
         keys: fingerprint → file of the public key.
-        revoked: fingerprint → what the list says of it; such a key does not count, also where it is among ``keys``.
+        revoked: fingerprint → what the list says of it; such a key does not count, also where it is among ``keys`` or
+            in a certificate.
+        authorities: PEM files of certificates, a root among them: who holds one that they vouch for counts.
+        identities: who signs without a key, by Sigstore (you@example.com) → URL of the provider that says so.
     """
 
     keys: Mapping[str, Path] = field(default_factory=dict)
     revoked: Mapping[str, str] = field(default_factory=dict)
+    authorities: tuple[Path, ...] = ()
+    identities: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.authorities or self.identities)
 
     @property
     def owners(self) -> str:
-        """The files of the keys, for messages."""
-        return ", ".join(map(str, self.keys.values()))
+        """The files of the keys and authorities, and the identities, for messages."""
+        return ", ".join(map(str, (*self.keys.values(), *self.authorities, *self.identities)))
 
     def name(self, key: str) -> str:
         """Return what to call a key in a table: the file that it is in, else how its fingerprint begins."""
-        return str(self.keys[key]) if key in self.keys else key[:16]
+        return str(self.keys[key]) if key in self.keys else key if key in self.identities else key[:16]
 
     def check_revoked(self, key: str, what: str) -> None:
         """Refuse what a revoked key signed.
@@ -81,6 +89,9 @@ class Trust:
             NotTrusted: that key was revoked or is none of these, or all of these were revoked.
         """
         self.check_revoked(key, what)
+        if not self.keys:
+            why = f"{what} is not what the owner of {self.owners} signed: it is by a key, and none is given"
+            raise NotTrusted(why, fix="if that key counts, give its public half: --key KEY.pub", key=key)
         held = {k: path for k, path in self.keys.items() if k not in self.revoked}
         if not held:
             raise NotTrusted(f"{self.owners}: revoked, and no other key is given", fix="--key NEW.pub", key=key)
@@ -106,13 +117,20 @@ def trusting(key: Trusted) -> Trust:
     return key if isinstance(key, Trust) else Trust({fingerprint(key): key})
 
 
-def read(keys: Sequence[Path], revoked: Sequence[Path] = ()) -> Trust:
+def read(
+    keys: Sequence[Path],
+    revoked: Sequence[Path] = (),
+    authorities: Sequence[Path] = (),
+    identities: Mapping[str, str] | None = None,
+) -> Trust:
     """Read whose signatures count.
 
     Args:
         keys: public keys (PEM), or folders with one in each ``.pub`` file.
         revoked: public keys (PEM) that count no more, or lists of them: each line a fingerprint and what is to be said
             of it, or a whole public key; empty lines and those that begin with # aside.
+        authorities: PEM files of certificates above those of the signers, the root among them.
+        identities: of signatures by Sigstore, each with its provider.
 
     Raises:
         UnavailableError: model-signing is not installed.
@@ -127,7 +145,23 @@ def read(keys: Sequence[Path], revoked: Sequence[Path] = ()) -> Trust:
     gone: dict[str, str] = {}
     for path in revoked:
         gone |= _revoked(path)
-    return Trust({fingerprint(path): path for path in reversed(files)}, gone)
+    for path in authorities:
+        certificates(path)
+    return Trust({fingerprint(path): path for path in reversed(files)}, gone, tuple(authorities), identities or {})
+
+
+def certificates(path: Path) -> Any:
+    """Read the certificates of a PEM file, as ``cryptography`` has them.
+
+    Raises:
+        UnavailableError: model-signing is not installed.
+        InputError: it holds none.
+    """
+    demand()
+    from cryptography import x509
+
+    with raised_as(InputError, NO_KEY, f"{path} is no certificate", fix="give a PEM file: -----BEGIN CERTIFICATE-----"):
+        return x509.load_pem_x509_certificates(path.read_bytes())
 
 
 def _revoked(path: Path) -> dict[str, str]:

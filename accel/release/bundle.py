@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from accel.core import signing, temporary
@@ -51,11 +51,11 @@ def unpacked(file: Path) -> Iterator[Path]:
         yield _unpack(file, Path(scratch))
 
 
-def take(file: Path, out: Path, *, key: Trusted | None = None, authorities: Sequence[Path] = ()) -> Path:
+def take(file: Path, out: Path, *, key: Trusted) -> Path:
     """Unpack a bundle into ``out/<version>``, whole and as it was signed, and return that folder.
 
     Args:
-        key / authorities: as ``signing.verify`` takes them.
+        key: whose signature it must have.
 
     Raises:
         InputError: it is no bundle, or not what the owner of the key signed.
@@ -65,14 +65,14 @@ def take(file: Path, out: Path, *, key: Trusted | None = None, authorities: Sequ
         out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=out) as scratch:
         made = _unpack(file, Path(scratch))
-        signing.verify(made, key, authorities=authorities)
+        signing.verify(made, key)
         target = out / read(made).version
         if target.name != made.name:
             raise InputError(f"{file} holds release {target.name} in a folder {made.name}", fix=FIX)
         if (target / FILENAME).is_file():
             if sha256_file(target / FILENAME) != sha256_file(made / FILENAME):
                 raise OutputError(f"{target} is there with other content, which stays", fix="give another -o DIR")
-            signing.verify(target, key, authorities=authorities)
+            signing.verify(target, key)
             return target
         with replacing(target) as new:
             made.rename(new)

@@ -4,7 +4,7 @@ A hash in ``release.json`` finds damage; only the signature finds what somebody 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from accel.core import hardware, signing
@@ -26,21 +26,20 @@ def verify(
     folder: Path,
     *,
     key: Trusted | None = None,
-    authorities: Sequence[Path] = (),
     serve: bool = False,
     via: str | None = None,
 ) -> tuple[Finding, ...]:
     """Check signature, hashes, provenance, and every repository; return what was found, errors first.
 
     Args:
-        key / authorities: what the signature is held against, as ``signing.verify`` takes it; without either it is not.
+        key: whose signature counts; None does not look at it.
         serve: also start a server for each repository that this machine measured, and check its answers.
         via: as ``answers.verify_served``.
 
     Raises:
         UnavailableError: model-signing is not installed, or there is no server to be had.
     """
-    found = list(_signature(folder, key, authorities))
+    found = list(_signature(folder, key))
     try:
         release = read(folder)
     except InputError as error:
@@ -71,14 +70,14 @@ def verify(
     return tuple(sorted(found, key=lambda f: (f.severity, f.file, f.field)))
 
 
-def _signature(folder: Path, key: Trusted | None, authorities: Sequence[Path]) -> Iterator[Finding]:
-    if key is None and not authorities:
+def _signature(folder: Path, key: Trusted | None) -> Iterator[Finding]:
+    if key is None:
         signed = (folder / signing.SIGNATURE).exists()
         why = "its signature was not checked" if signed else "it is not signed"
         yield Finding("warning", signing.SIGNATURE, "", why, "give --key KEY.pub" if signed else "accel release sign")
         return
     try:
-        signing.verify(folder, key, authorities=authorities)
+        signing.verify(folder, key)
     except InputError as error:
         yield Finding("error", signing.SIGNATURE, "", error.message, error.fix or AGAIN)
 

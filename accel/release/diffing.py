@@ -35,6 +35,7 @@ from accel.triton import manifest
 from accel.triton.lint import lint
 from accel.triton.manifest import Manifest
 from accel.triton.reading import read_initial, read_points
+from accel.triton.tune.cost import usd_per_million
 from accel.triton.verify import changes
 
 POINT = "opt"
@@ -179,11 +180,15 @@ def _compare(
         return  # what one takes the other does not
     if [f.sha256 for f in old.manifest.artifact.files] == [f.sha256 for f in new.manifest.artifact.files]:
         yield from (_row(entry, what, ("", ""), "same", "the same bytes") for what in ("answers", *_timed(new)))
+        if "throughput" in _timed(new):
+            yield from _cost(old, new, None, margins)
         return
     here = hardware.detect().id
     if other.hardware != here:
         why = f"it was built for {other.hardware}, and this is {here}"
-        yield from (_row(entry, what, ("", ""), "not comparable", why) for what in ("answers", *_timed(new)))
+        yield from (
+            _row(entry, what, ("", ""), "not comparable", why) for what in ("answers", *_timed(new), *_priced(old, new))
+        )
         return
     yield from _measured(old, new, margins, asked, progress)
 
@@ -249,22 +254,23 @@ def _measured(
             if scenario in _timed(new):
                 plan = MeasurementPlan(scenario, asked.rounds, asked.round_s, warm_s=min(1.0, 3 * asked.round_s))
                 runners = [_runner(name, side, shape, plan, feeds, work) for name, side in (("old", old), ("new", new))]
-                yield from _raced(runners, new, margins, asked, work, progress)
+                yield from _raced(runners, old, new, margins, asked, work, progress)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _raced(
     runners: list[ProcessRunner],
+    old: Side,
     new: Side,
     margins: Mapping[str, float],
     asked: DiffLimits,
     work: Path,
     progress: Progress,
 ) -> Iterator[DiffRow]:
-    """Yield the rows of one session: time and memory, or throughput."""
+    """Yield the rows of one session: time and memory, or throughput and what it costs."""
     scenario = runners[0].plan.scenario
-    whats = [scenario] if scenario == "throughput" else [scenario, "memory"]
+    whats = [scenario, *_priced(old, new)] if scenario == "throughput" else [scenario, "memory"]
     names = tuple((runner.name, POINT) for runner in runners)
     race = Race([Contest(names, frozenset(("old", "new")), asked.rounds)], asked.budget_s)
     found = measure(
@@ -280,12 +286,20 @@ def _raced(
     yield _faster(new.entry, was[0], now[0], margins)
     if "memory" in whats:
         yield _memory(new.entry, was[0], now[0], margins)
+    else:
+        yield from _cost(old, new, (was[0], now[0]), margins)
 
 
 def _timed(new: Side) -> tuple[str, ...]:
     """Return the rows that are measured: throughput where the later release chose by it."""
     more = any(decision.objective == "throughput" for decision in new.entry.decisions)
     return ("latency", "memory", *(["throughput"] if more else []))
+
+
+def _priced(old: Side, new: Side) -> tuple[str, ...]:
+    """Return the row of what is computed with a price: none where there is none, or throughput is not measured."""
+    known = old.entry.usd_per_hour is not None or new.entry.usd_per_hour is not None
+    return ("cost",) if known and "throughput" in _timed(new) else ()
 
 
 def _runner(name: str, side: Side, shape: TimedShape, plan: MeasurementPlan, feeds: Path, work: Path) -> ProcessRunner:
@@ -341,6 +355,48 @@ def _faster(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Ma
     else:
         shown = f"{formats.figures(old.mean_ms)} ms", f"{formats.figures(new.mean_ms)} ms"
     return _row(entry, new.scenario, shown, verdict, told)
+
+
+def _cost(
+    old: Side, new: Side, measured: tuple[Measurement, Measurement] | None, margins: Mapping[str, float]
+) -> Iterator[DiffRow]:
+    """Yield the row of what inferences cost at full load: worse where dearer for certain, and by a margin.
+
+    Args:
+        measured: both at full load; None for the same bytes, which cost as their machine does.
+    """
+    prices = old.entry.usd_per_hour, new.entry.usd_per_hour
+    was, now = prices
+    per_s = [one.throughput_per_s for one in measured] if measured else [None, None]
+    shown = tuple(_usd(price, rate) for price, rate in zip(prices, per_s, strict=True))
+    told = shown[0], shown[1]
+    if was is None and now is None:
+        return
+    if now is None:
+        why = f"the release has no price of {new.entry.hardware}: prices, in its release.yaml"
+        yield _row(new.entry, "cost", told, "not comparable", why)
+    elif was is None:
+        yield _row(new.entry, "cost", told, "new", f"the release before has no price of {old.entry.hardware}")
+    elif old.entry.hardware != new.entry.hardware:  # what it carried there cannot be measured here
+        yield _row(new.entry, "cost", ("", shown[1]), "new", f"the release before was made for {old.entry.hardware}")
+    else:
+        time = ratio_interval(measured[1].rounds_ms, measured[0].rounds_ms) if measured else (1.0, 1.0, 1.0)
+        ratio = (time[0] * now / was, time[1] * now / was, time[2] * now / was)
+        verdict: Verdict = "same"
+        if slower(ratio) and ratio[0] > 1 + margins["cost"]:
+            verdict = "worse"
+        elif ratio[2] < 1 and not equivalent(ratio):
+            verdict = "better"
+        why = f"{ratio[0]:.3f}× [{ratio[1]:.3f}, {ratio[2]:.3f}] the cost, the hour {now / was:.3f}×"
+        yield _row(new.entry, "cost", told, verdict, why if measured else f"the same bytes, the hour {now / was:.3f}×")
+
+
+def _usd(usd_per_hour: float | None, per_s: float | None) -> str:
+    if usd_per_hour is None:
+        return "—"
+    if per_s is None:
+        return f"{formats.figures(usd_per_hour)} USD an hour"
+    return f"{formats.figures(usd_per_million(usd_per_hour, per_s))} USD per million"
 
 
 def _memory(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Mapping[str, float]) -> DiffRow:

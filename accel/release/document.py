@@ -59,6 +59,7 @@ class ReleaseEntry:
         hardware: id of the machine that built, proved and measured it.
         run: the run's ``run.json`` in the release.
         repository: root of the chosen variant's model repository in the release.
+        usd_per_hour: what the model bears of the price of that machine; None where the release file has none.
     """
 
     model: str
@@ -72,6 +73,7 @@ class ReleaseEntry:
     repository: str | None = None
     decisions: tuple[Decision, ...] = ()
     variants: tuple[Line, ...] = ()
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +111,8 @@ class DiffRow:
     """One thing of one model on one pool, in an earlier release and in this one.
 
     Attributes:
-        what: ``release``, ``contract``, ``accuracy``, ``answers``, ``size``, ``lint``, ``latency``, ``memory`` or
-            ``throughput``.
+        what: ``release``, ``contract``, ``accuracy``, ``answers``, ``size``, ``lint``, ``latency``, ``memory``,
+            ``throughput`` or ``cost``.
         verdict: how this one compares; ``not comparable`` where that could not be found out.
         blocks: whether the release may not ship for it.
         accepted: why it may all the same.

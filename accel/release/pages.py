@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from accel.builders import targets
 from accel.release.document import WORDS, Line, PoolLine, Release, ReleaseEntry
 from accel.report import formats, layout
+from accel.triton.tune.cost import usd_per_million
 
 COLUMNS = (
     *(("model", "text"), ("state", "text"), ("variant", "text"), ("speed-up", ""), ("p50, ms", ""), ("per s", "")),
@@ -22,6 +23,7 @@ class PageRow:
     Attributes:
         best: the chosen variant; None where there is none.
         accuracy: the first figure of its gate, and how it and the least that passes are written.
+        usd_per_million: what a million inferences cost at its best throughput; None where no price is known.
     """
 
     entry: ReleaseEntry
@@ -31,6 +33,7 @@ class PageRow:
     speedup: float | None
     speedup_ci: tuple[float, float] | None
     accuracy: tuple[float | None, str, str] | None
+    usd_per_million: float | None
 
 
 def page(release: Release) -> str:
@@ -86,4 +89,7 @@ def _rows(release: Release, pool: str) -> Iterator[PageRow]:
             decided.speedup if decided else None,
             decided.speedup_ci if decided else None,
             accuracy,
+            usd_per_million(entry.usd_per_hour, best.throughput_per_s)
+            if best and entry.usd_per_hour and best.throughput_per_s
+            else None,
         )

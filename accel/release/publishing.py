@@ -193,8 +193,10 @@ def history(place: ObjectStore, name: str, key: Trusted) -> Iterator[Signed]:
             whole = load_json(place.read(f"pointers/{name}/{file}"))
             text, by = whole["pointer"], str(whole.get("key", ""))
             signature = base64.b64decode(whole["signature"], validate=True)
+            chain = [base64.b64decode(one, validate=True) for one in whole.get("certificates", ())]
+            what = f"{place.url}: pointers/{name}/{file}"
             try:
-                by = signing.check_text(text, signature, held, by=by, what=f"{place.url}: pointers/{name}/{file}")
+                by = signing.check_text(text, signature, held, by=by, chain=chain, what=what)
             except NotTrusted as error:
                 refused = error
             found = from_json(Pointer, load_json(text))
@@ -228,13 +230,23 @@ def pointers(place: ObjectStore, name: str, key: Trusted) -> Iterator[Pointer]:
         yield found.pointer
 
 
-def promote(place: ObjectStore, name: str, version: str, *, key: Path, public: Trusted, days: float = 90.0) -> Pointer:
+def promote(
+    place: ObjectStore,
+    name: str,
+    version: str,
+    *,
+    key: Path,
+    public: Trusted,
+    days: float = 90.0,
+    certificates: Sequence[Path] = (),
+) -> Pointer:
     """Let a name stand for a published version from now on.
 
     Args:
         key: private key that signs the pointer.
         public: whose signatures count; that key's among them.
         days: after which the pointer counts no more; promote the same version again before that.
+        certificates: PEM files of the key's owner's certificate, then of those above it; none for a bare key.
 
     Raises:
         UsageError: the version is not there, or only partly, or the key does not count.
@@ -265,14 +277,17 @@ def promote(place: ObjectStore, name: str, version: str, *, key: Path, public: T
         created=now.isoformat(),
         expires=(now + datetime.timedelta(days=days)).isoformat(),
     )
-    text = json.dumps(to_json(pointer))
+    text, chain = json.dumps(to_json(pointer)), signing.chain_of(certificates)
     signature = signing.sign_text(text, key)
     try:
-        by = signing.check_text(text, signature, public)
+        by = signing.check_text(text, signature, public, chain=chain)
     except NotTrusted as error:
         why = f"{key} is not the private half of a key that counts here: {trusting(public).owners}"
-        raise UsageError(why, fix="--key with its public half, too; a revoked key signs nothing") from error
-    signed = {"pointer": text, "signature": base64.b64encode(signature).decode(), "key": by}
+        fix = "--key with its public half, too, or --certificate OWN.pem below --authority; a revoked key signs nothing"
+        raise UsageError(why, fix=fix) from error
+    signed: dict[str, Any] = {"pointer": text, "signature": base64.b64encode(signature).decode(), "key": by}
+    if chain:
+        signed["certificates"] = [base64.b64encode(one).decode() for one in chain]
     if not place.create(f"pointers/{name}/{pointer.sequence:010d}.json", json.dumps(signed).encode()):
         raise OutputError(f"{name} was moved by somebody else at the same time", fix="accel release list, then decide")
     if REMOVED in place.names(f"releases/{version}"):
@@ -285,7 +300,15 @@ def present(place: ObjectStore) -> list[str]:
     return [v for v in place.names("releases") if REMOVED not in place.names(f"releases/{v}")]
 
 
-def rollback(place: ObjectStore, name: str, *, key: Path, public: Trusted, days: float = 90.0) -> Pointer:
+def rollback(
+    place: ObjectStore,
+    name: str,
+    *,
+    key: Path,
+    public: Trusted,
+    days: float = 90.0,
+    certificates: Sequence[Path] = (),
+) -> Pointer:
     """Let a name stand for the version that it stood for before its present one.
 
     Raises:
@@ -301,7 +324,7 @@ def rollback(place: ObjectStore, name: str, *, key: Path, public: Trusted, days:
     if before is None:
         why = f"{name} has stood for one version at most; pointers of revoked keys do not count"
         raise UsageError(why, fix="accel release promote VERSION")
-    return promote(place, name, before.version, key=key, public=public, days=days)
+    return promote(place, name, before.version, key=key, public=public, days=days, certificates=certificates)
 
 
 def before_present(found: Iterable[Signed]) -> Pointer | None:
@@ -375,7 +398,6 @@ def verify(
     version: str | None = None,
     name: str = "production",
     key: Trusted | None = None,
-    authorities: Sequence[Path] = (),
     serve: bool = False,
     via: str | None = None,
 ) -> tuple[Finding, ...]:
@@ -390,7 +412,10 @@ def verify(
     """
     if version is None:
         if key is None:
-            raise UsageError(f"{name} is followed by its signature", fix="--key KEY.pub, or --version VERSION")
+            raise UsageError(
+                f"{name} is followed by its signature",
+                fix="--key KEY.pub or --authority ROOT.pem, or --version VERSION",
+            )
         pointer = standing(place, name, key)
         version, digest = pointer.version, pointer.digest
     else:
@@ -405,7 +430,7 @@ def verify(
             if not stays_inside(path):
                 raise InputError(f"{place.url}: {base} holds {path!r}, which no release does", fix="do not use it")
             place.download(f"{base}/{path}", folder / path)
-        found = checking.verify(folder, key=key, authorities=authorities, serve=serve, via=via)
+        found = checking.verify(folder, key=key, serve=serve, via=via)
         if (folder / FILENAME).is_file() and sha256_file(folder / FILENAME) != digest:
             why = f"it is not what {version} was published as: {digest}"
             found = (Finding("error", FILENAME, "sha256", why, checking.AGAIN), *found)

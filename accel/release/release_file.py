@@ -17,7 +17,7 @@ import functools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,6 +28,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     create_model,
     field_validator,
     model_validator,
@@ -42,6 +43,7 @@ from accel.exporters.request import SourceRequest
 from accel.exporters.sources import licence_of
 from accel.run import job
 from accel.run.job import AboveZero, Job, Names
+from accel.triton.tune.cost import Price, parse_prices, read_prices
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 OF_THE_RELEASE = {"targets", "out", "device", "command", "model_name"}
@@ -176,6 +178,7 @@ class Margins(Strict):
     size: Annotated[Share, Field(description="Share of the artifact's bytes")] = 0.10
     accuracy_db: Annotated[Share, Field(description="dB of a gate's figure, below 80 dB")] = 1.0
     accuracy: Annotated[Share, Field(description="A task metric's figure")] = 0.01
+    cost: Annotated[Share, Field(description="Share of what a million inferences cost, if certain")] = 0.05
 
 
 class Licences(Strict):
@@ -206,6 +209,31 @@ class Retention(Strict):
     keep_days: Annotated[Share, Field(description="All that are younger")] = 30.0
 
 
+PRICES = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "minProperties": 1,
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "number", "exclusiveMinimum": 0},
+                    {
+                        "type": "object",
+                        "properties": {
+                            name: {"type": "number", "exclusiveMinimum": 0} for name in ("usd_per_hour", "models")
+                        },
+                        "required": ["usd_per_hour"],
+                        "additionalProperties": False,
+                    },
+                ]
+            },
+        },
+    ]
+}
+"""The JSON Schema of a price list: the reader of ``accel tune`` checks it."""
+
+
 class ReleaseFile(Strict):
     """A whole ``release.yaml``."""
 
@@ -219,6 +247,11 @@ class ReleaseFile(Strict):
     margins: Annotated[Margins, Field(description="How much worse than before is still let through")] = Margins()
     licences: Annotated[Licences, Field(description="Which licences of models may be released")] = Licences()
     retention: Annotated[Retention | None, Field(description="What accel release prune keeps")] = None
+    prices: Annotated[
+        Any,
+        WithJsonSchema(PRICES),
+        Field(description="A price list's file, as accel tune takes it, or what it says: HARDWARE_ID: USD per hour"),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -273,13 +306,18 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePlan:
-    """A release file that was read: its version, its pools and models."""
+    """A release file that was read: its version, its pools and models.
+
+    Attributes:
+        prices: hardware id → what a machine of it costs; none where nothing was said.
+    """
 
     version: str
     pools: Mapping[str, MachinePool]
     models: tuple[ModelPlan, ...]
     margins: Margins
     retention: Retention | None
+    prices: Mapping[str, Price] = field(default_factory=dict)
 
 
 def read(path: Path) -> ReleasePlan:
@@ -312,9 +350,17 @@ def read(path: Path) -> ReleasePlan:
             fix = "" if licence else "give its licence, or "
             wrong.append((("models", name, "licence"), f"{refused}: {fix}say why under licences.accept.{name}"))
         models.append(replace(asked, licence=licence, accepted=why if refused else None))
+    prices: dict[str, Price] = {}
+    try:
+        if isinstance(given.prices, str):
+            prices = read_prices(Path(given.prices))
+        elif "prices" in data:
+            prices = parse_prices(given.prices, "prices")
+    except AccelError as error:
+        wrong.append((("prices",), error.message))
     if wrong:
         raise _refuse(path, lines, wrong)
-    return ReleasePlan(given.release, given.pools, tuple(models), given.margins, given.retention)
+    return ReleasePlan(given.release, given.pools, tuple(models), given.margins, given.retention, prices)
 
 
 def schema() -> dict[str, Any]:

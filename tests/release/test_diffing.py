@@ -68,6 +68,16 @@ def describe(root):
     building.write(release, root, {f.path: root / f.path for f in release.files if f.path not in made}, copy=True)
 
 
+def price(root, usd_per_hour, hardware=None, objective="throughput"):
+    """Write what an hour costs into a release, as if its file had said so, and what models are chosen by."""
+    data = json.loads((root / "release.json").read_text())
+    for entry in data["entries"]:
+        entry |= {"usd_per_hour": usd_per_hour} | ({"hardware": hardware} if hardware else {})
+        for decision in entry["decisions"]:
+            decision["objective"] = objective
+    (root / "release.json").write_text(json.dumps(data))
+
+
 def slow_down(graph):
     """Compute much that is then multiplied by zero: the same answers, later."""
     name = graph.output[0].name
@@ -139,11 +149,8 @@ def test_perturbed_weights_are_blocked(pair):
 
 
 def test_a_slower_variant_is_blocked_for_time_and_size(pair):
-    data = json.loads((pair[1] / "release.json").read_text())
-    for entry in data["entries"]:
-        for decision in entry["decisions"]:
-            decision["objective"] = "throughput"
-    (pair[1] / "release.json").write_text(json.dumps(data))
+    for root in pair:
+        price(root, 0.2)
     change_model(pair[1], slow_down)
     done, found = by_command(pair)
     assert done.returncode == 1
@@ -152,7 +159,88 @@ def test_a_slower_variant_is_blocked_for_time_and_size(pair):
     assert "interleaved rounds" in found["throughput"]["reason"]
     assert found["answers"]["verdict"] == "same"
     assert "b:latency on here: worse" in done.stderr
+    assert (found["cost"]["verdict"], found["cost"]["blocks"]) == ("worse", True)
+    assert found["cost"]["before"].endswith("USD per million")
+    assert "b:cost on here: worse" in done.stderr
+    for root in pair:
+        price(root, 0.2, objective="latency")
     assert verdicts(rows((pair[1], pair[0]))[0]) == {"latency": "better", "size": "better"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (0.2, 0.2, "same"),
+        (0.2, 0.209, "same"),
+        (0.2, 0.22, "worse"),
+        (0.2, 0.18, "better"),
+        (None, 0.2, "new"),
+        (0.2, None, "not comparable"),
+        (None, None, None),
+    ],
+)
+def test_a_price_that_changed_counts_also_for_the_same_bytes(pair, before, after, verdict):
+    price(pair[0], before)
+    price(pair[1], after)
+    found, compared = rows(pair)
+    row = found.get(("b", "cost"))
+    assert (row.verdict if row else None) == verdict
+    assert [r.what for r in diffing.blocking(compared) if r.model == "b"] == ["cost"] * (
+        verdict in ("worse", "not comparable")
+    )
+    if verdict in ("worse", "better"):
+        assert (row.before, row.after) == ("0.200 USD an hour", f"{after:.3f} USD an hour")
+
+
+def test_the_price_of_other_hardware_is_not_compared(pair):
+    price(pair[0], 0.1, "another")
+    price(pair[1], 0.2)
+    found, _ = rows(pair)
+    assert (found["b", "cost"].verdict, found["b", "cost"].before) == ("new", "")
+    assert "made for another" in found["b", "cost"].reason
+
+
+def test_a_slower_artifact_is_cheaper_where_the_hour_became_cheaper_by_more(pair):
+    price(pair[0], 0.2)
+    price(pair[1], 0.0002)
+    change_model(pair[1], slow_down)
+    found, _ = rows(pair)
+    assert (found["b", "throughput"].verdict, found["b", "cost"].verdict) == ("worse", "better")
+
+
+def test_cost_is_not_comparable_where_the_old_does_not_run(pair):
+    for root in pair:
+        price(root, 0.2)
+    change_model(pair[0], rename)
+    file = pair[0] / REPOSITORY / "b" / "1" / "model.onnx"
+    file.write_bytes(file.read_bytes()[:-100])
+    describe(pair[0])
+    found, _ = rows(pair)
+    assert found["b", "cost"].verdict == found["b", "throughput"].verdict == "not comparable"
+
+
+def test_cost_is_not_compared_for_a_model_that_is_not_chosen_by_throughput(pair):
+    price(pair[0], 0.2, objective="latency")
+    price(pair[1], 0.4, objective="latency")
+    assert ("b", "cost") not in rows(pair)[0]
+
+
+def test_prices_of_the_release_file_are_recorded_and_shown(built, tmp_path):
+    folder = tmp_path / "work"
+    shutil.copytree(built[0], folder)
+    (entry, *_) = document.read(folder / "store/1").entries
+    assert entry.usd_per_hour is None
+    (folder / "prices.yaml").write_text(f"{entry.hardware}: {{usd_per_hour: 0.5, models: 2}}\nother: 3\n")
+    text = (folder / "release.yaml").read_text()
+    for prices in (str(folder / "prices.yaml"), f"{{{entry.hardware}: {{usd_per_hour: 0.25}}}}"):
+        (folder / "release.yaml").write_text(f"{text}\nprices: {prices}\n")
+        made = building.build(release_file.read(folder / "release.yaml"), folder / "store")
+        assert {e.usd_per_hour for e in made.entries if e.held == "ready"} == {0.25}
+        assert {e.usd_per_hour for e in made.entries if e.hardware is None} <= {None}
+        for page in ("index.html", "report.md"):
+            assert "USD per million" in (folder / "store/1" / page).read_text()
+    for page in ("index.html", "report.md"):
+        assert "USD per million" not in (built[0] / "store/1" / page).read_text()
 
 
 def test_more_memory_is_blocked(pair):

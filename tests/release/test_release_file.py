@@ -136,6 +136,28 @@ def test_the_schema_takes_what_is_read_and_refuses_what_is_not(tmp_path):
             jsonschema.validate({**good, **change}, schema)
 
 
+@pytest.mark.parametrize(
+    "prices",
+    ["{}", "[]", "3", "{a: 0}", "{a: -1}", "{a: {models: 2}}", "{a: {usd_per_hour: 1, x: 2}}", "{a: true}", "null"],
+)
+def test_a_price_that_is_none_is_told_with_its_line_and_refused_by_the_schema(tmp_path, prices):
+    with pytest.raises(InputError, match=r"line \d+: prices: "):
+        release_file.read(write(tmp_path, f"{FILE}\nprices: {prices}\n"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**yaml.safe_load(FILE), "prices": yaml.safe_load(prices)}, release_file.schema())
+
+
+def test_prices_are_read_as_accel_tune_reads_them(tmp_path):
+    (tmp_path / "prices.yaml").write_text("a: 0.5\n")
+    for prices in (f"{tmp_path}/prices.yaml", "{a: 0.5}", "{a: {usd_per_hour: 1, models: 2}}"):
+        plan = release_file.read(write(tmp_path, f"{FILE}\nprices: {prices}\n"))
+        assert plan.prices["a"].of_a_model == 0.5
+        jsonschema.validate({**yaml.safe_load(FILE), "prices": yaml.safe_load(prices)}, release_file.schema())
+    with pytest.raises(InputError, match=r"line \d+: prices: .*missing.yaml"):
+        release_file.read(write(tmp_path, f"{FILE}\nprices: {tmp_path}/missing.yaml\n"))
+    assert release_file.read(write(tmp_path, FILE)).prices == {}
+
+
 def test_which_machine_is_of_a_pool():
     cpu = hardware.Cpu("Xeon", 8, ("avx2", "avx512_vnni"))
     machine = hardware.Hardware(cpu, (), 16 << 30, "Linux")

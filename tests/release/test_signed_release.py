@@ -1,21 +1,16 @@
 """What signs, describes and checks a release: nothing in one changes unseen, by us or by the stock tool."""
 
 import dataclasses
-import datetime
 import json
 import shutil
 import subprocess
 import sys
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from tiny_release import accel
 
-from accel.core import environments, signing, trust
-from accel.core.errors import InputError, OutputError
+from accel.core import environments, signing
+from accel.core.errors import OutputError
 from accel.release import building, checking, document, provenance, release_file
 
 
@@ -183,54 +178,6 @@ def test_a_signed_release_does_not_change(built, signed, tmp_path):
     with pytest.raises(OutputError, match="a signed release does not change"):
         building.build(plan, tmp_path / "store")
     assert not errors(tmp_path / "store" / "1", signed[1])
-
-
-def certificate(subject, issuer, key, by, *, authority):
-    now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-    made = made.serial_number(x509.random_serial_number()).not_valid_before(now)
-    made = made.not_valid_after(now + datetime.timedelta(days=9))
-    made = made.add_extension(x509.BasicConstraints(authority, None), critical=True)
-    usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
-    usage |= {"encipher_only": False, "decipher_only": False, "crl_sign": authority, "key_cert_sign": authority}
-    made = made.add_extension(x509.KeyUsage(digital_signature=not authority, **usage), critical=True)
-    return made.sign(by, hashes.SHA256())
-
-
-def test_certificates_of_an_authority(built, signed, tmp_path):
-    def name(text):
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    def write(path, made):
-        path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-        return path
-
-    root_key, own_key, other_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    root = write(tmp_path / "root.pem", certificate(name("root"), name("root"), root_key, root_key, authority=True))
-    other = write(tmp_path / "other.pem", certificate(name("root"), name("root"), other_key, other_key, authority=True))
-    own = write(tmp_path / "own.pem", certificate(name("us"), name("root"), own_key, root_key, authority=False))
-    plain, pem = serialization.NoEncryption(), serialization.Encoding.PEM
-    key = tmp_path / "key.pem"
-    key.write_bytes(own_key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, plain))
-    folder = tmp_path / "1"
-    shutil.copytree(built[0] / "store" / "1", folder)
-    done = accel("release", "sign", folder, "--key", key, "--certificate", own, "--certificate", root)
-    assert done.returncode == 0, done.stderr
-    assert accel("release", "verify", folder, "--authority", root).returncode == 0
-    for gone, why in ((own_key, "was signed by the key"), (root_key, "is the certificate of a revoked key")):
-        (tmp_path / "revoked").write_text(trust.fingerprint_of(gone.public_key()))
-        held = trust.read([], [tmp_path / "revoked"])
-        (found,) = [f for f in checking.verify(folder, key=held, authorities=[root]) if f.severity == "error"]
-        assert why in found.why
-    done = accel("release", "verify", folder, "--authority", other)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    with pytest.raises(InputError, match="the signature holds no certificate"):  # it is one by a key
-        signing.verify(signed[0], None, authorities=[root])
-    with pytest.raises(InputError, match="its signature is by a certificate"):
-        signing.verify(folder, signed[1])
-    for either in (folder, signed[0]):  # both kinds of signature count
-        assert not [f for f in checking.verify(either, key=signed[1], authorities=[root]) if f.severity == "error"]
 
 
 def test_the_statement_and_the_bill_keep_their_formats(built):

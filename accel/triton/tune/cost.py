@@ -31,6 +31,11 @@ class Price:
     usd_per_hour: float
     models: float = 1.0
 
+    @property
+    def of_a_model(self) -> float:
+        """What a model bears of it, in USD per hour."""
+        return self.usd_per_hour / self.models
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -64,19 +69,35 @@ def read_prices(path: Path) -> dict[str, Price]:
     Raises:
         InputError: it cannot be read, or a price is not a number above 0.
     """
-    found = read_yaml(path, "price list")
+    return parse_prices(read_yaml(path, "price list"), f"price list {path}")
+
+
+def parse_prices(found: Any, what: str) -> dict[str, Price]:
+    """Return the prices of a list that was read.
+
+    Args:
+        what: what it is, for messages.
+
+    Raises:
+        InputError: as ``read_prices``.
+    """
     if not isinstance(found, Mapping) or not found:
-        raise InputError(f"price list {path} has no hardware", fix="write HARDWARE_ID: {usd_per_hour: 0.17}")
-    return {str(name): _price(path, str(name), given) for name, given in found.items()}
+        raise InputError(f"{what} has no hardware", fix="write HARDWARE_ID: {usd_per_hour: 0.17}")
+    return {str(name): _price(what, str(name), given) for name, given in found.items()}
 
 
-def _price(path: Path, name: str, given: Any) -> Price:
+def usd_per_million(usd_per_hour: float, per_s: float) -> float:
+    """Return what a million inferences cost on a machine that is busy all the time."""
+    return usd_per_hour / (3600 * per_s) * 1e6
+
+
+def _price(what: str, name: str, given: Any) -> Price:
     fields = dict(given) if isinstance(given, Mapping) else {"usd_per_hour": given}
     unknown = set(fields) - {"usd_per_hour", "models"}
     numbers = [v for v in fields.values() if isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1e9]
     if unknown or "usd_per_hour" not in fields or len(numbers) != len(fields):
         raise InputError(
-            f"price list {path}: {name} is {given!r}, expected usd_per_hour and models, both above 0",
+            f"{what}: {name} is {given!r}, expected usd_per_hour and models, both above 0",
             fix=f"write {name}: {{usd_per_hour: 0.17, models: 1}}",
         )
     return Price(**{key: float(value) for key, value in fields.items()})
@@ -102,14 +123,14 @@ def cost(
     """
     price = prices.get(hardware)
     machines = math.ceil(rate_per_s * items * (1 + headroom) / per_s - 1e-9) if rate_per_s else None
-    each = price.usd_per_hour / price.models if price else None
+    each = price.of_a_model if price else None
     return Cost(
         hardware,
         configuration,
         per_s,
         60 * per_s / items,
         machines,
-        each / (3600 * per_s) * 1e6 if each is not None else None,
+        usd_per_million(each, per_s) if each is not None else None,
         each * (machines or 1) if each is not None else None,
     )
 
