@@ -20,6 +20,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+KINDS = ("file", "s3", "gs", "abfs")
 FOLDER = os.environ.get("ACCEL_AZURITE") or f"{sys.prefix}/azurite/node_modules/.bin"
 """Where ``make azurite`` puts the program."""
 AZURITE = shutil.which("azurite-blob") or shutil.which("azurite-blob", path=FOLDER)

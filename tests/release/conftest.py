@@ -12,8 +12,6 @@ from tiny_release import accel, write_model, write_release
 
 from accel.release import object_store
 
-KINDS = ("file", "s3", "gs", "abfs")
-
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
@@ -78,7 +76,7 @@ def azure(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def empty_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """Make an empty place of a kind (of ``KINDS``), and its server run; returns the URL, as a user names it."""
+    """Make an empty place of a kind (``cloud_servers.KINDS``), and its server run; returns the URL of it."""
 
     def make(kind: str) -> str:
         if kind == "file":
@@ -89,12 +87,6 @@ def empty_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str
         return f"{kind}://{bucket}/prefix"
 
     return make
-
-
-@pytest.fixture(params=KINDS)
-def any_place(request: pytest.FixtureRequest, empty_place: Callable[[str], str]) -> str:
-    """URL of an empty place, of each kind."""
-    return empty_place(request.param)
 
 
 @pytest.fixture

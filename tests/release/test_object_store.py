@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import fsspec
 import pytest
-from cloud_servers import AZURE_KEY
+from cloud_servers import AZURE_KEY, KINDS
 from s3_server import STALL_S
 from tiny_release import accel
 
@@ -39,9 +39,9 @@ for line in sys.stdin:
 SERVERS = ("s3", "gs", "abfs")
 
 
-@pytest.fixture
-def url(any_place):
-    return any_place
+@pytest.fixture(params=KINDS)
+def url(request, empty_place):
+    return empty_place(request.param)
 
 
 @pytest.fixture

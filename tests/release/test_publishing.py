@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
+from cloud_servers import KINDS
 from tiny_release import accel, write_signed
 from typer.testing import CliRunner
 
@@ -19,11 +20,13 @@ from accel.core.errors import CheckFailed, InputError, OutputError, UsageError
 from accel.core.values import sha256_file
 from accel.release import document, object_store, publishing
 
+CLOUDS = [pytest.param(kind, marks=pytest.mark.campaign) for kind in ("gs", "abfs")]
 
-@pytest.fixture
-def url(any_place):
+
+@pytest.fixture(params=["file", "s3", *CLOUDS])
+def url(request, empty_place):
     """An empty place of each kind, as a user names it."""
-    return any_place
+    return empty_place(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,7 @@ def content(folder):
     return {p.relative_to(folder).as_posix(): sha256_file(p) for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.parametrize("url", KINDS, indirect=True)
 def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
     folder, private, public = signed
     place = publishing.ObjectStore(url)

@@ -46,7 +46,9 @@ def kept(found, where):
     return {f.what: f.kept for f in found if f.where == str(where)}
 
 
-@pytest.mark.parametrize("place", ["file", "s3", "gs", "abfs"], indirect=True)
+@pytest.mark.parametrize(
+    "place", ["file", "s3", *(pytest.param(k, marks=pytest.mark.campaign) for k in ("gs", "abfs"))], indirect=True
+)
 def test_what_a_pointer_or_a_rollback_needs_stays(place, tmp_path):
     place, store, keys = place
     before = content(tmp_path), place.files_below("releases")
