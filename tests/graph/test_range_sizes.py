@@ -25,6 +25,7 @@ def model() -> onnx.ModelProto:
     constants = {
         "kernel": rng.standard_normal((5, 3, 3, 3)).astype(np.float32),
         "scales": np.array([1, 1, 2, 2], np.float32),
+        "zero": np.array([0]),
         "three": np.array([3]),
         "w": rng.standard_normal((2, 8, 5)).astype(np.float32),
         "r": rng.standard_normal((2, 8, 2)).astype(np.float32),
@@ -50,6 +51,10 @@ def model() -> onnx.ModelProto:
         make("ArgMax", ["pooled"], ["first"], axis=1, keepdims=0),
         make("ArgMax", ["pooled"], ["second"], axis=2),
         make("ReduceMean", ["strided", "axis"], ["columns"], keepdims=0),
+        make("ReduceL2", ["strided", "axis"], ["lengths"]),
+        make("ReduceLogSumExp", ["strided", "axis"], ["summed"]),
+        make("Slice", ["lost", "zero", "axis", "three"], ["grid"]),
+        make("GridSample", ["lost", "grid"], ["sampled"]),
         make("Transpose", ["columns"], ["steps"], perm=[2, 0, 1]),
         make("LSTM", ["steps", "w", "r"], ["read"], hidden_size=2, direction="bidirectional"),
         make("ScatterND", ["flat", "where", "values"], ["marked"]),
@@ -95,7 +100,7 @@ def test_sizes_contain_what_runs_observe_and_are_finite(tmp_path: Path) -> None:
             for size, (low, most) in zip(value.shape, dims, strict=True):
                 assert low <= size <= most, (name, value.shape, dims)
     bounded = "strided pooled mean joined best places first second read marked same valid gate whole padded branch"
-    for name in [*bounded.split(), "picked", "spectrum", "again", "half"]:
+    for name in [*bounded.split(), "lengths", "summed", "sampled", "picked", "spectrum", "again", "half"]:
         dims = facts[name].dims
         assert dims is not None
         assert name in ("read", "padded", "picked") or dims[0] == (1, 4)

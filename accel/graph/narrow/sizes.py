@@ -133,6 +133,7 @@ _RULES |= {
     "ConstantOfShape": (lambda call: _listed(call.input(0)), ()),
     "NonZero": (lambda call, x: ((max(len(x), 1), max(len(x), 1)), (0, product(x)[1])), (0,)),
     "GatherElements": (lambda call, index: index, (1,)),
+    "GridSample": (lambda call, x, grid: (*x[:2], *grid[1:-1]), (0, 1)),
     "ScatterND": (lambda call, x: x, (0,)),
 }
 
@@ -257,7 +258,7 @@ def _matmul(call: Call, a: Dims, b: Dims) -> Dims | None:
     return (*batch, a[-2], b[-1]) if batch is not None else None
 
 
-@_rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
+@_rule(*(f"Reduce{what}" for what in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()))
 def _reduce(call: Call, x: Dims) -> Dims | None:
     axes = reduced_axes(call, len(x))
     if axes is None:
