@@ -59,7 +59,10 @@ class AxesLost(StageError):
     """
 
     def __init__(self, request: SourceRequest, error: StageError | None = None) -> None:
-        super().__init__(f"the export does not let the sizes {', '.join(request.fixed)} vary")
+        super().__init__(
+            f"the export does not let the sizes {', '.join(request.fixed)} vary",
+            fix="give each of them one size: the same in --min-shape, --shape and --max-shape (min_shape, … in Python)",
+        )
         self.request, self.error = request, error
 
 
