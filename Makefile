@@ -13,7 +13,7 @@ demo: install
 	$(BIN)/accel env install modelopt
 	HF_HUB_OFFLINE=$${HF_HUB_OFFLINE:-1} $(BIN)/accel convert bert --targets cpu,trt-fp16
 
-test: environments tensorflow plugin schemas azurite
+test: environments tensorflow plugin schemas
 	$(BIN)/python tests/builders/trt_stubs/bindings.py >/dev/null
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS)
 
@@ -88,11 +88,12 @@ $(VENV)/schemas: $(VENV)/installed
 	$(BIN)/python -m pip download --quiet --no-deps --dest $@ kubernetes-validate==1.37.0 kserve==0.21.0
 	touch $@
 
-# Azure's emulator, for tests that are skipped without it: it comes from npm, which not every machine has.
+# Azure's emulator, for tests that are skipped without it: it comes from npm.
 azurite: $(VENV)/azurite
 
 $(VENV)/azurite: $(VENV)/installed
-	if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $@ azurite@3.35.0 && touch $@; fi
+	npm install --silent --no-audit --no-fund --prefix $@ azurite@3.35.0
+	touch $@
 
 environments: install
 	printf '%s\n' triton modelopt perf-analyzer ort-openvino weights | xargs -P $(WORKERS) -I NAME $(BIN)/accel env install NAME

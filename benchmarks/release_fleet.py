@@ -10,6 +10,7 @@ or its ``export`` for all machines.
 ``--tasks`` runs the driver of ``accel release build --ray`` as it is. What a task does is recorded: it waits as long as
 such a phase took with ``--models``, times ``--scale``, and leaves the record that a conversion leaves. Ray's processes
 are used again from task to task, which real conversions are not. Every few minutes a node is killed, and comes again.
+A machine measures one model at a time, so of many CPUs some stand idle once all is prepared: with two, both are busy.
 """
 
 import argparse
@@ -277,10 +278,10 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=0, help="really converted")
     parser.add_argument("--tasks", type=int, default=0)
     parser.add_argument("--recorded", type=Path, help="what --models gave")
-    parser.add_argument("--scale", type=float, default=0.1)
+    parser.add_argument("--scale", type=float, default=0.2)
     parser.add_argument("--pools", type=int, default=5)
-    parser.add_argument("--each", type=int, default=2, help="nodes of a pool")
-    parser.add_argument("--cpus", type=int, default=4, help="of a node, as it says")
+    parser.add_argument("--each", type=int, default=4, help="nodes of a pool")
+    parser.add_argument("--cpus", type=int, default=2, help="of a node, as it says")
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="release-fleet-") as scratch:
