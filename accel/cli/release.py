@@ -1,8 +1,10 @@
 """``accel release``: many models, for many targets and machines, as one release."""
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +34,8 @@ Provider = Annotated[str | None, typer.Option(help="Who vouches for --identity: 
 Certificates = Annotated[
     list[Path] | None, typer.Option(help="Its owner's certificate (PEM), then those of the authorities above it")
 ]
+AskTrust = Callable[..., Any]
+"""Reads whose signatures count from a command's options (``_trust``)."""
 Store = Annotated[
     str,
     typer.Option(
@@ -43,6 +47,49 @@ Cache = Annotated[
     Path | None,
     typer.Option(help="Local folder of a store in a bucket (default: below ~/.cache/accel)", show_default=False),
 ]
+
+
+def _trust(
+    key: SignedWith = None,
+    revoked: Revoked = None,
+    authority: Authorities = None,
+    identity: Identity = None,
+    identity_provider: Provider = None,
+    *,
+    asked: bool = True,
+) -> Any:
+    """Return whose signatures count.
+
+    Args:
+        asked: something must be said of it; else None where nothing was.
+    """
+    from accel.core import trust
+
+    if (identity is None) != (identity_provider is None):
+        fix = "give both: an identity is one of its provider, and others may give the same name"
+        raise UsageError("--identity without --identity-provider, or the other way round", fix=fix)
+    identities = {identity: identity_provider} if identity and identity_provider else {}
+    if (asked or revoked) and not key and not authority and not identities:
+        fix = "--key KEY.pub, --authority ROOT.pem, or --identity and --identity-provider"
+        raise UsageError("nothing says whose signature counts" + ("; --revoked takes away" if revoked else ""), fix=fix)
+    return trust.read(key or (), revoked or (), authority or (), identities) or None
+
+
+def _with_trust(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``_trust`` in the place of its parameter ``trust``, which is what reads them."""
+    *options, _ = Signature.from_callable(_trust, eval_str=True).parameters.values()
+    own = Signature.from_callable(command, eval_str=True).parameters.values()
+    params = [one for p in own for one in (options if p.name == "trust" else [p])]
+
+    @functools.wraps(command)
+    def with_trust(**given: Any) -> None:
+        trust = functools.partial(_trust, **{option.name: given.pop(option.name) for option in options})
+        command(**given, trust=trust)
+
+    with_trust.__signature__ = Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=Parameter.KEYWORD_ONLY) for p in params]
+    )
+    return with_trust
 
 
 @release_app.command()
@@ -159,6 +206,7 @@ def sign(
 
 
 @release_app.command("verify")
+@_with_trust
 def verify_release(
     release: Annotated[
         str,
@@ -167,11 +215,7 @@ def verify_release(
             show_default=False,
         ),
     ],
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    trust: AskTrust,
     version: Annotated[str | None, typer.Option(help="Of a published place: this release")] = None,
     name: Annotated[
         str | None, typer.Option("--as", help="Of a published place: what this name stands for  [default: production]")
@@ -185,14 +229,14 @@ def verify_release(
 
     if version is not None and name is not None:
         raise UsageError("--version and --as", fix="give one of them")
-    trust = _trust(key, revoked, authority, (identity, identity_provider), asked=False)
+    signed = trust(asked=False)
     if "://" in release or version is not None or name is not None:
         place = object_store.ObjectStore(release)
-        found = publishing.verify(place, version=version, name=name or "production", key=trust, serve=serve, via=via)
+        found = publishing.verify(place, version=version, name=name or "production", key=signed, serve=serve, via=via)
     else:
         path = Path(release)
         with bundle.unpacked(path) if path.is_file() else nullcontext(path) as folder:
-            found = checking.verify(folder, key=trust, serve=serve, via=via)
+            found = checking.verify(folder, key=signed, serve=serve, via=via)
     show(found, as_json, "findings", ("severity", "file", "field", "why", "fix"))
     if errors := [f for f in found if f.severity == "error"]:
         raise CheckFailed(f"{release} has {len(errors)} errors", fix="do not use it; take it again, or build it again")
@@ -201,22 +245,17 @@ def verify_release(
 
 
 @release_app.command("import")
+@_with_trust
 def import_bundle(
     file: Annotated[Path, typer.Argument(help="What publish --to bundle:FILE wrote", show_default=False)],
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    trust: AskTrust,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
 ) -> None:
     """Take the release out of a bundle, checked: signature and every hash."""
     from accel.release import bundle
 
-    _print_one(
-        "release", bundle.take(file, out, key=_trust(key, revoked, authority, (identity, identity_provider))), as_json
-    )
+    _print_one("release", bundle.take(file, out, key=trust()), as_json)
 
 
 @release_app.command("diff")
@@ -277,15 +316,13 @@ def write_versions(
 
 
 @release_app.command()
+@_with_trust
 def prune(
     file: ReleaseFile,
     store: Store = "releases",
     to: Annotated[str | None, typer.Option("--to", help="Also there: s3://BUCKET/PREFIX, or a folder")] = None,
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    *,
+    trust: AskTrust,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing")] = False,
     as_json: Json = False,
 ) -> None:
@@ -297,8 +334,8 @@ def prune(
     place = object_store.ObjectStore(to) if to is not None else None
     if _is_remote(store):
         raise UsageError(f"prune removes from folders, not from {store}", fix="see docs/releases.md, An object store")
-    trust = _trust(key, revoked, authority, (identity, identity_provider)) if place is not None else None
-    found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=trust, dry_run=dry_run)
+    signed = trust() if place is not None else None
+    found = retention.prune(release_file.read(file), _store(store, None)[0], place, key=signed, dry_run=dry_run)
     rows = [to_json(f) | {"removed": f.kept is None} for f in found]
     done = "would be removed" if dry_run else "removed"
     shown = rows if as_json else [r | {"size": size(r["bytes"]), "kept": r["kept"] or done} for r in rows]
@@ -325,24 +362,17 @@ Places = Annotated[
 
 
 @release_app.command()
+@_with_trust
 def publish(
     folder: Release,
     to: Places,
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    trust: AskTrust,
     as_json: Json = False,
 ) -> None:
     """Upload a signed release, in one form or several; what was begun goes on, and what is there never changes."""
     from accel.release import forms
 
-    done = forms.publish(
-        folder,
-        [url for text in to for url in text.split(",")],
-        key=_trust(key, revoked, authority, (identity, identity_provider)),
-    )
+    done = forms.publish(folder, [url for text in to for url in text.split(",")], key=trust())
     if as_json:
         print_json(done)
     else:
@@ -350,15 +380,12 @@ def publish(
 
 
 @release_app.command()
+@_with_trust
 def promote(
     version: str,
     to: To,
     sign: Private,
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    trust: AskTrust,
     certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
@@ -367,20 +394,17 @@ def promote(
     """Let a name stand for a published version from now on."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority, (identity, identity_provider))
-    made = publishing.promote(place, name, version, key=sign, public=trust, days=days, certificates=certificate or ())
+    place, certificates = object_store.ObjectStore(to), certificate or ()
+    made = publishing.promote(place, name, version, key=sign, public=trust(), days=days, certificates=certificates)
     _print_pointer(made, as_json)
 
 
 @release_app.command()
+@_with_trust
 def rollback(
     to: To,
     sign: Private,
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    trust: AskTrust,
     certificate: Certificates = None,
     name: As = "production",
     days: Days = 90.0,
@@ -389,19 +413,16 @@ def rollback(
     """Let a name stand for the version before its present one."""
     from accel.release import object_store, publishing
 
-    place, trust = object_store.ObjectStore(to), _trust(key, revoked, authority, (identity, identity_provider))
-    made = publishing.rollback(place, name, key=sign, public=trust, days=days, certificates=certificate or ())
+    place, certificates = object_store.ObjectStore(to), certificate or ()
+    made = publishing.rollback(place, name, key=sign, public=trust(), days=days, certificates=certificates)
     _print_pointer(made, as_json)
 
 
 @release_app.command()
+@_with_trust
 def pull(
     to: To,
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    trust: AskTrust,
     name: As = "production",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
     as_json: Json = False,
@@ -409,34 +430,25 @@ def pull(
     """Take the release that a name stands for, checked: pointer, signature and every hash."""
     from accel.release import object_store, publishing
 
-    _print_one(
-        "release",
-        publishing.pull(
-            object_store.ObjectStore(to), name, out, key=_trust(key, revoked, authority, (identity, identity_provider))
-        ),
-        as_json,
-    )
+    _print_one("release", publishing.pull(object_store.ObjectStore(to), name, out, key=trust()), as_json)
 
 
 @release_app.command("list")
+@_with_trust
 def list_published(
     to: To,
-    key: SignedWith = None,
-    revoked: Revoked = None,
-    authority: Authorities = None,
-    identity: Identity = None,
-    identity_provider: Provider = None,
+    trust: AskTrust,
     as_json: Json = False,
 ) -> None:
     """List what is published, what each name stands for, and which key signed it."""
     from accel.release import object_store, publishing
 
-    trust = _trust(key, revoked, authority, (identity, identity_provider))
-    found = publishing.listed(object_store.ObjectStore(to), trust)
+    signed = trust()
+    found = publishing.listed(object_store.ObjectStore(to), signed)
     if as_json:
         print_json(found)
     for what, rows in found.items() if not as_json else ():
-        shown = [row | {"key": trust.name(row["key"])} for row in rows]
+        shown = [row | {"key": signed.name(row["key"])} for row in rows]
         more = ("names",) if what == "versions" else ("version", "number", "until")
         show(shown, False, what, (what.removesuffix("s"), *more, "key", "refused"))
     if wrong := [f"{row['name']}: {row['refused']}" for row in found["names"] if row["refused"]]:
@@ -444,33 +456,6 @@ def list_published(
         raise CheckFailed(
             f"not every name can be followed:\n  {said}", fix="do not use those; see docs/releases.md, Keys"
         )
-
-
-def _trust(
-    key: Sequence[Path] | None,
-    revoked: Sequence[Path] | None,
-    authority: Sequence[Path] | None,
-    keyless: tuple[str | None, str | None],
-    *,
-    asked: bool = True,
-) -> Any:
-    """Return whose signatures count.
-
-    Args:
-        keyless: an identity, and who vouches for it.
-        asked: something must be said of it; else None where nothing was.
-    """
-    from accel.core import trust
-
-    identity, provider = keyless
-    if (identity is None) != (provider is None):
-        fix = "give both: an identity is one of its provider, and others may give the same name"
-        raise UsageError("--identity without --identity-provider, or the other way round", fix=fix)
-    identities = {identity: provider} if identity and provider else {}
-    if (asked or revoked) and not key and not authority and not identities:
-        fix = "--key KEY.pub, --authority ROOT.pem, or --identity and --identity-provider"
-        raise UsageError("nothing says whose signature counts" + ("; --revoked takes away" if revoked else ""), fix=fix)
-    return trust.read(key or (), revoked or (), authority or (), identities) or None
 
 
 def _is_remote(store: str) -> bool:

@@ -345,16 +345,18 @@ def _faster(entry: ReleaseEntry, old: Measurement, new: Measurement, margins: Ma
     """Return the row of a call's time, or of the calls at full load: worse where longer for certain and by a margin."""
     ratio = ratio_interval(new.rounds_ms, old.rounds_ms)
     told = f"{ratio[0]:.3f}× [{ratio[1]:.3f}, {ratio[2]:.3f}] the time, in {len(new.rounds_ms)} interleaved rounds"
-    verdict: Verdict = "same"
-    if slower(ratio) and ratio[0] > 1 + margins["latency"]:
-        verdict = "worse"
-    elif ratio[2] < 1 and not equivalent(ratio):
-        verdict = "better"
     if new.scenario == "throughput":
         shown = f"{formats.figures(old.throughput_per_s)} per s", f"{formats.figures(new.throughput_per_s)} per s"
     else:
         shown = f"{formats.figures(old.mean_ms)} ms", f"{formats.figures(new.mean_ms)} ms"
-    return _row(entry, new.scenario, shown, verdict, told)
+    return _row(entry, new.scenario, shown, _less_is_better(ratio, margins["latency"]), told)
+
+
+def _less_is_better(ratio: tuple[float, float, float], margin: float) -> Verdict:
+    """Return the verdict on new over old with its interval: worse where more for certain, and by the margin."""
+    if slower(ratio) and ratio[0] > 1 + margin:
+        return "worse"
+    return "better" if ratio[2] < 1 and not equivalent(ratio) else "same"
 
 
 def _cost(
@@ -365,11 +367,9 @@ def _cost(
     Args:
         measured: both at full load; None for the same bytes, which cost as their machine does.
     """
-    prices = old.entry.usd_per_hour, new.entry.usd_per_hour
-    was, now = prices
-    per_s = [one.throughput_per_s for one in measured] if measured else [None, None]
-    shown = tuple(_usd(price, rate) for price, rate in zip(prices, per_s, strict=True))
-    told = shown[0], shown[1]
+    was, now = old.entry.usd_per_hour, new.entry.usd_per_hour
+    rates = (measured[0].throughput_per_s, measured[1].throughput_per_s) if measured else (None, None)
+    told = _usd(was, rates[0]), _usd(now, rates[1])
     if was is None and now is None:
         return
     if now is None:
@@ -378,17 +378,13 @@ def _cost(
     elif was is None:
         yield _row(new.entry, "cost", told, "new", f"the release before has no price of {old.entry.hardware}")
     elif old.entry.hardware != new.entry.hardware:  # what it carried there cannot be measured here
-        yield _row(new.entry, "cost", ("", shown[1]), "new", f"the release before was made for {old.entry.hardware}")
+        yield _row(new.entry, "cost", ("", told[1]), "new", f"the release before was made for {old.entry.hardware}")
     else:
         time = ratio_interval(measured[1].rounds_ms, measured[0].rounds_ms) if measured else (1.0, 1.0, 1.0)
         ratio = (time[0] * now / was, time[1] * now / was, time[2] * now / was)
-        verdict: Verdict = "same"
-        if slower(ratio) and ratio[0] > 1 + margins["cost"]:
-            verdict = "worse"
-        elif ratio[2] < 1 and not equivalent(ratio):
-            verdict = "better"
         why = f"{ratio[0]:.3f}× [{ratio[1]:.3f}, {ratio[2]:.3f}] the cost, the hour {now / was:.3f}×"
-        yield _row(new.entry, "cost", told, verdict, why if measured else f"the same bytes, the hour {now / was:.3f}×")
+        why = why if measured else f"the same bytes, the hour {now / was:.3f}×"
+        yield _row(new.entry, "cost", told, _less_is_better(ratio, margins["cost"]), why)
 
 
 def _usd(usd_per_hour: float | None, per_s: float | None) -> str:

@@ -35,7 +35,7 @@ from accel.release.document import FILENAME
 from accel.release.object_store import ObjectStore
 from accel.release.planning import ConversionRecord, Duties
 from accel.release.release_file import ModelPlan, ReleasePlan
-from accel.run.store import PORTABLE
+from accel.run.store import newest_portable
 
 FORMAT, RUNS, RELEASES = "store/format", "store/runs", "store/releases"
 FETCHING = ".fetching"
@@ -186,13 +186,10 @@ class SharedStore:
             results: dict[str, list[StoredFile]] = {}
             for file in stored.files:
                 root, name, *_ = (*file.path.split("/"), "")
-                if root == ".store" and PORTABLE.fullmatch(name):
+                if root == ".store":
                     results.setdefault(name, []).append(file)
-            newest: dict[str, tuple[int, str]] = {}
-            for name, files in results.items():
-                stage, found = name.rpartition("-")[0], (max(f.mtime_ns for f in files), name)
-                newest[stage] = max(newest.get(stage, found), found)
-            for _, name in newest.values():
+            changed = {name: max(f.mtime_ns for f in files) for name, files in results.items()}
+            for name in newest_portable(changed):
                 places = [self.local / planning.RUNS / of / planning.run_name(asked) / ".store" for of in (machine, id)]
                 if not any((place / name).exists() for place in places):
                     below = f".store/{name}/"

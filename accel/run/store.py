@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,13 +109,12 @@ class Store:
 
         Of each stage and variant the newest result is taken. What the other machine removes meanwhile is not.
         """
-        newest: dict[str, tuple[float, Path]] = {}
+        changed = {}
         for folder in (run_dir / ".store").glob("*"):
             with contextlib.suppress(FileNotFoundError):
-                if PORTABLE.fullmatch(folder.name):
-                    stage, found = folder.name.rpartition("-")[0], (folder.stat().st_mtime, folder)
-                    newest[stage] = max(newest.get(stage, found), found)
-        for _, folder in newest.values():
+                changed[folder.name] = folder.stat().st_mtime_ns
+        for name in newest_portable(changed):
+            folder = run_dir / ".store" / name
             if not (self.root / folder.name).exists():
                 with contextlib.suppress(FileNotFoundError), self.writing(folder.name) as new:
                     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -133,6 +132,20 @@ class Store:
             for folder in folders[KEPT:]:
                 if folder.name not in self.used:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def newest_portable(changed: Mapping[str, int]) -> list[str]:
+    """Return of each stage and variant the newest result that no hardware changes.
+
+    Args:
+        changed: folder of a result → when it was last changed, ns.
+    """
+    newest: dict[str, tuple[int, str]] = {}
+    for name, when in changed.items():
+        if PORTABLE.fullmatch(name):
+            stage = name.rpartition("-")[0]
+            newest[stage] = max(newest.get(stage, (when, name)), (when, name))
+    return [name for _, name in newest.values()]
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
