@@ -19,6 +19,7 @@ Source: Ray 2.60, "Resources" (fractional custom resources), "Fault tolerance" (
 """
 
 import contextlib
+import ctypes
 import os
 import time
 from collections import Counter, deque
@@ -47,6 +48,8 @@ AHEAD = 3.0
 """Tasks of a phase that are handed out for each CPU of a pool: what waits there begins without the driver."""
 CALLS = 1
 """Tasks that a process of Ray's does before it ends: nothing is left for the next model."""
+ARENA_MAX = -8
+"""Parameter of glibc's ``mallopt``: source, <malloc.h>, ``M_ARENA_MAX``."""
 Phase = Literal["export", "prepare", "measure", "give up"]
 
 
@@ -321,6 +324,8 @@ def convert(
 def _connect(plan: ReleasePlan, address: str) -> None:
     import ray
 
+    with contextlib.suppress(AttributeError):  # no glibc
+        ctypes.CDLL(None).mallopt(ARENA_MAX, 1)  # or each of Ray's threads keeps the most that it ever took for a moment
     quiet = {"log_to_driver": False, "logging_level": "error", "include_dashboard": None}
     try:
         ray.init(address=address, **quiet)
