@@ -48,8 +48,6 @@ AHEAD = 3.0
 """Tasks of a phase that are handed out for each CPU of a pool: what waits there begins without the driver."""
 CALLS = 1
 """Tasks that a process of Ray's does before it ends: nothing is left for the next model."""
-ARENA_MAX = -8
-"""Parameter of glibc's ``mallopt``: source, <malloc.h>, ``M_ARENA_MAX``."""
 Phase = Literal["export", "prepare", "measure", "give up"]
 
 
@@ -314,6 +312,7 @@ def convert(
                 for id in cluster.gone():
                     lost.add(id)
                     cluster.drop(id)
+                _give_back()
         if shared is not None:
             shared.pull(plan, duties)
         yield _without(duties, machines, lost)
@@ -321,11 +320,15 @@ def convert(
         ray.shutdown()
 
 
+def _give_back() -> None:
+    """Give the system what was freed: between what stays, Ray's buffers of 256 KiB and more leave holes in the heap."""
+    with contextlib.suppress(AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _connect(plan: ReleasePlan, address: str) -> None:
     import ray
 
-    with contextlib.suppress(AttributeError):  # no glibc
-        ctypes.CDLL(None).mallopt(ARENA_MAX, 1)  # or each of Ray's threads keeps the most that it ever took for a moment
     quiet = {"log_to_driver": False, "logging_level": "error", "include_dashboard": None}
     try:
         ray.init(address=address, **quiet)
