@@ -269,6 +269,9 @@ def convert(
         OutputError: the store cannot be written to.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(
+        "RAY_enable_metrics_collection", "false"
+    )  # the driver would report a row for every name, forever
     try:
         import ray
     except ImportError as error:
