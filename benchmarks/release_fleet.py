@@ -273,7 +273,7 @@ def tasks(count: int, phase_s: dict[str, list[float]], folder: Path, *, pools: i
                     share, tenths = busy_share(ray.timeline(), started, work_left, slots)
                     found[what] |= {"busy": share, "busy_by_tenth": tenths, "busy_from_s": round(started - begin, 1)}
                     found[what]["ray_cpu_s"] = {w: round(_cpu_s(nodes, w), 1) for w in ("gcs_server", "raylet/raylet")}
-            print(found[what] | {"driver_mib": ...}, file=sys.stderr)
+            print(json.dumps(found[what]), file=sys.stderr)  # a run takes half an hour: kept if the rest fails
     return found
 
 

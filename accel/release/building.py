@@ -115,8 +115,9 @@ def _assemble(plan: ReleasePlan, store: Path, duties: Duties) -> Release:
     entries, models, toolchains = [], {}, {}
     for asked in plan.models:
         models[asked.name] = ModelLine(name=asked.name, licence=asked.licence, accepted=asked.accepted)
+        key = planning.asked_key(asked)
         for pool in asked.wanted:
-            found, left = _run_for(plan, asked, pool, store, duties)
+            found, left = _run_for(plan, asked, key, pool, store, duties)
             if isinstance(found, Path):
                 run = document.read(found)
                 models[asked.name] = _model(models[asked.name], run)
@@ -198,7 +199,7 @@ def _described(name: str, given: Path | str) -> FileRef:
 
 
 def _run_for(
-    plan: ReleasePlan, asked: ModelPlan, pool: str, store: Path, duties: Duties
+    plan: ReleasePlan, asked: ModelPlan, key: str | None, pool: str, store: Path, duties: Duties
 ) -> tuple[Path | ReleaseEntry, Path | None]:
     """Return the run directory that a model on a pool is taken from, or the entry that says why there is none.
 
@@ -208,14 +209,13 @@ def _run_for(
     folder = store / planning.RUNS / (maker or duties.driver)
     record = planning.read_record(folder, asked.name)
     if maker is not None and record is not None and record.error is None:
-        key = planning.asked_key(asked)
         if key is not None and record.asked != key:  # the source changed meanwhile, or somebody else wrote there
             why = "its conversion in the store is of another source or of other options"
             return ReleaseEntry(model=asked.name, pool=pool, held="failed", reason=why, fix="build again"), None
         own = folder / record.run
     if lack is None and own is not None:
         return own, None
-    others = planning.elsewhere(store, asked.name, planning.known_as(asked, folder), plan.pools[pool], folder.name)
+    others = planning.elsewhere(store, asked.name, planning.known_as(asked, key, folder), plan.pools[pool], folder.name)
     if lack is not None and others:
         return next(iter(others.values())), own
     if own is not None:

@@ -47,9 +47,9 @@ def convert(
     Raises:
         OutputError: the store cannot be written, or another process converts the model.
     """
-    if is_done(asked, targets, folder, machine, retry=retry):
-        return
     key = planning.asked_key(asked)
+    if is_done(asked, key, targets, folder, machine, retry=retry):
+        return
     remove(folder / f"{asked.name}.json")  # what is half done is of no record
     job = _job(asked, targets, folder)
     _adopt(job, folder)
@@ -94,7 +94,7 @@ def prepare(
         OutputError: as ``convert``.
     """
     job = _job(asked, targets, folder)
-    if job.bench == "none" or is_done(asked, targets, folder, machine, retry=retry):
+    if job.bench == "none" or is_done(asked, planning.asked_key(asked), targets, folder, machine, retry=retry):
         return False
     remove(folder / f"{asked.name}.json")
     _adopt(job, folder)
@@ -197,10 +197,16 @@ def _job(asked: ModelPlan, targets: tuple[Target, ...], folder: Path) -> Job:
     return asked.job(targets, folder / planning.run_name(asked), config=config)
 
 
-def is_done(asked: ModelPlan, targets: tuple[Target, ...], folder: Path, machine: Hardware, *, retry: bool) -> bool:
-    """Say whether there is a record of just this; where that failed and is to be tried again, there is none."""
+def is_done(
+    asked: ModelPlan, key: str | None, targets: tuple[Target, ...], folder: Path, machine: Hardware, *, retry: bool
+) -> bool:
+    """Say whether there is a record of just this; where that failed and is to be tried again, there is none.
+
+    Args:
+        key: ``planning.asked_key`` of the model.
+    """
     record = planning.read_record(folder, asked.name)
-    if record is None or not planning.current(record, planning.asked_key(asked), planning.made_with(targets, machine)):
+    if record is None or not planning.current(record, key, planning.made_with(targets, machine)):
         return False
     return not (retry and (record.error is not None or _failed(document.read(folder / record.run))))
 

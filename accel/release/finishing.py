@@ -74,11 +74,13 @@ def _left(
 ) -> Iterator[tuple[ModelPlan, str | None, dict[str, VariantRecord]]]:
     """Yield each model that was converted, what its runs elsewhere are known by, and the kits that it left by seal."""
     for asked in plan.models:
+        key = planning.asked_key(asked)
         for maker in dict.fromkeys(m for (name, _), m in duties.makers.items() if name == asked.name):
             folder = store / planning.RUNS / maker
             record = planning.read_record(folder, asked.name)
             if record is not None and record.error is None:
-                yield asked, planning.known_as(asked, folder), planning.left_kits(document.read(folder / record.run))
+                run = document.read(folder / record.run)
+                yield asked, planning.known_as(asked, key, folder), planning.left_kits(run)
 
 
 def _check(run_dir: Path, found: VariantRecord, left: VariantRecord) -> None:

@@ -139,10 +139,10 @@ class Cluster:
             while tasks and self._out[machine, phase] < most:
                 self._submit(tasks.popleft())
 
-    def is_done(self, asked: ModelPlan, id: str) -> bool:
-        """Say whether the store has a machine's record of just this."""
+    def is_done(self, asked: ModelPlan, key: str | None, id: str) -> bool:
+        """Say whether the store has a machine's record of just this: a model whose ``asked_key`` is ``key``."""
         folder, machine = self.store / planning.RUNS / id, self.machines[id].hardware
-        return converting.is_done(asked, self.duties.targets(asked, id), folder, machine, retry=self.retry)
+        return converting.is_done(asked, key, self.duties.targets(asked, id), folder, machine, retry=self.retry)
 
     def drop(self, id: str) -> None:
         """Give up what a machine was to do."""
@@ -288,7 +288,8 @@ def convert(
         total = done = 0
         for asked in plan.models:
             makers = dict.fromkeys(m for pool in asked.wanted if (m := duties.makers.get((asked.name, pool))))
-            todo = [id for id in makers if not cluster.is_done(asked, id)]
+            key = planning.asked_key(asked)
+            todo = [id for id in makers if not cluster.is_done(asked, key, id)]
             total += len(makers)
             done += len(makers) - len(todo)
             if todo:

@@ -137,7 +137,8 @@ def wanted_here(asked: ModelPlan, pools: Collection[str]) -> tuple[Target, ...]:
 def asked_key(asked: ModelPlan) -> str | None:
     """Hash what is asked of a model: the content of its source and samples, its options and tuning; None if nobody can.
 
-    Files stand for themselves wherever they lie; the options name them as the release file does.
+    Files stand for themselves wherever they lie; the options name them as the release file does. All of them are read:
+    ask once for a model, not once for each machine.
     """
     try:
         content = files_key(asked.request)
@@ -151,13 +152,14 @@ def left_kits(run: RunDocument) -> dict[str, VariantRecord]:
     return {v.typing.seal: v for v in run.variants if v.typing is not None and v.typing.kit and v.typing.seal}
 
 
-def known_as(asked: ModelPlan, folder: Path) -> str | None:
+def known_as(asked: ModelPlan, key: str | None, folder: Path) -> str | None:
     """Return what tells that another machine's run is of just this: its key, or of a factory the kits that it left.
 
     Args:
+        key: ``asked_key`` of the model.
         folder: of this machine's runs.
     """
-    key, record = asked_key(asked), read_record(folder, asked.name)
+    record = read_record(folder, asked.name)
     if key is not None or record is None or record.error is not None:
         return key
     left = left_kits(document.read(folder / record.run))
@@ -217,7 +219,7 @@ def steps(plan: ReleasePlan, store: Path, machine: Hardware) -> Iterator[Planned
     for asked in plan.models:
         targets, key = wanted_here(asked, here), asked_key(asked)
         record = read_record(store / RUNS / machine.id, asked.name)
-        known = key or known_as(asked, store / RUNS / machine.id)
+        known = known_as(asked, key, store / RUNS / machine.id)
         done = current(record, key, made_with(targets, machine))
         seconds = record.wall_s if record else None
         for pool, wanted in asked.wanted.items():

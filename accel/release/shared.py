@@ -111,7 +111,8 @@ class SharedStore:
             OutputError: the local folder cannot be written.
             UsageError: this machine is of two pools for one device.
         """
-        machine, came, models = hardware.detect(), False, {f"{asked.name}.json": asked for asked in plan.models}
+        machine, came = hardware.detect(), False
+        models = {f"{asked.name}.json": (asked, planning.asked_key(asked)) for asked in plan.models}
         duties = duties or planning.duties_of(plan, machine)
         there = [f"{RUNS}/{id}/{name}" for id in self.place.names(RUNS) for name in self.place.names(f"{RUNS}/{id}")]
         indices = [index for index in there if index.rpartition("/")[2] in models]
@@ -119,15 +120,15 @@ class SharedStore:
             found = dict(zip(indices, pool.map(self._index, indices), strict=True))
         for index, stored in found.items():
             id, name = index.split("/")[-2:]
-            asked, folder = models[name], self.local / planning.RUNS / id
+            (asked, key), folder = models[name], self.local / planning.RUNS / id
             here = planning.read_record(folder, asked.name)
             if stored is None or (record := stored.record) is None or record == here:
                 continue
             if id == machine.id:
                 made = planning.made_with(duties.targets(asked, id), machine)
-                wanted = here is None or planning.current(record, planning.asked_key(asked), made)
+                wanted = here is None or planning.current(record, key, made)
             else:
-                wanted = record.asked == planning.known_as(asked, self.local / planning.RUNS / machine.id)
+                wanted = record.asked == planning.known_as(asked, key, self.local / planning.RUNS / machine.id)
             if wanted and self._fetched(stored, index):
                 self._place_run(stored, folder, asked)
                 came = True
