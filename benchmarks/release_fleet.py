@@ -159,7 +159,9 @@ class Losses(threading.Thread):
 
     def __init__(self, nodes: ray_nodes.Nodes, pools: list[str]) -> None:
         super().__init__(daemon=True)
-        self.nodes, self.pools, self.done, self.lost = nodes, pools, threading.Event(), list[str]()
+        self.nodes, self.pools, self.done = nodes, pools, threading.Event()
+        self.lost: list[tuple[str, float, float]] = []
+        """Pool of a node that was lost, since when and until when, in Unix time."""
         self.start()
 
     def run(self) -> None:
@@ -168,12 +170,13 @@ class Losses(threading.Thread):
             pool = rng.choice(self.pools)
             name = f"{pool} 1"
             self.nodes.kill(name)
-            self.lost.append(name)
+            lost = time.time()
             time.sleep(BACK_S)
             for _ in range(TRIES):  # on a busy machine a node may be too late to join
                 with contextlib.suppress(AssertionError):
                     self.nodes.worker(name, pool, ACCEL_SIMULATE=pool)
                     break
+            self.lost.append((pool, lost, time.time()))
 
     def stop(self) -> None:
         self.done.set()
@@ -195,21 +198,34 @@ class Counted(Progress):
         self.notices.append(text)
 
 
-def busy_share(events: list[dict[str, Any]], begin: float, end: float, slots: int) -> tuple[float, list[float]]:
-    """Return the share of the slots in which a task ran, of the whole time and of each tenth of it.
+def busy_share(
+    events: list[dict[str, Any]], begin: float, slots: dict[str, int], lost: list[tuple[str, float, float]], cpus: int
+) -> tuple[float, list[float]]:
+    """Return the share of the slots in which a task ran: while a pool has work left, and of each tenth of that time.
+
+    A pool has work left until fewer tasks than its slots are: its machines take nothing of another's. The slots of a
+    node that is lost are none until it is back.
 
     Args:
         events: of Ray's timeline: ``ts`` and ``dur`` in microseconds.
-        begin / end: Unix time in seconds.
+        begin: Unix time in seconds at which the first task had ended.
+        slots: of each pool.
+        lost: as ``Losses.lost``; each took ``cpus`` slots.
     """
-    edges = np.linspace(begin, end, 11)
-    taken = np.zeros(10)
+    of = {e["args"]["task_id"]: e["cat"].split()[2][:-1] for e in events if str(e.get("cat")).startswith("task::")}
+    spans: dict[str, list[tuple[float, float]]] = {pool: [] for pool in slots}
     for event in events:
-        if event.get("cat") == "task:execute":
-            first, last = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
-            taken += np.clip(np.minimum(last, edges[1:]) - np.maximum(first, edges[:-1]), 0, None)
-    shares = taken / (np.diff(edges) * slots)
-    return round(float(shares.mean()), 4), [round(float(s), 4) for s in shares]
+        if event.get("cat") == "task:execute" and (pool := of.get(event["args"]["task_id"])) in spans:
+            spans[pool].append((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
+    taken, there = np.zeros(10), np.zeros(10)
+    for pool, found in spans.items():
+        edges = np.linspace(begin, sorted(end for _, end in found)[-slots[pool] - 1], 11)
+        inside = [np.clip(np.minimum(b, edges[1:]) - np.maximum(a, edges[:-1]), 0, None) for a, b in found]
+        gone = [np.clip(np.minimum(b, edges[1:]) - np.maximum(a, edges[:-1]), 0, None) for p, a, b in lost if p == pool]
+        taken += np.sum(inside, axis=0)
+        there += np.diff(edges) * slots[pool] - cpus * np.sum(gone, axis=0)
+    shares = taken / there
+    return round(float(taken.sum() / there.sum()), 4), [round(float(s), 4) for s in shares]
 
 
 def _cpu_s(nodes: ray_nodes.Nodes, words: str) -> float:
@@ -267,10 +283,10 @@ def tasks(count: int, phase_s: dict[str, list[float]], folder: Path, *, pools: i
                     "notices": dict(Counter(n.split(": ", 1)[1] for n in progress.notices)),
                 }
                 if what == "build":
-                    work_left = progress.ended[max(0, len(progress.ended) - slots - 1)]
                     started = progress.ended[0]
                     time.sleep(5)  # the nodes report what they did every second
-                    share, tenths = busy_share(ray.timeline(), started, work_left, slots)
+                    of_pools = dict.fromkeys(names, each * cpus)
+                    share, tenths = busy_share(ray.timeline(), started, of_pools, found[what]["lost"], cpus)
                     found[what] |= {"busy": share, "busy_by_tenth": tenths, "busy_from_s": round(started - begin, 1)}
                     found[what]["ray_cpu_s"] = {w: round(_cpu_s(nodes, w), 1) for w in ("gcs_server", "raylet/raylet")}
             print(json.dumps(found[what]), file=sys.stderr)  # a run takes half an hour: kept if the rest fails
