@@ -212,11 +212,10 @@ def busy_share(
         slots: of each pool.
         lost: as ``Losses.lost``; each took ``cpus`` slots.
     """
-    of = {e["args"]["task_id"]: e["cat"].split()[2][:-1] for e in events if str(e.get("cat")).startswith("task::")}
     spans: dict[str, list[tuple[float, float]]] = {pool: [] for pool in slots}
     for event in events:
-        if event.get("cat") == "task:execute" and (pool := of.get(event["args"]["task_id"])) in spans:
-            spans[pool].append((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
+        if " on " in (name := str(event.get("cat"))):  # task::MODEL on POOL: PHASE
+            spans[name.split()[2][:-1]].append((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
     taken, there = np.zeros(10), np.zeros(10)
     for pool, found in spans.items():
         edges = np.linspace(begin, sorted(end for _, end in found)[-slots[pool] - 1], 11)
