@@ -94,6 +94,8 @@ def campaign(root: Path, *, seconds: float, backends: Path | None, only: list[st
                         text = str(error)
                         refused = any(w in text.lower() for w in REFUSED)
                         late = ending.is_set() and refused
+                        if ending.is_set():  # begun beside the last kind, and lost by the end
+                            seen = counts.setdefault("SIGTERM", Counter())
                         seen["refused at the end" if late else f"lost: {text[:120]}"] += 1
                         if ending.is_set():
                             return

@@ -20,7 +20,7 @@ def test_no_good_request_is_lost_beside_wrong_ones(live: Live, monkeypatch: pyte
     # What is under way over gRPC when SIGTERM comes is lost up to 24.10 (docs/triton.md).
     lost = {kind: count for kind, count in found["good_lost"].items() if kind != "SIGTERM"}
     assert len(lost) == 11
-    assert set(lost.values()) == {0}
+    assert set(lost.values()) == {0}, found["good"]
     assert min(found["good"][kind]["answered"] for kind in lost) > 0
     refused = {k: sum(n for said, n in c.items() if said.startswith("refused")) for k, c in found["wrong"].items()}
     assert all(refused[kind] > 0 for kind in refused if kind != "cut connection")
