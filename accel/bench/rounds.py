@@ -19,7 +19,7 @@ import numpy as np
 
 from accel.bench import machine_noise
 from accel.bench.race import Race
-from accel.core.errors import AccelError, StageError
+from accel.core.errors import AccelError, StageError, WorkerDied
 from accel.core.hardware import available_memory_bytes
 from accel.core.values import Failed, Measurement
 
@@ -235,5 +235,6 @@ def measure(
                 continue
             except StageError as found:
                 error = found
-        results[runner.name] = Failed(stage, error.message, log=str(runner.log) if runner.log.exists() else None)
+        log = str(runner.log) if runner.log.exists() else None
+        results[runner.name] = Failed(stage, error.message, log=log, died=isinstance(error, WorkerDied))
     return results

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from tiny_release import accel, write_model, write_release
 
@@ -151,6 +152,27 @@ def test_a_build_that_kills_its_process_twice_is_failed(tmp_path):
     assert states(release) == {("m", "here"): "failed"}
     assert "SIGKILL" in release.entries[0].reason
     assert count.read_text() == "xx"
+
+
+def test_what_is_killed_while_it_is_timed_is_timed_again(tmp_path):
+    killed = []
+
+    class Deadly(building.Progress):
+        def variant(self, id, doing):
+            if "round" in doing and not killed:
+                for process in psutil.Process().children(recursive=True):
+                    process.send_signal(signal.SIGKILL)
+                    killed.append(process.pid)
+
+    file = write_release(
+        tmp_path, {"a": write_model(tmp_path / "a.onnx")}, pools={"here": {"device": "cpu", "targets": ["ort"]}}
+    )
+    release = building.build(release_file.read(file), tmp_path / "store", Deadly())
+    assert killed
+    assert states(release) == {("a", "here"): "ready"}
+    (variant,) = release.entries[0].variants
+    assert variant.status == "ok"
+    assert variant.p50_ms > 0
 
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path):
