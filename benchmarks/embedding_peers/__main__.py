@@ -34,43 +34,12 @@ import numpy as np
 from accel.bench.stability import ratio_interval
 from accel.core import hardware
 from accel.triton.servers import server
+from benchmarks.children import Child
 from model_zoo import _text
 
-HERE = Path(__file__).parent
+CHILD = Path(__file__).with_name("child.py")
+QUIET = {"INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 ROUNDS = 9
-
-
-class Child:
-    """A library in a process of its own."""
-
-    def __init__(self, python: str, role: str, *given: str) -> None:
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
-        if role == "accel":
-            environment["PYTHONPATH"] = str(HERE.parents[1])
-        self._running = subprocess.Popen(
-            [python, str(HERE / "child.py"), role, *given],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
-        )  # fmt: skip
-        self.version = self._read()["version"]
-
-    def _read(self) -> dict[str, Any]:
-        assert self._running.stdout
-        for line in self._running.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        raise SystemExit(f"{self._running.args} ended with {self._running.wait()}")
-
-    def embed(self, texts: list[str], **more: str) -> dict[str, Any]:
-        """Let it embed, and return its seconds."""
-        assert self._running.stdin
-        self._running.stdin.write(json.dumps({"texts": texts, **more}) + "\n")
-        self._running.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        """End it."""
-        self._running.terminate()
-        self._running.wait()
 
 
 def quality(found: np.ndarray, truth: np.ndarray) -> dict[str, float]:
@@ -107,13 +76,13 @@ def in_process(contenders: dict[str, Child], texts: list[str], rounds: int) -> d
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, child) in enumerate(contenders.items()):
             for _ in range(2):  # every shape is met
-                child.embed(texts, out=f"{folder}/{number}.npy")
+                child.ask(texts=texts, out=f"{folder}/{number}.npy")
             vectors[name] = np.load(f"{folder}/{number}.npy")
     order = list(contenders)
     for number in range(rounds):
         random.Random(number).shuffle(order)
         for name in order:
-            found[name].append(len(texts) / contenders[name].embed(texts)["seconds"])
+            found[name].append(len(texts) / contenders[name].ask(texts=texts)["seconds"])
     truth = vectors["sentence-transformers"]
     made = table(found, [name for name in contenders if name.startswith("accel")])
     for name, own in vectors.items():
@@ -220,7 +189,7 @@ def served(
             port = free.getsockname()[1]
         given = ["v2", "--model-id", str(options.folder), "--served-model-name", "peer", "--engine", options.engine]
         given += ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port), "--no-bettertransformer"]
-        quiet = os.environ | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+        quiet = os.environ | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"} | QUIET
         log = stack.enter_context((scratch / "infinity.log").open("wb"))
         command = [str(Path(options.infinity).with_name("infinity_emb")), *given]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=quiet)
@@ -256,9 +225,9 @@ def main() -> None:
     repositories = [options.run.resolve() / "repositories" / name for name in options.variants.split(",")]
     folder = str(options.folder.resolve())
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
-        reference = Child(options.sentence_transformers, "sentence-transformers", folder)
+        reference = Child(options.sentence_transformers, CHILD, "sentence-transformers", folder)
         stack.callback(reference.close)
-        reference.embed(texts, out=f"{scratch}/truth.npy")
+        reference.ask(texts=texts, out=f"{scratch}/truth.npy")
         truth = np.load(f"{scratch}/truth.npy")
         result: dict[str, Any] = {"hardware": hardware.detect().id, "sentences": len(texts)}
         if options.served:
@@ -267,9 +236,13 @@ def main() -> None:
         else:
             contenders = {"sentence-transformers": reference}
             for engine in filter(None, options.engines.split(",")):
-                contenders[f"infinity {engine}"] = Child(options.infinity, "infinity", folder, engine)
+                contenders[f"infinity {engine}"] = Child(
+                    options.infinity, CHILD, "infinity", folder, engine, quiet=QUIET
+                )
             for repository in repositories:
-                contenders[f"accel {repository.name}"] = Child(sys.executable, "accel", folder, str(repository))
+                contenders[f"accel {repository.name}"] = Child(
+                    sys.executable, CHILD, "accel", folder, repository, of_accel=True
+                )
             for child in contenders.values():
                 stack.callback(child.close)
             result["in_process"] = in_process(contenders, texts, options.rounds)
