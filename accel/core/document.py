@@ -174,7 +174,8 @@ class VariantRecord:
         static: shape suffix of a static build.
         repository / twin: folders relative to the run directory; ``twin`` is the one for the Python backend.
         unserved: name of a repository → why a server did not serve it.
-        died: whether it failed because its process crashed, hung past its limit or was killed.
+        died: whether it failed because its process crashed, hung past its limit or was killed, or a server's that
+            served it.
         unverified_for_release: how its toolchain differs from that of the Triton release it was emitted for.
     """
 

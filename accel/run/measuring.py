@@ -203,6 +203,8 @@ def measure_served(
 ) -> ServerRecord | None:
     """Measure every repository of every variant that passed, each behind a server of its own.
 
+    A session in which a process was killed is held again by the next run.
+
     Returns:
         How the servers were had; None where there is nothing to serve.
 
@@ -225,7 +227,8 @@ def measure_served(
         hardware=hardware.fingerprint,
         code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
     )
-    if (session := kept.get("served", key, MeasuringSession)) is None:
+    session = kept.get("served", key, MeasuringSession)
+    if session is None or any(entry.failed is not None and entry.failed.died for entry in session.entries):
         with kept.writing("served") as folder:
             samples = (
                 timed.steps(described, reference)
@@ -266,7 +269,7 @@ def measure_served(
         owner = owners[entry.id]
         owner.points = (*owner.points, *entry.points)
         if entry.failed is not None:
-            owner.unserved[entry.id] = entry.failed.cause
+            owner.unserved[entry.id] = entry.failed
     return ServerRecord(via=session.via, release=session.release)
 
 

@@ -26,7 +26,7 @@ class VariantState:
         typed: the same file, as the build takes it.
         kit: what finishes the variant elsewhere.
         python_variant: a second repository of the same artifact, which the Python backend serves and batches.
-        unserved: name of a repository → why a server did not serve it.
+        unserved: name of a repository → how a server failed to serve it.
     """
 
     variant: Variant
@@ -42,7 +42,7 @@ class VariantState:
     python_variant: Stage | None = None
     points: tuple[Measurement, ...] = ()
     freshly_measured: bool = False
-    unserved: dict[str, str] = field(default_factory=dict)
+    unserved: dict[str, Failed] = field(default_factory=dict)
 
     @property
     def repositories(self) -> dict[str, Stage]:
@@ -100,7 +100,7 @@ def served_candidates(result: VariantState) -> list[Candidate]:
             repository=f"repositories/{name}",
         )
         if own.status == "ok" and name in result.unserved:
-            own = replace(own, status="failed", reason=result.unserved[name])
+            own = replace(own, status="failed", reason=result.unserved[name].cause)
         found.append(own)
     return found or [replace(candidate(result), measurements=())]
 

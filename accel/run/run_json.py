@@ -274,12 +274,12 @@ def _variant(result: VariantState) -> VariantRecord:
         parity=_verdict(proof) if proof else None,
         repository=folder if repository else None,
         twin=f"{folder}{PYTHON_VARIANT}" if result.python_variant else None,
-        unserved=dict(result.unserved),
+        unserved={name: failed.cause for name, failed in result.unserved.items()},
         unverified_for_release=repository.unverified if repository else (),
         cached=bool(result.built and result.built.cached and not result.freshly_measured),
         measurements=result.points,
         options=result.variant.options,
-        died=isinstance(result.outcome, Failed) and result.outcome.died,
+        died=any(isinstance(o, Failed) and o.died for o in (result.outcome, *result.unserved.values())),
     )
 
 

@@ -6,9 +6,10 @@ answers through the repository's Python-backend variant, and the measurement say
 
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,16 +20,21 @@ from accel.bench.expected import Expected
 from accel.bench.load import Generator, Load, Window, fit_feeds
 from accel.bench.race import LEAST_ROUNDS
 from accel.bench.served import Span, VariantLabels, mark, summarise
-from accel.core.errors import CheckFailed, StageError
+from accel.core.errors import AccelError, CheckFailed, StageError
 from accel.core.feeds import Feed
 from accel.core.values import Measurement
 from accel.run.job import Job
+
+if TYPE_CHECKING:
+    from accel.triton.servers.server import Server
 
 CONCURRENCY = (1, 4, 16)
 """Requests under way at once: one for the latency, more for the throughput that batching and instances give."""
 ROUNDS, ROUND_S, SETTLE_S = 21, 0.5, 0.2
 """How often each load comes round at most, how long its window lasts, and how long it runs before."""
 WARM_S = 0.5
+END_S = 1.0
+"""How long the process of a server that no longer answers may take to end."""
 
 
 @dataclass(slots=True)
@@ -80,7 +86,6 @@ class ServerRunner:
 
     def open(self) -> None:
         """Start the server, check its answers, and warm it up at every load."""
-        from accel.triton import manifest
         from accel.triton.servers.server import lacking, start
 
         if self._has_python_variant and lacking(self._root, via=self._job.via):
@@ -90,8 +95,14 @@ class ServerRunner:
             )
         begin = time.monotonic()
         server = self._open.enter_context(start(self._root, via=self._job.via, log=self.log))
-        self.endpoint = server.endpoint
+        self._server, self.endpoint = server, server.endpoint
         self._load_ms = self._load_ms or (time.monotonic() - begin) * 1e3
+        with self._ended_server_told():
+            self._warm_up(server)
+
+    def _warm_up(self, server: "Server") -> None:
+        from accel.triton import manifest
+
         promised = manifest.read(server.root)
         model = promised.models[0]
         if model in server.python_models:
@@ -115,6 +126,10 @@ class ServerRunner:
 
     def turn(self, points: Collection[str]) -> None:
         """Put each of these loads on the server for one window."""
+        with self._ended_server_told():
+            self._take_turn(points)
+
+    def _take_turn(self, points: Collection[str]) -> None:
         self._last = [n for n in CONCURRENCY if str(n) in points]
         for n in self._last:
             seen = self._seen[n]
@@ -147,6 +162,19 @@ class ServerRunner:
         if errors:
             raise CheckFailed(f"{when}, it answers otherwise than in process: {errors[0].field}: {errors[0].why}")
 
+    @contextlib.contextmanager
+    def _ended_server_told(self) -> Iterator[None]:
+        """Raise in place of an error that comes of the server's end the one that says how it ended."""
+        try:
+            yield
+        except AccelError as error:
+            until = time.monotonic() + (0.0 if isinstance(error, CheckFailed) else END_S)
+            while (alive := self._server.alive()) and time.monotonic() < until:
+                time.sleep(END_S / 20)
+            if alive:
+                raise
+            raise self._server.failure() from error
+
     def discard(self) -> None:
         """Forget the windows of the last turn."""
         for n in self._last:
@@ -165,7 +193,8 @@ class ServerRunner:
 
     def leave(self) -> None:
         """Look at its answers once more, and stop the server: no other session takes it."""
-        self._check_after_load()
+        with self._ended_server_told():
+            self._check_after_load()
         self.close()
 
     def close(self) -> None:

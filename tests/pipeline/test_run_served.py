@@ -3,20 +3,27 @@
 import json
 
 import numpy as np
+import psutil
 import pytest
 from tiny_run import convert
 
 from accel.core.errors import UsageError
+from accel.core.progress import Progress
 from accel.run import serving
 
 
 @pytest.fixture(scope="module")
-def served(factory, tmp_path_factory):
-    out = tmp_path_factory.mktemp("served") / "tiny"
+def short():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("ROUNDS", 2), ("ROUND_S", 0.2), ("WARM_S", 0.1)):
             patch.setattr(serving, name, value)
-        return convert(factory, out, "torch,openvino", bench="both", via="embedded"), out
+        yield
+
+
+@pytest.fixture(scope="module")
+def served(factory, tmp_path_factory, short):
+    out = tmp_path_factory.mktemp("served") / "tiny"
+    return convert(factory, out, "torch,openvino", bench="both", via="embedded"), out
 
 
 def points(document, name):
@@ -87,6 +94,29 @@ def test_the_server_alone_can_decide(served, factory):
     assert all("passes its gate" in d["reason"] or "nothing" in d["reason"] for d in only["decisions"])
     assert all(m["via"] == "triton" for v in only["variants"] for m in v["measurements"])
     assert "as served by Triton" in (out / "report.md").read_text()
+
+
+def test_a_server_that_was_killed_is_measured_by_the_next_run(factory, tmp_path, short):
+    others = psutil.Process().children(recursive=True)
+
+    class Deadly(Progress):
+        killed = ""
+
+        def variant(self, id, doing):
+            if doing == "served, round 2":
+                new = {*psutil.Process().children(recursive=True)}.difference(others)
+                next(p for p in new if p.name() == "tritonserver").kill()
+                self.killed = id
+
+    deadly = Deadly()
+    document = convert(factory, tmp_path / "out", "torch", progress=deadly, bench="triton", via="embedded")
+    assert deadly.killed == "torch@cpu"
+    (variant,) = document["variants"]
+    assert (variant["status"], variant["died"]) == ("ok", True)
+    assert "the server was ended by SIGKILL" in variant["unserved"]["torch@cpu"]
+    (variant,) = convert(factory, tmp_path / "out", "torch", bench="triton", via="embedded")["variants"]
+    assert (variant["unserved"], variant["died"]) == ({}, False)
+    assert sorted(points({"variants": [variant]}, "torch@cpu")) == [1, 4, 16]
 
 
 def test_an_unknown_way_of_measuring_is_refused(factory, tmp_path):

@@ -258,7 +258,10 @@ def _matmul(call: Call, a: Dims, b: Dims) -> Dims | None:
     return (*batch, a[-2], b[-1]) if batch is not None else None
 
 
-@_rule(*(f"Reduce{what}" for what in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()))
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+
+@_rule(*(f"Reduce{what}" for what in _REDUCTIONS))
 def _reduce(call: Call, x: Dims) -> Dims | None:
     axes = reduced_axes(call, len(x))
     if axes is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel.core import temporary
-from accel.core.errors import StageError, UsageError
+from accel.core.errors import StageError, UsageError, WorkerDied
 from accel.core.processes import ProcessGroup, how_it_ended
 
 LOCALHOST = "127.0.0.1"
@@ -54,18 +54,21 @@ class Running:
     begun_s: float
 
     def failure(self) -> StageError:
-        """Return the error of a server that ended, with the lines of its log that say why."""
+        """Return the error of a server that ended, with the lines of its log that say why.
+
+        A ``WorkerDied`` where a signal ended it.
+        """
         code = self.end()
         why = "; ".join(errors(self.printed())) if code < 0 else reasons(self.printed())
         message = f"the server {how_it_ended(code)}"
-        return self.error(f"{message}: {why}" if why else message)
+        return self.error(f"{message}: {why}" if why else message, WorkerDied if code < 0 else StageError)
 
-    def error(self, message: str) -> StageError:
+    def error(self, message: str, kind: type[StageError] = StageError) -> StageError:
         """Return an error that names the log, which is kept where it would go with this process."""
         log = self.log
         if log.is_relative_to(temporary.root()) and log.exists():
             log = Path(shutil.copy(log, Path(tempfile.gettempdir()) / f"{self.name}.log"))
-        return StageError(message, fix=f"read {log}", log=str(log))
+        return kind(message, fix=f"read {log}", log=str(log))
 
     def printed(self) -> str:
         """Return the log."""
