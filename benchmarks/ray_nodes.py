@@ -55,7 +55,7 @@ class Nodes:
         line += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(100 << 20), "--disable-usage-stats"]
         if "--head" in words:
             line += ["--temp-dir", str(self.folder)]
-        for _ in range(4):
+        for _ in range(8):
             told = [word for pair in zip(PORTS, map(str, free_ports(len(PORTS))), strict=True) for word in pair]
             own = os.environ | env | {MARK: self._mark(name)}
             done = subprocess.run(
