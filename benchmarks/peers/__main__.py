@@ -31,6 +31,7 @@ import accel.run  # noqa: F401  hands the zoo in
 from accel.bench.stability import ratio_interval
 from accel.core import hardware
 from accel.core.accuracy import sqnr
+from accel.core.errors import AccelError
 from accel.core.feeds import read_feeds, write_feeds
 from accel.exporters import describe, load
 from accel.exporters.sources import recognise
@@ -43,6 +44,8 @@ SHOWN, JUDGED = 128, 64
 ROUNDS, ROUND_S = 12, 0.5
 THREADS = hardware.cpu_threads()
 LIMIT_S = 1800.0
+Answers = dict[str, dict[str, np.ndarray]]
+"""Feed → output → array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Task:
     samples: Path
     texts: Path
     feeds: Path
-    truth: dict[str, dict[str, np.ndarray]]
+    truth: Answers
     labels: list[Any]
 
 
@@ -150,21 +153,38 @@ def convert(make: Make, python: Path, given: Task, out: Path) -> dict[str, Any]:
     return {"convert_s": time.monotonic() - begin}
 
 
-def quality(given: Task, answers: dict[str, dict[str, np.ndarray]]) -> dict[str, float | None]:
-    """Return SQNR of the first output and the model's task metric, of the same items as the truth's."""
+def results(given: Task, answers: Answers) -> list[np.ndarray]:
+    """Return what is judged of each item: of a sentence encoder the sentence's unit vector, else the first output.
+
+    What leaves pooling to its caller is pooled here: the mean over unmasked tokens, as the model's own files say.
+    """
+    name, feeds, found = given.entry.outputs[0].name, read_feeds(given.feeds), []
+    for number in given.truth:
+        own = answers[number]
+        if given.entry is not minilm.ENTRY:
+            found.append(own.get(name, next(iter(own.values())))[0])
+        elif "sentence_embedding" in own:
+            found.append(own["sentence_embedding"])
+        else:
+            tokens = {"last_hidden_state": next(iter(own.values()))[0]}
+            mask = {"attention_mask": feeds[number]["attention_mask"][0]}
+            found.append(minilm.embeddings([tokens], [mask]))
+    return found
+
+
+def quality(given: Task, answers: Answers) -> dict[str, float | None]:
+    """Return SQNR and the model's task metric, of the same items as the truth's."""
+    truth, other = results(given, given.truth), results(given, answers)
+    flat = [[np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in side] for side in (truth, other)]
+    centre = np.concatenate(flat[0]).mean(axis=0)
+    signal = float(sum(((t - centre) ** 2).sum() for t in flat[0]))
+    noise = float(sum(((o - t) ** 2).sum() for o, t in zip(flat[1], flat[0], strict=True)))
     name = given.entry.outputs[0].name
-    truth = [given.truth[n][name] for n in given.truth]
-    renamed = [{name: found.get(name, next(iter(found.values())))} for n in given.truth if (found := answers[n])]
-    flat = [t.reshape(-1, t.shape[-1]).astype(np.float64) for t in truth]
-    other = [r[name].reshape(-1, r[name].shape[-1]).astype(np.float64) for r in renamed]
-    centre = np.concatenate(flat).mean(axis=0)
-    signal = float(sum(((t - centre) ** 2).sum() for t in flat))
-    noise = float(sum(((o - t) ** 2).sum() for o, t in zip(other, flat, strict=True)))
+    items, right = ([{name: x} for x in side] for side in (other, truth))
+    inputs = [{"attention_mask": np.ones(len(x))} for x in other]  # of vectors: one token each
     assert given.entry.metric is not None
-    items = [{name: r[name][0]} for r in renamed]
-    inputs = [{k: v[0] for k, v in feed.items()} for n, feed in read_feeds(given.feeds).items() if n.isdigit()]
-    labels = given.labels or [{name: t[0]} for t in truth]
-    return {"sqnr_db": sqnr.decibels(signal, noise), "metric": float(given.entry.metric(items, labels, inputs))}
+    found = given.entry.metric(items, given.labels or right, inputs)
+    return {"sqnr_db": sqnr.decibels(signal, noise), "metric": float(found)}
 
 
 def measure(running: dict[str, Child], rounds: int) -> dict[str, Any]:
@@ -210,7 +230,7 @@ def compare(name: str, environments: Path, work: Path, rounds: int) -> dict[str,
                         stack.callback(child.close)
                         child.ask(answers=str(work / "answers.npz"))
                         rows[id] |= quality(given, read_feeds(work / "answers.npz"))
-                    except (RuntimeError, ValueError, KeyError) as error:
+                    except (RuntimeError, ValueError, KeyError, AccelError) as error:
                         rows[id]["failed"] = f"what it made does not run: {error}"
                         continue
                     rows[id] |= {"runtime": child.version, "mib": size_mib(path)}

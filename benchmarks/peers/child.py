@@ -80,10 +80,14 @@ def main() -> None:
     )
     given: dict[str, dict[str, np.ndarray]] = {}
     with np.load(feeds) as stored:
+        every = list(dict.fromkeys(key.partition("/")[2] for key in stored.files))
+        own = {name: name for name in every if not names or name in names}
+        if not own:  # Model Navigator calls them input__0, input__1, … in the order of their names
+            own = dict(zip(sorted(every), sorted(names), strict=True))
         for key in stored.files:
             point, _, name = key.partition("/")
-            if not names or name in names:
-                given.setdefault(point, {})[name] = stored[key]
+            if name in own:
+                given.setdefault(point, {})[own[name]] = stored[key]
     print(json.dumps({"version": told}), flush=True)
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
