@@ -397,6 +397,10 @@ def test_a_coverage_feed_is_held_alone_and_counts_in_no_mean():
     assert verdict.found["sqnr_db"] is None
     assert not verdict.passed
     assert "feed 'values-3'" in verdict.reasons[0]
+    truth["values-3"] = found["values-3"] = {"hidden": 1e4 + truth["1"]["hidden"]}  # far off, and answered rightly
+    for name in [*map(str, range(6)), "min", "max"]:
+        found[name] = {"hidden": np.zeros_like(found[name]["hidden"])}
+    assert judge(truth, found, HIDDEN).found["sqnr_db"] <= 0.1  # samples that are all answered with their mean
     ids = {"0": {"label": np.arange(4)}, "values-0": {"label": np.arange(4)}}
     other = {"0": {"label": np.arange(4)}, "values-0": {"label": np.arange(4) + 1}}
     assert not judge(ids, other, LABEL).passed
