@@ -21,7 +21,7 @@ from accel.api.frameworks import given
 from accel.builders import Session, targets
 from accel.core import document, environments, hardware
 from accel.core.calls import CallForm, Outputs, is_tensor, leaves
-from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
+from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError, raised_as
 from accel.core.feeds import fit_inputs
 from accel.core.values import Artifact, TensorSpec
 from accel.triton import manifest as manifests
@@ -63,6 +63,8 @@ class Model(contextlib.AbstractContextManager["Model"]):
         self._grouping = grouping
         self._form = form or CallForm(tuple(spec.name for spec in inputs))
         self._built = Outputs if self._form.result is None else self._form.result.build
+        with raised_as(InputError, TypeError, f"{path} describes outputs of no known dtype", fix="emit it again"):
+            dtypes = {spec.name: np.dtype(self._form.dtypes.get(spec.name, spec.dtype)) for spec in outputs}
         self._session = _opened(artifact, folder, threads or hardware.cpu_threads(), mode)
         promised, profile = {spec.name: spec for spec in inputs}, artifact.variant.profile
         if odd := [s.name for s in self._session.inputs if s.name not in promised or s.name not in profile]:
@@ -72,7 +74,6 @@ class Model(contextlib.AbstractContextManager["Model"]):
         self._first = next(iter(self._specs))
         self._layouts: dict[tuple[int, ...], tuple[list[Any], list[tuple[str, np.dtype]]]] = {}
         self._sizes = [(n, tuple(profile[n].min), tuple(profile[n].max), profile[n].multiples) for n in self._specs]
-        dtypes = {spec.name: np.dtype(self._form.dtypes.get(spec.name, spec.dtype)) for spec in outputs}
         given = {spec.name: np.dtype(spec.dtype) for spec in self._session.outputs}
         self._dtypes = [] if list(dtypes.items()) == list(given.items()) else list(dtypes.items())
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()

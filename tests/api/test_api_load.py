@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,8 +85,6 @@ def test_a_folder_that_is_no_repository_is_named(tmp_path):
 
 def test_another_environments_variant_says_which_interpreter_runs_it(result, tmp_path):
     """An artifact that says it belongs to ONNX Runtime's OpenVINO build, which the main environment lacks."""
-    import shutil
-
     root = tmp_path / "repository"
     shutil.copytree(result.variants["ort@cpu"].repository, root)
     manifest = json.loads((root / "manifest.json").read_text())
@@ -94,6 +93,16 @@ def test_another_environments_variant_says_which_interpreter_runs_it(result, tmp
     with pytest.raises(UnavailableError, match="ort-openvino") as raised:
         accel.load(root)
     assert "bin/python" in str(raised.value)
+
+
+def test_a_manifest_with_an_output_of_no_dtype_is_refused(result, tmp_path):
+    root = tmp_path / "repository"
+    shutil.copytree(result.variants["ort@cpu"].repository, root)
+    manifest = json.loads((root / "manifest.json").read_text())
+    manifest["outputs"][0]["dtype"] = "../x"
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="no known dtype.*'../x'"):
+        accel.load(root)
 
 
 @pytest.fixture
