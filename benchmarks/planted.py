@@ -19,12 +19,14 @@ import argparse
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -1094,6 +1096,19 @@ def plant_in_graphs(campaign: Campaign, bench: Bench, say: Callable[[str], None]
         campaign.add(bench, "ort", "int8", name, run, None, precision="int8")
 
 
+def say(text: str) -> None:
+    """Show a line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def rows_of(name: str, folder: Path, runtimes: tuple[str, ...], threads: int, *, keras: bool) -> list[dict[str, Any]]:
+    """Make a bench, plant everything in it, and return the rows."""
+    campaign, made = Campaign(say), bench(name, folder, threads, keras=keras, export=not keras)
+    say(f"{folder.name}: {len(made.feeds)} feeds")
+    plant(campaign, made, runtimes, say)
+    return campaign.rows
+
+
 def main() -> None:
     """Run the campaign and write down every row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -1109,19 +1124,16 @@ def main() -> None:
     if asked.answer:
         return answer(Path(asked.answer[0]), int(asked.answer[1]), asked.answer[2])
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     campaign = Campaign(say)
-    with tempfile.TemporaryDirectory() as scratch:
+    # A process for each bench: XLA keeps the code of every graph mapped, and a process may have 65,530 maps.
+    alone = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+    with tempfile.TemporaryDirectory() as scratch, alone:
         for name, keras in itertools.product(asked.only.split(","), (False, True)):
             runtimes = [t for t in asked.targets.split(",") if (t in TENSORFLOW) == keras]
             if not runtimes:
                 continue
             folder = (asked.folder or Path(scratch)) / (f"keras_{name}" if keras else name)
-            made = bench(name, folder, asked.threads, keras=keras, export=not keras)
-            say(f"{folder.name}: {len(made.feeds)} feeds")
-            plant(campaign, made, tuple(runtimes), say)
+            campaign.rows += alone.submit(rows_of, name, folder, tuple(runtimes), asked.threads, keras=keras).result()
             found = campaign.summary()
             if asked.json:
                 document = {"hardware": to_json(hardware.detect()), "summary": found, "rows": "@"}

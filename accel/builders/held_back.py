@@ -14,7 +14,7 @@ from accel.core.accuracy import parity
 from accel.core.accuracy.sqnr import EXACT_DB
 from accel.core.feeds import Feed
 from accel.core.values import BuildRequest, Parity, Precision
-from accel.exporters import verdict
+from accel.exporters import coverage, verdict
 
 HELD_BACK = 8
 """Samples for an SQNR, which averages over every value."""
@@ -22,6 +22,7 @@ HELD_BACK_TASK = 32
 """Samples for a task metric, which averages over samples."""
 ROOM_DB = 3.0
 """How far above the gate's SQNR a search stays, since the gate has other samples."""
+IN_DB = ("sqnr_db", "shape_db")
 
 Open = Callable[[Any], Callable[[Feed], Feed]]
 """Takes a model in the builder's own form, the float one or a choice, and returns what runs it."""
@@ -59,7 +60,9 @@ class HeldBack:
         run, start = open_model(reference), time.monotonic()
         for name, feed in feeds.items():
             if not self._truth or time.monotonic() - start < seconds:
-                self._truth[name] = run(feed)
+                answer = run(feed)
+                if coverage.answered(name, answer):
+                    self._truth[name] = answer
         self.feeds = {name: feeds[name] for name in self._truth}
 
     def score(self, model: Any) -> float:
@@ -83,7 +86,13 @@ class HeldBack:
 
     def loss(self, score: float) -> float:
         """Return what adds up over layers that were rounded: the noise's power, or how far the task metric fell."""
-        return 10.0 ** min(-score / 10.0, 30.0) if self._metric in ("sqnr_db", "shape_db") else -score
+        return 10.0 ** min(-score / 10.0, 30.0) if self._metric in IN_DB else -score
+
+    def ask_more(self, found: Parity, more_db: float) -> None:
+        """Raise the least SQNR that will do above that of a choice, if it is SQNR that decides."""
+        had = found.found.get(self._metric)
+        if self._metric == "sqnr_db" and had is not None:
+            self.floor = self.gate["sqnr_db"] = max(self.floor, had + more_db)
 
 
 def onnx_runner(request: BuildRequest) -> Open:
@@ -100,16 +109,15 @@ def onnx_runner(request: BuildRequest) -> Open:
 
 
 def gate_of(request: BuildRequest, precision: Precision) -> dict[str, float]:
-    """Return the variant's own gate, as far as calibration feeds can show it: none has a checked shape."""
+    """Return the variant's own gate, whose task metric those calibration feeds cannot show that lost their labels."""
     source = request.source
-    gate = parity.gate_for(
+    return parity.gate_for(
         precision,
         outputs=source.outputs,
         task=source.gate if _scored(request) else None,
         overrides=request.gates,
         detections=source.detections,
     )
-    return {name: least for name, least in gate.items() if name != "shape_db"}
 
 
 def _scored(request: BuildRequest) -> bool:
@@ -135,6 +143,9 @@ def for_gate(
 ) -> tuple[list[Feed], HeldBack]:
     """Hold some calibration feeds back, to judge by the variant's own gate; returns the others, too.
 
+    Like the gate's, the first one judges in other forms, too: with other masks, at the ends of declared ranges and of
+    its own values, and beyond them.
+
     Args:
         room_db: the room that is left above its SQNR, ``BuildRequest.room`` times.
         more_db: room beside that, for errors that come on top.
@@ -142,10 +153,11 @@ def for_gate(
         share: one feed of so many judges, at most.
     """
     count = min(HELD_BACK_TASK if _scored(request) else HELD_BACK, max(1, len(feeds) // share))
-    floors = gate_of(request, precision)
-    if "sqnr_db" in floors:
-        floors["sqnr_db"] += request.room * room_db + more_db
+    room = request.room * room_db + more_db
+    floors = {name: least + room * (name in IN_DB) for name, least in gate_of(request, precision).items()}
     judges = {str(number): feeds[number] for number in range(len(feeds) - count, len(feeds))}
+    made = coverage.first(coverage.variations(request.source, feeds[len(feeds) - count]))
+    judges |= {name: feed for name, feed in made.items() if coverage.asked(name, precision)}
     held = HeldBack(request, reference, judges, floors, open_model, seconds=seconds, labels=_labels(request))
     return list(feeds[: len(feeds) - count]) or list(feeds), held
 

@@ -41,6 +41,9 @@ from accel.core.values import (
 ENTRY = "model.xml"
 HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 """INFERENCE_PRECISION_HINT by target; the others leave the choice to the plugin."""
+STRENGTHS = (0.8, 0.65)
+"""Strengths of SmoothQuant that are tried where NNCF's own, 0.95 for transformers, misses the gate. MiniLM with real
+weights keeps 19.6 dB with 0.95, 23.1 with 0.8, 22.6 with 0.65 and 17.2 with 0.5."""
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
 
@@ -393,34 +396,41 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     attention = _activation_products(model)
     if attention:
         more["ignored_scope"] = nncf.IgnoredScope(names=attention)
-    advanced = nncf.AdvancedQuantizationParameters(backend_params={"compress_weights": False})
-    if hardware.detect().cpu.has_vnni:  # else NNCF halves the range of some weights, so that sums fit into 16 bits
-        advanced.overflow_fix = nncf.OverflowFix.DISABLE
-    if options.smooth_quant_alpha is not None:
-        advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(
-            convolution=options.smooth_quant_alpha, matmul=options.smooth_quant_alpha
-        )
-    if request.source.family == "transformer":
+    transformer = request.source.family == "transformer"
+    if transformer:
         more["model_type"] = nncf.ModelType.TRANSFORMER
-    quantized = nncf.quantize(
-        model,
-        nncf.Dataset(feeds),
-        subset_size=len(feeds),
-        preset=nncf.QuantizationPreset.MIXED,
-        fast_bias_correction=options.fast_bias_correction,
-        advanced_parameters=advanced,
-        **more,
-    )
+
+    def quantise(chosen: Sequence[Feed], alpha: float | None) -> Any:
+        advanced = nncf.AdvancedQuantizationParameters(backend_params={"compress_weights": False})
+        if hardware.detect().cpu.has_vnni:  # else NNCF halves the range of some weights, so that sums fit into 16 bits
+            advanced.overflow_fix = nncf.OverflowFix.DISABLE
+        if alpha is None:
+            alpha = options.smooth_quant_alpha
+        if alpha is not None:
+            advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(convolution=alpha, matmul=alpha)
+        return nncf.quantize(
+            model,
+            nncf.Dataset(chosen),
+            subset_size=len(chosen),
+            preset=nncf.QuantizationPreset.MIXED,
+            fast_bias_correction=options.fast_bias_correction,
+            advanced_parameters=advanced,
+            **more,
+        )
+
     mixed = None
     if mixing.possible:
-        quantized, mixed = mixing.int8(model, quantized)
+        tried = STRENGTHS if transformer and options.smooth_quant_alpha is None else ()
+        quantized, mixed = mixing.int8(model, quantise, tried)
+    else:
+        quantized = quantise(feeds, None)
     compress_quantize_weights_transformation(quantized)
     types = Counter(op.get_type_name() for op in quantized.get_ops())
     facts = {
         "calibration_items": request.samples.calibration_items,
         "calibration_feeds": len(feeds),
         "dataset_sha256": request.samples.sha256,
-        "model_type": "transformer" if request.source.family == "transformer" else "none",
+        "model_type": "transformer" if transformer else "none",
         "fake_quantize_nodes": types["FakeQuantize"],
         "float_activation_products": len(attention),
     }

@@ -26,6 +26,8 @@ UNCALIBRATED = frozenset({BEYOND_FEED, LOWEST_FEED, HIGHEST_FEED})
 
 Each id is asked of them among others.
 """
+CALIBRATED = ("int8", "fp8")
+"""The precisions of which that is so."""
 SMALL = 16
 """Integer inputs with at most so many values are held at each of them."""
 ITEMS = 8
@@ -56,8 +58,20 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
     made: dict[str, Feed] = {timed(n): make(_sized(opt, n if axis else None)) for n in batches(source)}
     made |= _other_batches(source, make)
     base = make(few)
-    made |= {f"{name} mask": base | {str(source.mask): mask} for name, mask in _masks(source, base)}
-    ints = {s.name: s for s in source.inputs if s.name != source.mask and _range(s) is not None}
+    made |= variations(source, base)
+    made |= _sizes(source, make, axis)
+    large = {s.name: s for s in _declared(source) if _count(s) > SMALL}
+    if large:
+        full = make(_sized(opt, min(ITEMS, _most(source)) if axis else None))
+        made |= _all_values(full, large)
+    return made
+
+
+def variations(source: ModelSource, base: Feed) -> dict[str, Feed]:
+    """Make the coverage feeds that have a feed's own shapes: other masks, ends of ranges, small values, extremes."""
+    base = dict(base)
+    made: dict[str, Feed] = {f"{name} mask": base | {str(source.mask): mask} for name, mask in _masks(source, base)}
+    ints = {s.name: s for s in _declared(source)}
     for name, end in ((LOWEST_FEED, 0), (HIGHEST_FEED, 1)):
         if ints:
             made[name] = base | {n: np.full_like(base[n], _ends(s)[end]) for n, s in ints.items()}
@@ -70,12 +84,12 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
         made[HIGH_FEED] = base | {n: np.full_like(base[n], _finite(base[n]).max(initial=0)) for n in floats}
     if floats and not source.detections:  # which rows a detector finds in no picture at all, FP32's last bit decides
         made[BEYOND_FEED] = base | {n: (base[n] * BEYOND).astype(base[n].dtype) for n in floats}
-    made |= _sizes(source, make, axis)
-    large = {n: s for n, s in ints.items() if _count(s) > SMALL}
-    if large:
-        full = make(_sized(opt, min(ITEMS, _most(source)) if axis else None))
-        made |= _all_values(full, large)
     return made
+
+
+def asked(name: str, precision: str) -> bool:
+    """Say whether a feed is asked of a precision."""
+    return precision not in CALIBRATED or name not in UNCALIBRATED
 
 
 def timed(batch: int) -> str:
@@ -217,6 +231,11 @@ def _all_values(full: Feed, large: Mapping[str, TensorSpec]) -> Iterator[tuple[s
             chosen = np.take(order, np.arange(number * full[name].size, (number + 1) * full[name].size), mode="wrap")
             feed[name] = chosen.reshape(full[name].shape).astype(full[name].dtype)
         yield f"values {number}", feed
+
+
+def _declared(source: ModelSource) -> list[TensorSpec]:
+    """Return the integer inputs whose values were declared, but for the mask."""
+    return [s for s in source.inputs if s.name != source.mask and _range(s) is not None]
 
 
 def _range(spec: TensorSpec) -> tuple[int, int] | None:

@@ -466,8 +466,6 @@ NOISE_FEEDS = 20
 """Feeds on which the source is held against itself: some samples, and the checked shapes."""
 STORED_STEPS = 64
 """Steps of a stream that a repository keeps, to be held against a server's answers."""
-CALIBRATED = ("int8", "fp8")
-"""Precisions whose ranges come from samples."""
 
 _loaded: list[SourceModel] = []
 
@@ -510,15 +508,13 @@ def proof_feeds(samples: SampleSet, folder: Path, reference: Path | None = None,
         reference: leaves out what the source did not answer.
         precision: leaves out what is not asked of it.
     """
-    from accel.exporters.coverage import UNCALIBRATED
+    from accel.exporters import coverage
 
     feeds = gate_feeds(samples, folder) | _coverage(samples, folder)
     if reference is not None:
         answered = set(feed_names(reference))
         feeds = {name: feed for name, feed in feeds.items() if name in answered}
-    if precision in CALIBRATED:
-        feeds = {name: feed for name, feed in feeds.items() if name not in UNCALIBRATED}
-    return feeds
+    return {name: feed for name, feed in feeds.items() if coverage.asked(name, precision)}
 
 
 def _different(feeds: Iterable[Feed]) -> int:

@@ -50,6 +50,6 @@ def test_a_graph_of_sizes_beside_an_lstm_is_no_obstacle_and_what_has_no_int8_pro
     out = tmp_path / "built"
     out.mkdir()
     folders = onnx, str(tmp_path / "onnx"), made, str(tmp_path / "samples")
-    built = builder.build(BuildRequest(variant, source, *folders, 2, {"int8": 30.0}), builder.options(), out)
+    built = builder.build(BuildRequest(variant, source, *folders, 2, {"int8": 60.0}), builder.options(), out)
     assert built.expected is False
     assert built.facts["mixed"] == "no part of it was found to hold the gate"

@@ -2,8 +2,10 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -58,13 +60,13 @@ def network(path: Path, *, fragile: bool) -> Path:
     return path
 
 
-def prepared(folder: Path, *, fragile: bool, path: Path | None = None) -> Any:
+def prepared(folder: Path, *, fragile: bool, path: Path | None = None, items: int = ITEMS) -> Any:
     """Export the network, or the file at ``path``, and make its samples; returns what a request holds."""
     folder.mkdir()
     path = path or network(folder / "m.onnx", fragile=fragile)
     random = np.random.default_rng(1)
     mean = 100.0 if fragile else 0.0
-    feeds = {f"{i}/x": (mean + random.standard_normal((1, 3, SIZE, SIZE))).astype(np.float32) for i in range(ITEMS)}
+    feeds = {f"{i}/x": (mean + random.standard_normal((1, 3, SIZE, SIZE))).astype(np.float32) for i in range(items)}
     return folder, *small_onnx.prepared(path, folder, feeds, (3, SIZE, SIZE))
 
 
@@ -79,7 +81,14 @@ def robust(tmp_path_factory):
 
 
 def build(
-    source: Any, name: str, out: Path, *, room: float = 1.0, shared: Path | None = None, **options: Any
+    source: Any,
+    name: str,
+    out: Path,
+    *,
+    room: float = 1.0,
+    shared: Path | None = None,
+    gates: Mapping[str, float] = MappingProxyType({}),
+    **options: Any,
 ) -> tuple[BuildRequest, Built]:
     folder, described, made, found = source
     out.mkdir()
@@ -91,6 +100,7 @@ def build(
         made,
         str(folder),
         1,
+        gates,
         room=room,
         shared=str(shared) if shared else None,
     )
@@ -148,8 +158,9 @@ def test_the_layers_that_cannot_bear_it_stay_finer(fragile, tmp_path, name, gate
 
 @pytest.mark.parametrize("name", ["openvino-bf16", "openvino-int8"])
 def test_a_whole_model_that_holds_its_gate_is_built_as_without_a_search(robust, tmp_path, name):
-    _, plain = build(robust, name, tmp_path / "plain", search_s=0.0)
-    _, looked = build(robust, name, tmp_path / "looked")
+    gates = {"shape_db": -100.0}  # of a picture of one colour INT8 keeps nothing here
+    _, plain = build(robust, name, tmp_path / "plain", gates=gates, search_s=0.0)
+    _, looked = build(robust, name, tmp_path / "looked", gates=gates)
     assert looked.expected
     assert looked.facts == plain.facts
     assert (tmp_path / "looked" / "model.bin").read_bytes() == (tmp_path / "plain" / "model.bin").read_bytes()
@@ -188,6 +199,58 @@ def test_twice_the_room_is_left_where_once_was_not_enough(fragile, tmp_path):
     assert mixed.facts["held_back_score"] >= 30.0 + 8.0 * ROOM_DB
     assert mixed.facts["room"].startswith("8 times")
     assert len(mixed.facts["float_nodes"]) > 1
+
+
+def test_what_held_whole_and_missed_its_gate_takes_more_than_it_has_here(robust, tmp_path):
+    """Else the second build would be the first one again."""
+    request, whole = build(robust, "openvino-bf16", tmp_path / "whole", search_s=0.0)
+    _, again = build(robust, "openvino-bf16", tmp_path / "again", room=2.0)
+    assert "below the gate" in again.facts["whole_missed"]
+    assert again.facts["float_nodes"]
+    assert again.facts["held_back_score"] >= gate_db(robust, request, whole, tmp_path / "whole") + ROOM_DB
+
+
+@pytest.mark.parametrize(("items", "calibrated", "held_back"), [(96, [3, 4], None), (210, [7], 2)])
+def test_what_judges_does_not_calibrate(tmp_path, monkeypatch, items, calibrated, held_back):
+    """Of few items all calibrate what is built in the end."""
+    import nncf
+
+    quantize, sizes = nncf.quantize, []
+    monkeypatch.setattr(
+        nncf, "quantize", lambda *given, **how: sizes.append(how["subset_size"]) or quantize(*given, **how)
+    )
+    source = prepared(tmp_path / "source", fragile=False, items=items)
+    _, built = build(source, "openvino-int8", tmp_path / "out", gates={"shape_db": -100.0})
+    assert sizes == calibrated
+    assert built.facts.get("held_back_feeds") == held_back
+
+
+def test_another_strength_of_smoothing_is_tried_before_layers_return_to_float(robust, tmp_path):
+    """Noise on the weights stands for what a strength leaves."""
+    noise = {None: 0.1, 0.8: 0.01, 0.65: 0.0005}
+    folder, described, made, found = robust
+    variant = Variant(Target("openvino-int8", "cpu"), described.profile)
+    gates = {"shape_db": -100.0}
+    request = BuildRequest(variant, described, found, str(folder / "onnx"), made, str(folder), 1, gates)
+    core, path, asked = import_openvino().Core(), folder / "onnx" / found.file.path, []
+
+    def quantise(feeds: Any, alpha: float | None) -> Any:
+        asked.append(alpha)
+        random, rounded = np.random.default_rng(0), onnx.load(path)
+        for weight in rounded.graph.initializer:
+            value = numpy_helper.to_array(weight)
+            noisy = value * (1 + noise[alpha] * random.standard_normal(value.shape))
+            weight.CopyFrom(numpy_helper.from_array(noisy.astype(value.dtype), weight.name))
+        written = tmp_path / f"{len(asked)}.onnx"  # OpenVINO maps the file into memory
+        onnx.save(rounded, written)
+        return core.read_model(written)
+
+    _, mixed = Mixing(core, request, tmp_path, 60.0).int8(core.read_model(path), quantise, (0.8, 0.65))
+    assert asked == [None, 0.8, 0.65, 0.65]  # the last one of all samples
+    assert mixed.facts["smooth_quant_alpha"] == 0.65
+    assert "sqnr_db" in mixed.facts["whole_missed"]
+    assert mixed.expected
+    assert "float_nodes" not in mixed.facts
 
 
 def test_a_pooling_keeps_its_mark(tmp_path):
