@@ -113,8 +113,9 @@ def describe(request: SourceRequest, out_dir: Path) -> Described:
 def reference(described: Described, samples_folder: Path, out: Path) -> Asked:
     """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out``.
 
-    Coverage feeds get as long as samples and shapes took, and at least ``COVERAGE_S``; one that the source refuses,
-    or has no number for, is left out.
+    Coverage feeds get as long as samples and shapes took, and at least ``COVERAGE_S``, and what they are answered
+    takes at most ``COVERAGE_BYTES``, but for those that are timed; one that the source refuses, or has no number for,
+    is left out.
 
     Raises:
         SampleError: requests of the traffic are answered otherwise in a group than alone, or the task metric finds
@@ -131,12 +132,13 @@ def reference(described: Described, samples_folder: Path, out: Path) -> Asked:
     found: Feeds = {name: model.run(feed) for name, feed in feeds.items()}
     _check_metric(described, samples_folder, feeds, found)
     deadline = time.monotonic() + max(COVERAGE_S, time.monotonic() - begin)
-    more = _coverage(described.samples, samples_folder)
+    more, room = _coverage(described.samples, samples_folder), COVERAGE_BYTES
     for name, feed in more.items():
-        if coverage.needed(name) or time.monotonic() < deadline:
+        if coverage.needed(name) or (time.monotonic() < deadline and room > 0):
             with contextlib.suppress(StageError):
                 answer = model.run(feed)
                 found |= {name: answer} if coverage.answered(name, answer) else {}
+                room -= 0 if coverage.needed(name) else sum(value.nbytes for value in answer.values())
     if (wrong := traffic.check(described.source, more, found, model.run)) is not None:
         raise SampleError(
             f"{described.source.name} answers requests otherwise when they are grouped by length than alone: {wrong}",
@@ -462,6 +464,8 @@ def emit(
 
 COVERAGE_S = 10.0
 """Least time that the source gets for coverage feeds."""
+COVERAGE_BYTES = 2 << 30
+"""Memory for answers to coverage feeds: a language model answers one of them with hundreds of MiB."""
 NOISE_FEEDS = 20
 """Feeds on which the source is held against itself: some samples, and the checked shapes."""
 STORED_STEPS = 64

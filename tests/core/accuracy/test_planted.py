@@ -80,11 +80,15 @@ def test_the_sources_own_noise_is_measured_in_float64(planted):
     assert set(by_name["hidden"].by_shape_db) == {"min", "odd", "opt", "max", "b1"}
 
 
-def test_every_batch_is_answered_however_long_the_source_takes(planted, tmp_path, monkeypatch):
-    """Values and masks are left out, and said, where there is no time; what is timed or served never is."""
+@pytest.mark.parametrize("short_of", ["time", "memory"])
+def test_every_batch_is_answered_however_much_the_source_takes(planted, tmp_path, monkeypatch, short_of):
+    """Values and masks are left out, and said, where there is no time or memory; what is timed or served never is."""
     _, bench = planted
-    monkeypatch.setattr(tasks, "COVERAGE_S", 0.0)
-    monkeypatch.setattr(tasks.time, "monotonic", lambda: 1e3)  # a clock by which samples take no time
+    if short_of == "time":
+        monkeypatch.setattr(tasks, "COVERAGE_S", 0.0)
+        monkeypatch.setattr(tasks.time, "monotonic", lambda: 1e3)  # a clock by which samples take no time
+    else:
+        monkeypatch.setattr(tasks, "COVERAGE_BYTES", 0)
     tasks.reference(bench.described, bench.folder / "samples", tmp_path / "reference.npz")
     names = set(read_feeds(tmp_path / "reference.npz"))
     assert {f"b{n}" for n in (1, 2, 4, 8, 16)} <= names
