@@ -46,7 +46,7 @@ def read_script(path: Path) -> torch.jit.ScriptModule:
     """
     with raised_as(
         InputError,
-        (RuntimeError, ValueError, zipfile.BadZipFile, UnicodeDecodeError),
+        (RuntimeError, ValueError, LookupError, zipfile.BadZipFile),
         f"torch cannot load {path.name}",
         fix=FIX,
         say=first_line,

@@ -279,6 +279,14 @@ def test_a_pickle_under_another_spelling_is_refused_unopened(program_file: Path,
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("version", [b"9" * 40, b"x", b""])
+def test_a_version_that_is_no_number_is_refused(program_file: Path, version: bytes) -> None:
+    """C++ reads it, and what it raises becomes an IndexError or a ValueError of Python's."""
+    changed = rewritten(program_file, {"/version": version})
+    with pytest.raises(InputError, match="is no exported program"):
+        describe(recognise(str(changed)))
+
+
 def test_foreign_constants_are_refused(program_file: Path) -> None:
     target = program_file.with_name("foreign.pt2")
     with zipfile.ZipFile(program_file) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
