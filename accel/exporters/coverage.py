@@ -43,6 +43,8 @@ FIRST_FEEDS, FIRST_ITEMS = 8, 64
 """Of the samples a first proof takes at least so many feeds, and so many items."""
 ROOM_BYTES = 128 << 20
 """Batches that are not timed, and sizes of an axis, are tried as long as their inputs take less than this together."""
+VALUES_BYTES = 512 << 20
+"""So much feeds for the values of large ranges may take together."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 Make = Callable[[Shapes], dict[str, np.ndarray]]
@@ -62,8 +64,14 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
     made |= _sizes(source, make, axis)
     large = {s.name: s for s in _declared(source) if _count(s) > SMALL}
     if large:
-        full = make(_sized(opt, min(ITEMS, _most(source)) if axis else None))
-        made |= _all_values(full, large)
+        # Axes of other inputs alone are as small as may be: a decoder's past is thousands of times its token.
+        own = {dim for spec in large.values() for dim in spec.dims}
+        fewest = {name: e.min for name, e in extents(source.inputs, source.profile).items() if name not in own}
+        full = make(
+            _sized(shapes_at(source.inputs, sizes["opt"] | fewest), min(ITEMS, _most(source)) if axis else None)
+        )
+        each = sum(value.nbytes for value in full.values())
+        made |= itertools.islice(_all_values(full, large), max(1, VALUES_BYTES // each))
     return made
 
 

@@ -44,6 +44,29 @@ def feeds():
     return made(source_of(IDS, MASK, TYPES, SCALE, mask="mask"))
 
 
+def test_values_of_a_small_input_do_not_repeat_a_large_one_hundreds_of_times(monkeypatch):
+    """A step of a decoder: one token, and a past of thousands of times its size."""
+    token = TensorSpec("token", "int64", ("batch", 1), (0, 50_256))
+    past = TensorSpec("past", "float32", ("batch", 12, "past", 64))
+    sizes = {"batch": (1, 1, 8), "past": (1, 127, 255)}
+
+    def shape(spec, end):
+        return tuple(sizes[d][end] if isinstance(d, str) else d for d in spec.dims)
+
+    profile = {s.name: ShapeRange(*(shape(s, end) for end in range(3))) for s in (token, past)}
+    output = (TensorSpec("out", "float32", ("batch", 2)),)
+    source = ModelSource("m", "factory", "/m.py:m", "torch", "local", None, "0", (token, past), output, profile)
+
+    def make(shapes):
+        return {"token": np.zeros(shapes["token"], np.int64), "past": np.zeros(shapes["past"], np.float32)}
+
+    values = [feed for name, feed in coverage.feeds(source, make).items() if name.startswith("values")]
+    assert len(values) == coverage.FEEDS
+    assert {feed["past"].shape for feed in values} == {(8, 12, 1, 64)}
+    monkeypatch.setattr(coverage, "VALUES_BYTES", 100_000)
+    assert sum(name.startswith("values") for name in coverage.feeds(source, make)) == 4  # of 24,640 bytes each
+
+
 def test_every_batch_is_proved_and_the_timed_ones_come_first(feeds):
     batches = {name: feed["ids"].shape[0] for name, feed in feeds.items() if coverage.needed(name)}
     assert list(batches)[:5] == ["b1", "b2", "b4", "b8", "b16"]
