@@ -225,13 +225,14 @@ def test_what_judges_does_not_calibrate(tmp_path, monkeypatch, items, calibrated
     assert built.facts.get("held_back_feeds") == held_back
 
 
-def test_another_strength_of_smoothing_is_tried_before_layers_return_to_float(robust, tmp_path):
+@pytest.mark.parametrize("room", [1.0, 2.0])
+def test_another_strength_of_smoothing_is_tried_before_layers_return_to_float(robust, tmp_path, room):
     """Noise on the weights stands for what a strength leaves."""
     noise = {None: 0.1, 0.8: 0.01, 0.65: 0.0005}
     folder, described, made, found = robust
     variant = Variant(Target("openvino-int8", "cpu"), described.profile)
     gates = {"shape_db": -100.0}
-    request = BuildRequest(variant, described, found, str(folder / "onnx"), made, str(folder), 1, gates)
+    request = BuildRequest(variant, described, found, str(folder / "onnx"), made, str(folder), 1, gates, room)
     core, path, asked = import_openvino().Core(), folder / "onnx" / found.file.path, []
 
     def quantise(feeds: Any, alpha: float | None) -> Any:
