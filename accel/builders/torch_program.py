@@ -6,7 +6,7 @@ Imported inside functions, as everything that imports torch at its top.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from accel.core import gpu
 from accel.core.errors import AccelError, InputError, StageError, first_line
 from accel.core.feeds import Feed
 from accel.core.values import Artifact, BuildRequest, Precision, TensorSpec
+
+if TYPE_CHECKING:
+    from accel.exporters.positional import Positional
 
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -173,13 +176,13 @@ def _export(request: BuildRequest, precision: Precision, device: torch.device) -
         raise from_torch.unexportable(f"torch.export could not trace {source.name}", error) from error
 
 
-def _narrowed(module: torch.nn.Module, inner: torch.dtype) -> torch.nn.Module:
+def _narrowed(module: "Positional", inner: torch.dtype) -> torch.nn.Module:
     """Make a module that computes in another float type and takes and gives float32."""
 
     class InnerPrecision(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.module = module.to(inner)
+            self.module = module.in_precision(inner)
 
         def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
             cast = (a.to(inner) if a.is_floating_point() else a for a in args)

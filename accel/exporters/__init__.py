@@ -24,6 +24,7 @@ from accel.exporters import (
     from_zoo,
     pooling,
     streams,
+    wire,
 )
 from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
 from accel.exporters.source_model import SourceModel, of_graph, of_onnx, of_torch
@@ -63,6 +64,7 @@ def describe(request: SourceRequest) -> ModelSource:
         else:
             source = DESCRIBE[request.kind](request)
     source = streams.declared(pooling.pooled(source, request.pool), request)
+    source = wire.smaller(source, request.io)
     if request.metric is not None:
         name = METRICS[request.metric].__name__ if request.metric in METRICS else request.metric.rpartition(":")[2]
         source = dataclasses.replace(source, gate=(name, TASK_SHARE), metric=request.metric)

@@ -304,7 +304,8 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
 def copy(source: ModelSource, origin: Path, path: Path) -> None:
     """Copy a source's ONNX file and its external data to ``path``'s folder, under the names the file uses.
 
-    An opset that is ``too_old`` is raised. Axes get the source's names, those that are fixed their size, and scalars
+    An opset that is ``too_old`` is raised. Inputs take what clients send, with a cast where the model wants another
+    type. Axes get the source's names, those that are fixed their size, and scalars
     one axis; an ``If`` that the declared ranges and shapes decide gives way to its branch. All else stays byte for
     byte. A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
@@ -314,7 +315,7 @@ def copy(source: ModelSource, origin: Path, path: Path) -> None:
     """
     from accel.graph import passes
     from accel.graph.branches import TakeBranches
-    from accel.graph.interface import DeclareAxes, ScalarsAsVectors
+    from accel.graph.interface import CastInputs, DeclareAxes, ScalarsAsVectors
     from accel.graph.opset import RaiseOpset
 
     external_files(origin)
@@ -322,7 +323,8 @@ def copy(source: ModelSource, origin: Path, path: Path) -> None:
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     taken = TakeBranches(ranges=ranges, shapes=source.profile)
     raising = [RaiseOpset(OLDEST)] if too_old(origin) else []
-    passes.rewrite(origin, path, *raising, ScalarsAsVectors(), DeclareAxes(specs), taken)
+    casts = CastInputs({s.name: s.dtype for s in source.inputs if s.name in source.native})
+    passes.rewrite(origin, path, *raising, ScalarsAsVectors(), casts, DeclareAxes(specs), taken)
     branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
     if branches and not kernel_check(optimised=True)(str(path)):
         free = [
@@ -331,4 +333,4 @@ def copy(source: ModelSource, origin: Path, path: Path) -> None:
             )
             for s in specs
         ]
-        passes.rewrite(origin, path, *raising, ScalarsAsVectors(), DeclareAxes(free))
+        passes.rewrite(origin, path, *raising, ScalarsAsVectors(), casts, DeclareAxes(free))

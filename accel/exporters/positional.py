@@ -53,6 +53,12 @@ class Positional(torch.nn.Module):
         names = tensors if self.outputs is None else self.outputs
         return tuple(_cast(torch.atleast_1d(tensors[name]), self._gives.get(name)) for name in names)
 
+    def in_precision(self, dtype: torch.dtype) -> "Positional":
+        """Compute in another float type from now on: the weights, and what is cast for the model."""
+        self.to(dtype)
+        self._takes = {name: dtype if t.is_floating_point else t for name, t in self._takes.items()}
+        return self
+
     def result(self, *args: torch.Tensor) -> Any:
         """Run the model and return its own result, before it is cut down to a tuple."""
         return self.model(**dict(zip(self.inputs, args, strict=True)))

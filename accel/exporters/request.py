@@ -55,6 +55,7 @@ class SourceRequest:
         pool: how the vectors of a text's tokens become one, or None for what the source says itself.
         states: of a stateful model, by input that holds a state: the output of the step before that gives it.
         initial: by such an input, the ``.npy`` file (absolute) with its value at the first step.
+        io: by float input, what clients send in its place (``uint8``, ``fp16``).
         fixed: axes that were fixed since the export does not let them vary, with their sizes, as text.
     """
 
@@ -82,6 +83,7 @@ class SourceRequest:
     pool: Pooling | None = None
     states: Mapping[str, str] = field(default_factory=dict)
     initial: Mapping[str, str] = field(default_factory=dict)
+    io: Mapping[str, str] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
 
     def samples_or(self, own: str) -> str:

@@ -17,7 +17,7 @@ from accel.core.errors import SampleError, raised_as
 from accel.core.feeds import Feed, fit_inputs, write_feeds
 from accel.core.files import write_text
 from accel.core.values import ModelSource, SampleSet, TensorSpec, file_ref, sha256_json
-from accel.exporters import coverage, traffic
+from accel.exporters import coverage, traffic, wire
 from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
 from accel.exporters.probe import ended
@@ -176,6 +176,8 @@ def _items(
         items, origin = zoo_items(source, wanted)
         labels = zoo().entry(source.reference).labels if source.kind == "zoo" else None
         told = [item.pop(labels) for item in items] if labels is not None else []
+        if source.native:
+            items = [fit_inputs(wire.sent(item, source), source.inputs) for item in items]
     else:
         items, told = _check(user_items(source.samples, source, labels), source, labels)
         origin = f"the user's samples ({Path(source.samples).name})"
@@ -204,7 +206,7 @@ def _check(
             told += own
             feed = {name: value for name, value in feed.items() if name != labels}
         try:
-            fitted = fit_inputs(feed, source.inputs)
+            fitted = fit_inputs(wire.sent(feed, source), source.inputs)
         except SampleError as error:
             raise SampleError(f"sample {index}: {error.message}", fix=error.fix) from error
         for spec in source.inputs:

@@ -137,9 +137,11 @@ def _moved(feed: Feed) -> Feed:
 
 
 def _in_float64(module: "Positional", source: ModelSource, lend: Lend) -> Answer:
+    import torch
+
     from accel.exporters.positional import call
 
-    wide = copy.deepcopy(module).double()
+    wide = copy.deepcopy(module).in_precision(torch.float64)
 
     def answer(feed: Feed) -> Mapping[str, np.ndarray]:
         given = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in feed.items()}

@@ -63,6 +63,7 @@ def recognise(
     pool: Pooling | None = None,
     states: Mapping[str, str] | None = None,
     initial: Mapping[str, Path] | None = None,
+    io: Mapping[str, str] | None = None,
 ) -> SourceRequest:
     """Decide what SOURCE is, without opening more than a folder listing.
 
@@ -120,6 +121,7 @@ def recognise(
         pool=pool,
         states=dict(states or {}),
         initial={name: str(path.resolve()) for name, path in (initial or {}).items()},
+        io=dict(io or {}),
     )
 
 
@@ -320,7 +322,8 @@ def parse_pair(text: str) -> tuple[str, str]:
     left, _, right = (part.strip() for part in text.partition("="))
     if not left or not right:
         raise UsageError(
-            f"{text!r} names no pair", fix="--state OUTPUT=INPUT, for example hn=h0; --initial-state INPUT=FILE.npy"
+            f"{text!r} names no pair",
+            fix="--state OUTPUT=INPUT, for example hn=h0; --initial-state INPUT=FILE.npy; --io INPUT=TYPE",
         )
     return left, right
 

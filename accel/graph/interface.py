@@ -1,6 +1,6 @@
 """The passes that make a graph what a contract has: axes of its inputs and outputs, no scalars, ONNX's operators."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -58,6 +58,32 @@ class ScalarsAsVectors(ir.passes.InPlacePass):
             graph.append(outer)
             graph.outputs[index] = outer.outputs[0]
         return ir.passes.PassResult(model, bool(scalars or outputs))
+
+
+class CastInputs(ir.passes.InPlacePass):
+    """Give inputs another type, with a Cast to the model's own behind them.
+
+    Args:
+        dtypes: NumPy's name of the type by input.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        super().__init__()
+        self.dtypes = {name: ir.DataType.from_numpy(np.dtype(dtype)) for name, dtype in dtypes.items()}
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Cast those that have another type."""
+        graph = model.graph
+        found = [v for v in graph.inputs if v.name in self.dtypes and v.dtype not in (None, self.dtypes[v.name])]
+        for value in found:
+            cast = ir.node("Cast", [value], {"to": value.dtype}, name=f"{value.name}_cast")
+            inner = cast.outputs[0]
+            inner.name, inner.type, inner.shape = f"{value.name}_in_model", value.type, value.shape
+            ir.convenience.replace_all_uses_with(value, inner)
+            cast.replace_input_with(0, value)
+            graph.insert_before(graph[0], cast)
+            value.type = ir.TensorType(self.dtypes[str(value.name)])
+        return ir.passes.PassResult(model, bool(found))
 
 
 class WithoutErfc(ir.passes.InPlacePass):

@@ -103,8 +103,8 @@ def states(given: Any) -> Any:
     return found
 
 
-def initial_states(given: Any) -> Any:
-    """Read files given as ``INPUT=FILE.npy``."""
+def pairs(given: Any) -> Any:
+    """Read pairs given as ``NAME=VALUE``."""
     return given if isinstance(given, Mapping) else dict(map(sources.parse_pair, _pairs(given)))
 
 
@@ -149,7 +149,8 @@ Shapes = Annotated[dict[str, tuple[int, ...]], BeforeValidator(shapes, TEXTS | d
 AxisNames = Annotated[dict[str, str], BeforeValidator(axis_names, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
 Ranges = Annotated[dict[str, tuple[int, int]], BeforeValidator(ranges, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
 States = Annotated[dict[str, str], BeforeValidator(states, TEXTS | dict[str, str]), OptionTrait.REPEATED]
-Files = Annotated[dict[str, Path], BeforeValidator(initial_states, TEXTS | dict[str, str]), OptionTrait.REPEATED]
+Files = Annotated[dict[str, Path], BeforeValidator(pairs, TEXTS | dict[str, str]), OptionTrait.REPEATED]
+Pairs = Annotated[dict[str, str], BeforeValidator(pairs, TEXTS | dict[str, str]), OptionTrait.REPEATED]
 Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
 Objectives = Annotated[tuple[Objective, ...], BeforeValidator(names, Objective | list[Objective]), Field(min_length=1)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -235,6 +236,10 @@ class Job(BaseModel):
     initial_states: Annotated[
         Files,
         Field(alias="initial_state", description="INPUT=FILE.npy  a state at the first step  [default: zeros]"),
+    ] = {}
+    io: Annotated[
+        Pairs,
+        Field(description="INPUT=uint8 or INPUT=fp16: what clients send of a float input; the model casts"),
     ] = {}
     ints: Annotated[
         Literal["keep", "io", "interior"],
@@ -372,6 +377,7 @@ class Job(BaseModel):
             pool=self.pool,
             states=self.states,
             initial=self.initial_states,
+            io=self.io,
         )
 
     @property

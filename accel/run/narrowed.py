@@ -38,6 +38,6 @@ def applied(source: ModelSource, narrowed: NarrowedModel) -> ModelSource:
         source,
         inputs=seen(source.inputs),
         outputs=seen(source.outputs),
-        native=changed,
+        native={**source.native, **changed},
         unproved_int64=narrowed.unproved,
     )
