@@ -28,6 +28,8 @@ def main() -> None:
     """Compare the judges and write what they say."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--strengths", type=float, nargs="*", default=STRENGTHS)
+    parser.add_argument("--whole", action="store_true", help="calibrate on all calibration feeds alone")
     parser.add_argument("-o", "--out", type=Path, required=True)
     asked = parser.parse_args()
     ov = import_openvino()
@@ -74,11 +76,11 @@ def main() -> None:
 
     calibration, gate = feeds("calibration.npz"), feeds("gate.npz")
     count, rows = max(1, len(calibration) // 4), []
-    for alpha in STRENGTHS:
+    for alpha in asked.strengths:
         whole = quantised(calibration, alpha)
         row: dict[str, Any] = {"alpha": alpha, "calibrated_db": decibels(whole, calibration)}
         row |= {"gate_db": decibels(whole, gate), "without": []}
-        for first in sorted({0, len(calibration) // 2, len(calibration) - count}):
+        for first in () if asked.whole else sorted({0, len(calibration) // 2, len(calibration) - count}):
             held = range(first, first + count)
             part = quantised([f for i, f in enumerate(calibration) if i not in held], alpha)
             judged = decibels(part, [calibration[i] for i in held])

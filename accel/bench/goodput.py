@@ -38,6 +38,8 @@ class Probe:
         count: how many probes these are.
         over: percentiles (``p50``) whose own budget was not kept, and by how many ms; None where so many failed or
             are not answered that there is no such percentile.
+        by_model: of models that share a server, what each did: ``throughput_per_s``, ``p50_ms``, ``p99_ms``; requests,
+            late ones and percentiles above are those of the model that did worst.
     """
 
     load: float
@@ -50,6 +52,7 @@ class Probe:
     error: str | None = None
     count: int = 1
     over: Mapping[str, float | None] = field(default_factory=dict)
+    by_model: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def with_more(self, other: "Probe") -> "Probe":
         """Return this probe and another one of the same load as one; percentiles are the means of both."""
@@ -69,6 +72,10 @@ class Probe:
             self.error or other.error,
             n,
             {**self.over, **other.over},
+            {
+                model: {key: mean(value, other.by_model.get(model, {}).get(key)) for key, value in figures.items()}
+                for model, figures in self.by_model.items()
+            },
         )
 
     @property
@@ -95,6 +102,31 @@ def over(latency_ms: "np.ndarray", requests: int, limits_ms: Mapping[str, float]
         elif known[place] > limit:
             found[name] = float(known[place] - limit)
     return found
+
+
+def combined(load: float, probes: Mapping[str, Probe]) -> Probe:
+    """Return what a load on several models did, as one probe: held where each of them held.
+
+    Args:
+        load: requests per second of all together.
+        probes: by model.
+    """
+    worst = max(probes.values(), key=lambda p: (p.late / max(1, p.requests), len(p.over)))
+    return Probe(
+        load,
+        sum(p.throughput_per_s for p in probes.values()),
+        worst.requests,
+        worst.late,
+        worst.p50_ms,
+        worst.p99_ms,
+        sum(p.failures for p in probes.values()),
+        next((p.error for p in probes.values() if p.error), None),
+        over={f"{model} {name}": by for model, p in probes.items() for name, by in p.over.items()},
+        by_model={
+            model: {"throughput_per_s": p.throughput_per_s, "p50_ms": p.p50_ms, "p99_ms": p.p99_ms}
+            for model, p in probes.items()
+        },
+    )
 
 
 @dataclass(slots=True)

@@ -6,12 +6,13 @@ not answered in time counts as late, or a server that falls behind would look pu
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from accel.bench import stability
 from accel.bench.goodput import SHARE_LATE, Probe, over
-from accel.bench.load import FEED, Generator, Load
+from accel.bench.load import FEED, Generator, Load, Window
 
 LEAST_REQUESTS = 300
 """Requests of a probe that may hold: three of them may be late."""
@@ -19,6 +20,31 @@ SECONDS, SETTLE_S, LOOKS, LONGEST_LOOK_S = 1.5, 0.3, 6, 2.0
 NO_LIMITS: Mapping[str, float] = {}
 LIMITS = 8
 """A probe lasts at least so many times the budget: a server that falls behind must have the time to show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One model's part of a load.
+
+    Attributes:
+        generator: which has opened the model.
+        limit_ms: the budget of 99 % of its requests; ``limits_ms``: those of other percentiles (``p50``).
+        sizes: batch items of each feed.
+        least: so many requests must have ended.
+    """
+
+    generator: Generator
+    load: Load
+    limit_ms: float
+    sizes: Sequence[int]
+    limits_ms: Mapping[str, float] = field(default_factory=dict)
+    least: int = LEAST_REQUESTS
+
+    @property
+    def longest_s(self) -> float:
+        """How long it lasts at least to show what it does."""
+        rate = self.load.rate_per_s
+        return max(LIMITS * self.limit_ms / 1e3, self.least / rate if rate else 0.0)
 
 
 def probe(
@@ -34,49 +60,88 @@ def probe(
     """Put one load on the server that ``generator`` has opened, until it has held the budget or must have broken it.
 
     Args:
-        limit_ms: the budget of 99 % of the requests; ``limits_ms``: those of other percentiles (``p50``).
-        sizes: batch items of each feed.
+        limit_ms / limits_ms / sizes / least: as of ``Part``.
         seconds: how long it lasts at least; ``LIMITS`` budgets and ``least`` requests may take longer.
 
     Raises:
         StageError: the server went away.
     """
-    rate = load.rate_per_s
-    wanted_s = max(seconds, LIMITS * limit_ms / 1e3, least / rate if rate else 0.0)
-    generator.start(load)
-    rows, begin_ns = [], 0
+    (found,) = together([Part(generator, load, limit_ms, sizes, limits_ms, least)], seconds=seconds)
+    return found
+
+
+def together(parts: Sequence[Part], *, seconds: float = SECONDS) -> list[Probe]:
+    """Put the loads of several models on one server at once, as ``probe`` does one; all end when one has broken.
+
+    Raises:
+        StageError: the server went away.
+    """
+    wanted_s = max(seconds, *(part.longest_s for part in parts))
+    seen = [_LoadSoFar(part, wanted_s) for part in parts]
     try:
-        generator.window(SETTLE_S, least=1)
-        while True:
-            window = generator.window(min(LONGEST_LOOK_S, wanted_s / LOOKS), least=0)
-            begin_ns = begin_ns or window.begin_ns
-            rows.append(window)
-            elapsed_s = (window.end_ns - begin_ns) / 1e9
-            requests = sum(len(w.rows) for w in rows)
-            latency = np.concatenate([w.latency_ms for w in rows])
-            late = int(np.count_nonzero(latency > limit_ms)) + requests - len(latency)
-            if rate:
-                late += (unanswered := missing(rate, elapsed_s, limit_ms, requests))
-                requests += unanswered
-            at_end = max(least, requests, requests * wanted_s / elapsed_s)
-            if late > SHARE_LATE * at_end or (elapsed_s >= wanted_s * 0.99 and requests >= least):
-                break
+        for one in seen:
+            one.part.generator.start(one.part.load)
+        first = max(seen, key=lambda one: one.part.load.rate_per_s or 0.0)  # of a rare one the first may be far off
+        for one in seen:
+            one.part.generator.window(SETTLE_S, least=int(one is first))
+        while not (any(one.broken for one in seen) or all(one.enough for one in seen)):
+            for one in seen:
+                one.look(min(LONGEST_LOOK_S, wanted_s / LOOKS))
     finally:
-        generator.stop()
-    failures, error = generator.failures, generator.error
-    settle(generator)
-    answered = sum(np.asarray(sizes)[w.answered[:, FEED]].sum() for w in rows)
-    return Probe(
-        float(rate or load.concurrency or 0),
-        float(answered) / elapsed_s,
-        requests,
-        late,
-        stability.percentile(latency, 50),
-        stability.percentile(latency, 99),
-        failures,
-        error,
-        over=over(latency, requests, limits_ms),
-    )
+        for part in parts:
+            part.generator.stop()
+    ended = [(part.generator.failures, part.generator.error) for part in parts]
+    for part in parts:
+        settle(part.generator)
+    return [one.probe(*how) for one, how in zip(seen, ended, strict=True)]
+
+
+class _LoadSoFar:
+    """What a load has done so far.
+
+    Attributes:
+        broken: whether it must miss its budget.
+        enough: whether it lasted long enough to say that it held.
+    """
+
+    def __init__(self, part: Part, wanted_s: float) -> None:
+        self.part, self._wanted_s = part, wanted_s
+        self._rows: list[Window] = []
+        self._latency = np.empty(0)
+        self._elapsed_s, self._requests, self._late = 0.0, 0, 0
+        self.broken = self.enough = False
+
+    def look(self, seconds: float) -> None:
+        """Look at what ended in the next seconds."""
+        part, rate = self.part, self.part.load.rate_per_s
+        self._rows.append(window := part.generator.window(seconds, least=0))
+        self._elapsed_s = elapsed_s = (window.end_ns - self._rows[0].begin_ns) / 1e9
+        requests = sum(len(w.rows) for w in self._rows)
+        self._latency = np.concatenate([w.latency_ms for w in self._rows])
+        late = int(np.count_nonzero(self._latency > part.limit_ms)) + requests - len(self._latency)
+        if rate:
+            late += (unanswered := missing(rate, elapsed_s, part.limit_ms, requests))
+            requests += unanswered
+        self._requests, self._late = requests, late
+        at_end = max(part.least, requests, requests * self._wanted_s / elapsed_s)
+        self.broken = late > SHARE_LATE * at_end
+        self.enough = elapsed_s >= self._wanted_s * 0.99 and requests >= part.least
+
+    def probe(self, failures: int, error: str | None) -> Probe:
+        """Return what it did."""
+        part, load = self.part, self.part.load
+        answered = sum(np.asarray(part.sizes)[w.answered[:, FEED]].sum() for w in self._rows)
+        return Probe(
+            float(load.rate_per_s or load.concurrency or 0),
+            float(answered) / self._elapsed_s,
+            self._requests,
+            self._late,
+            stability.percentile(self._latency, 50),
+            stability.percentile(self._latency, 99),
+            failures,
+            error,
+            over=over(self._latency, self._requests, part.limits_ms),
+        )
 
 
 def missing(rate_per_s: float, elapsed_s: float, limit_ms: float, ended: int) -> int:

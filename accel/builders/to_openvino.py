@@ -41,9 +41,9 @@ from accel.core.values import (
 ENTRY = "model.xml"
 HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 """INFERENCE_PRECISION_HINT by target; the others leave the choice to the plugin."""
-STRENGTHS = (0.8, 0.65)
-"""Strengths of SmoothQuant that are tried where NNCF's own, 0.95 for transformers, misses the gate. MiniLM with real
-weights keeps 19.3 dB with 0.95, 22.8 with 0.8, 22.3 with 0.65 and 16.9 with 0.5."""
+STRENGTH, STRENGTHS = 0.8, (0.65, 0.95)
+"""Strength of SmoothQuant for transformers, and those that are tried where it misses the gate. NNCF's own, 0.95, keeps
+less at the same speed (docs/decisions/0027)."""
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
 
@@ -56,7 +56,7 @@ class OpenVinoOptions:
         frontend: ``onnx`` reads the exported file, ``tensorflow`` the model itself, as a SavedModel; None takes the
             second where OpenVINO refuses the first.
         smooth_quant_alpha: how much of the activations' range SmoothQuant moves into the weights; -1 turns it off,
-            None leaves NNCF's choice for the kind of model.
+            None takes 0.8 for the products of a transformer, or another strength where that misses the gate.
         fast_bias_correction: correct biases from statistics of the float model alone, else layer by layer.
         search_s: how long the search may take for layers that stay in a finer precision, where the whole model in
             bfloat16 or INT8 misses the gate on calibration samples; 0 builds the whole model whatever it misses.
@@ -404,10 +404,11 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
         advanced = nncf.AdvancedQuantizationParameters(backend_params={"compress_weights": False})
         if hardware.detect().cpu.has_vnni:  # else NNCF halves the range of some weights, so that sums fit into 16 bits
             advanced.overflow_fix = nncf.OverflowFix.DISABLE
-        if alpha is None:
-            alpha = options.smooth_quant_alpha
-        if alpha is not None:
-            advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(convolution=alpha, matmul=alpha)
+        own = options.smooth_quant_alpha
+        if own is not None:
+            advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(convolution=own, matmul=own)
+        elif transformer:
+            advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(matmul=alpha or STRENGTH)
         return nncf.quantize(
             model,
             nncf.Dataset(chosen),
@@ -434,6 +435,8 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
         "fake_quantize_nodes": types["FakeQuantize"],
         "float_activation_products": len(attention),
     }
+    if transformer and options.smooth_quant_alpha is None:
+        facts["smooth_quant_alpha"] = STRENGTH
     return quantized, facts, mixed
 
 

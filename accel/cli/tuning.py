@@ -1,19 +1,32 @@
 """``accel tune``."""
 
+import math
 import sys
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from accel.cli.output import Json, Quiet, Verbose, note, print_json, show, watching
-from accel.core.errors import UsageError
+from accel.core.errors import UsageError, nearest
 
 
 def tune(
-    targets: Annotated[list[Path], typer.Argument(help="Run directories or repositories of one model")],
-    max_p99_ms: Annotated[float, typer.Option(help="Budget that 99 % of the requests must keep", min=0.001)],
-    rate: Annotated[float | None, typer.Option(help="Requests per second that are to be carried", min=0.001)] = None,
+    targets: Annotated[
+        list[Path],
+        typer.Argument(help="Run directories or repositories of one model, or of several that share a server"),
+    ],
+    max_p99_ms: Annotated[
+        str, typer.Option(help="Budget that 99 % of the requests must keep: 100, or by model bert=100,minilm=20")
+    ],
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests per second that are to be carried: 200; of several models their mix bert=50,minilm=200"
+        ),
+    ] = None,
     arrivals: Annotated[
         str, typer.Option(help="Open loop: poisson, constant or a file of times; closed: a closed loop")
     ] = "poisson",
@@ -27,6 +40,9 @@ def tune(
     max_memory_mib: Annotated[float | None, typer.Option(help="What the server's processes may take", min=1)] = None,
     max_gpu_memory_mib: Annotated[float | None, typer.Option(help="What may be in use on its GPUs", min=1)] = None,
     max_cost: Annotated[float | None, typer.Option(help="USD per million inferences, with --prices", min=1e-9)] = None,
+    space: Annotated[
+        Path | None, typer.Option(help="Configurations to choose from (YAML)  [default: accel's own]")
+    ] = None,
     trials: Annotated[
         int | None, typer.Option(help="Most that quick and optuna measure  [default: 1/8]", min=1)
     ] = None,
@@ -45,7 +61,7 @@ def tune(
 ) -> None:
     """Find the serving configuration that carries the most within a latency budget, and write it as a repository."""
     from accel.bench.ranges import arrivals as read_arrivals
-    from accel.triton.tune import measured, session
+    from accel.triton.tune import measured, session, space as spaces, together
     from accel.triton.tune.constraints import TuneLimits
     from accel.triton.tune.cost import read_prices
     from accel.triton.tune.lab import Goal
@@ -55,9 +71,19 @@ def tune(
         raise UsageError(f"--mode {mode} is unknown", fix=f"give {', '.join(MODES)}")
     kind, gaps_s = (None, ()) if arrivals == "closed" else read_arrivals(arrivals)
     budgets = {"p50": max_p50_ms, "p90": max_p90_ms, "p95": max_p95_ms}
+    models: dict[str, list[Path]] = {}
+    for target in targets:
+        models.setdefault(together.model_of(target), []).append(target)
+    p99s, rates = _by_model(max_p99_ms, "--max-p99-ms", models), _by_model(rate, "--rate", models)
+    if missing := [name for name in models if name not in p99s]:
+        raise UsageError(f"--max-p99-ms has no budget of {', '.join(missing)}", fix="give one for each model")
+    if len(models) > 1 and rate is not None and "=" not in rate:
+        raise UsageError("--rate of several models is their mix", fix=f"--rate {','.join(f'{n}=10' for n in models)}")
+    only = next(iter(models))
+    limits_ms = {name: ms for name, ms in budgets.items() if ms is not None}
     asked = measured.TuneRequest(
         tuple(targets),
-        Goal(max_p99_ms, kind, gaps_s, rate, {name: ms for name, ms in budgets.items() if ms is not None}),
+        Goal(p99s[only], kind, gaps_s, rates.get(only), limits_ms),
         cast(Mode, mode),
         out=out,
         prices=read_prices(prices) if prices else {},
@@ -70,9 +96,22 @@ def tune(
         least=requests,
         budget_s=budget_s,
         seed=seed,
+        space=spaces.read(space) if space is not None else None,
     )
     with watching(quiet=quiet, verbose=verbose) as progress:
-        found, folder = session.tune(asked, notice=progress.notice, progress=progress.variant, stage=progress.stage)
+        told: Any = {"notice": progress.notice, "progress": progress.variant, "stage": progress.stage}
+        if len(models) == 1:
+            found, folder = session.tune(asked, **told)
+        else:
+            shares, place = together.mix(rates, list(models)), out or Path("runs") / "+".join(models)
+            each = {
+                name: together.SharedModel(
+                    replace(asked, targets=tuple(own), goal=replace(asked.goal, limit_ms=p99s[name], rate_per_s=None)),
+                    shares[name],
+                )
+                for name, own in models.items()
+            }
+            found, folder = together.tune_together(each, place, **told)
     if as_json:
         print_json(found)
         return
@@ -87,6 +126,30 @@ def tune(
     for warning in found["decision"]["warnings"]:
         note(warning)
     typer.echo(f"repository: {folder / found['repository']}\nreport: {folder / measured.REPORT}")
+
+
+def _by_model(text: str | None, option: str, models: Collection[str]) -> dict[str, float]:
+    """Read a number for all models, or ``NAME=NUMBER,…``.
+
+    Raises:
+        UsageError: no number above 0, or a model that is not there.
+    """
+    found: dict[str, float] = {}
+    for part in (text or "").split(",") if text is not None else ():
+        name, _, value = part.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0.001 <= number < math.inf:
+            raise UsageError(f"{option} {part}: expected a number from 0.001 on", fix=f"{option} 100, or NAME=100,…")
+        if name and name.strip() not in models:
+            raise UsageError(
+                f"{option}: there is no model {name.strip()!r}{nearest(name.strip(), models)}",
+                fix=f"the models are {', '.join(models)}",
+            )
+        found |= {name.strip(): number} if name else dict.fromkeys(models, number)
+    return found
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:

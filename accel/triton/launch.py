@@ -150,6 +150,22 @@ def _policies(models: Sequence[Any]) -> list[str]:
     return list(found)
 
 
+def with_more(text: str, models: Sequence[Any], variables: Sequence[str]) -> str:
+    """Return the text of a ``launch.sh`` with the flags that its configs need now, and further variables.
+
+    Args:
+        variables: ``NAME=VALUE``; a value that is set where the script runs comes first.
+    """
+    head, tail = 'command -v "${TRITONSERVER', '  "${flags[@]}" "$@"'
+    exports = []
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        exports.append(f'if [[ -z "${{{name}+set}}" ]]; then export {name}={shlex.quote(value)}; fi\n')
+    text = text.replace(head, "".join(exports) + head, 1)
+    flags = [f"  {flag} \\\n" for flag in _flags(models) if flag not in text]
+    return text.replace(tail, "".join(flags) + tail, 1)
+
+
 def require(text: str, release: TritonRelease, packages: Sequence[str]) -> str:
     """Return the text of a ``launch.sh`` whose server's Python backend also needs ``packages``."""
     lines = text.splitlines()

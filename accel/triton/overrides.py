@@ -87,6 +87,38 @@ def from_file(path: Path) -> str:
     return _anchored(parse(text, str(path)), path.parent, str(path))
 
 
+def from_fields(fields: Mapping[str, Any], what: str) -> str:
+    """Read fields in protobuf's JSON form that name no files.
+
+    Args:
+        what: what a message calls them.
+
+    Raises:
+        InputError: protobuf refuses one, a value is missing, or a list is empty.
+    """
+    if any(value is None or value == [] for _, value in _walk(fields)):
+        raise InputError(f"{what}: a value is missing, or an empty list, which cannot be told from none", fix=_FIX)
+    try:
+        given = json_format.ParseDict(fields, _schema()())
+    except json_format.ParseError as error:
+        steps, why = _explained(str(error))
+        raise InputError(f"{what}: {'.'.join(map(str, steps))}: {why}", fix=_FIX) from error
+    for _, field, _ in _files(given):
+        raise InputError(f"{what}: {field} names a file, and a repository that is tuned takes none", fix="leave it out")
+    return to_text(given)
+
+
+@functools.cache
+def without_schedule(overrides: str) -> str:
+    """Return overrides without what forms batches: preferred sizes and the delay."""
+    given = parse(overrides)
+    for field in ("preferred_batch_size", "max_queue_delay_microseconds"):
+        given.dynamic_batching.ClearField(field)
+    if not given.dynamic_batching.ListFields():
+        given.ClearField("dynamic_batching")
+    return to_text(given)
+
+
 def from_job(triton: Mapping[str, Any], path: Path, known: Sequence[str]) -> dict[str, str]:
     """Read ``triton:`` of a job file: overrides by target name, under ``""`` those for every target.
 

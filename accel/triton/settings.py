@@ -11,7 +11,7 @@ from typing import Any
 
 from accel.builders import targets
 from accel.core.files import write_text
-from accel.triton import config as configs
+from accel.triton import config as configs, overrides
 
 THREADS = ("intra_op_thread_count", "threads", "NUM_STREAMS", "INFERENCE_NUM_THREADS")
 """Parameters that say how an instance uses the CPU, and follow the number of instances where a config has them."""
@@ -28,6 +28,8 @@ class Settings:
         preferred: batch sizes that are sent at once when they are reached, the largest first. Without a delay no
             batch is larger than the largest of them. Empty: the model's ``max_batch_size``.
         delay_us: how long a request may wait for others, in microseconds.
+        fields: what else the config says, as the text of a partial ``config.pbtxt``.
+        variables: ``NAME=VALUE`` of the server's environment.
 
     Source: server docs/user_guide/batcher.md, "Preferred Batch Sizes", "Delayed Batching".
     """
@@ -37,8 +39,20 @@ class Settings:
     batching: bool = True
     preferred: tuple[int, ...] = ()
     delay_us: int = 0
+    fields: str = ""
+    variables: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing else is set that could change what a model answers."""
+        return not self.fields and not self.variables
 
     def __str__(self) -> str:
+        more = [*self.variables, *filter(None, [" ".join(self.fields.split())])]
+        return ", ".join([self._schedule, *more])
+
+    @property
+    def _schedule(self) -> str:
         each = f" of {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
         words = [f"{self.instances} instance{'s' * (self.instances > 1)}{each}"]
         if not self.batching:
@@ -72,7 +86,7 @@ def read(model: Any) -> Settings:
 
 
 def apply(model: Any, settings: Settings, *, cpu_threads: int) -> None:
-    """Set the settings in a ``ModelConfig``; a queue policy that it has stays.
+    """Set the settings in a ``ModelConfig``, further fields last; a queue policy that it has stays.
 
     Args:
         cpu_threads: what the instances share where ``settings`` name no threads and the config states some.
@@ -95,6 +109,8 @@ def apply(model: Any, settings: Settings, *, cpu_threads: int) -> None:
         total = cpu_threads if settings.threads is None else settings.threads * settings.instances
         for key, value in targets.backend(model.backend).parameters(total, settings.instances).items():
             model.parameters[key].string_value = value
+    if settings.fields:
+        overrides.apply(settings.fields, model)
 
 
 def write(root: Path, settings: Settings, *, cpu_threads: int, models: Sequence[str] = ()) -> bool:

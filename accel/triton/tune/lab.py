@@ -10,24 +10,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from accel.bench import probing, usage
 from accel.bench.feeds import rebatch
-from accel.bench.goodput import Probe
+from accel.bench.goodput import Probe, combined
 from accel.bench.load import Arrivals, Generator, Load, fit_feeds
 from accel.bench.machine_noise import Look, disturbed
 from accel.bench.rounds import BUSY_TURNS, REPEATS
 from accel.core import hardware
 from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
-from accel.triton import manifest as manifests, settings as schedules
+from accel.triton import manifest as manifests, rescheduled, settings as schedules
 from accel.triton.folders import link_tree
 from accel.triton.manifest import Manifest
 from accel.triton.reading import read_configs, read_points
-from accel.triton.servers import server as servers
+from accel.triton.servers import answers, server as servers
 from accel.triton.servers.server import Server
 from accel.triton.settings import Settings
 
@@ -35,6 +35,8 @@ WINDOW_S, CALLS, FEW_CALLS = 0.6, 8, 3
 """Each point of a curve lasts so long, and until so many requests have ended: few where each takes longer than that."""
 LARGEST_BATCH = 64
 LEAST = probing.LEAST_REQUESTS
+LONGEST_S, FEW = 60.0, 30
+"""A load so small that its requests would take longer is held by those of that time, by a few at least."""
 SPREAD = (*range(0, 100, 5), 99)
 """Percentiles that stand for how much equal calls differ; the longest of a few calls is an accident."""
 
@@ -84,6 +86,7 @@ class Subject:
         feeds: what is sent; ``sizes``: the batch items of each.
         max_batch: ``max_batch_size`` of the worker; 0 where it cannot merge requests.
         default: how it is scheduled as it ships.
+        config: the worker's ``ModelConfig``.
         same_shape: only requests of one shape are merged.
     """
 
@@ -98,6 +101,7 @@ class Subject:
     sizes: tuple[int, ...]
     max_batch: int
     default: Settings
+    config: Any = None
     via: str | None = None
     logs: Path = Path()
 
@@ -171,7 +175,7 @@ class Trial:
         Raises:
             StageError: the server ended.
         """
-        with self._watched():
+        with self.watched():
             self._open(self._subject.feeds)
             load, sizes = goal.load(level), self._subject.sizes
             return probing.probe(
@@ -182,6 +186,14 @@ class Trial:
                 seconds=seconds,
                 least=least,
             )
+
+    def part(self, goal: Goal, rate_per_s: float, least: int) -> probing.Part:
+        """Return a load on this model as a part of one on several."""
+        self._open(self._subject.feeds)
+        limits = goal.limits_ms
+        return probing.Part(
+            self._generator, goal.load(rate_per_s), goal.limit_ms, self._subject.sizes, limits, least=least
+        )
 
     def memory_mib(self) -> float | None:
         """Return the resident memory of the server's processes, where it can be known."""
@@ -209,7 +221,7 @@ class Trial:
         alone: dict[int, np.ndarray] = {}
         beside: dict[int, np.ndarray] = {}
         failed: dict[str, str] = {}
-        with self._watched():
+        with self.watched():
             first = self._subject.feeds[:1]
             for batch in sizes:
                 if cut := bool(alone) and (
@@ -298,7 +310,7 @@ class Trial:
         self._generator.open(self._subject.model, fitted, slots=slots)
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         """Say how the server ended, where it did."""
         try:
             yield
@@ -313,18 +325,96 @@ def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterato
     """Serve a copy of a repository with these settings; None serves it as it ships.
 
     Raises:
-        StageError: the server does not become ready.
+        StageError: the server does not become ready, or answers otherwise where more is set than how it schedules.
     """
     root = scratch / "repository"
     link_tree(subject.served, root)
     if settings is not None:
         schedules.write(root, settings, cpu_threads=hardware.cpu_threads(), models=(subject.worker,))
+        rescheduled.start(root, settings.variables)
     begin = time.monotonic()
     log = subject.logs / f"{subject.name}.server.log"
     with servers.start(root, via=subject.via, log=log, allow_changed=True) as running:
         start_s = time.monotonic() - begin
+        if settings is not None and not settings.plain:
+            wrong = [f for f in answers.check(running.endpoint, root) if f.severity == "error"]
+            if wrong:
+                raise StageError(f"with {settings} it answers otherwise: {wrong[0].field}: {wrong[0].why}")
         with Generator(running.endpoint.grpc, log=subject.logs / f"{subject.name}.load.log") as generator:
             yield Trial(subject, running, generator, start_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One model's part in a server that several share.
+
+    Attributes:
+        share: its share of all requests.
+    """
+
+    subject: Subject
+    settings: Settings
+    goal: Goal
+    share: float
+
+
+class SharedTrial:
+    """A server that runs a configuration of each of several models, and a process for each that sends to it."""
+
+    def __init__(self, shares: Sequence[Share], trials: Sequence[Trial]) -> None:
+        self._shares, self._trials = shares, trials
+
+    def probe(self, goal: Goal, level: float, *, seconds: float = probing.SECONDS, least: int = LEAST) -> Probe:
+        """Put one load on all of them, each its share of it, and hold each against its own budget.
+
+        Args:
+            goal: not looked at: each share has its own.
+            level: requests per second of all together.
+
+        Raises:
+            StageError: the server ended.
+        """
+        with self._trials[0].watched():
+            parts = []
+            for one, trial in zip(self._shares, self._trials, strict=True):
+                rate = level * one.share
+                parts.append(trial.part(one.goal, rate, min(least, max(FEW, int(rate * LONGEST_S)))))
+            found = probing.together(parts, seconds=seconds)
+        return combined(level, {one.subject.model: p for one, p in zip(self._shares, found, strict=True)})
+
+    def memory_mib(self) -> float | None:
+        """As of ``Trial``: of the one server."""
+        return self._trials[0].memory_mib()
+
+    def gpu_memory_mib(self) -> float | None:
+        """As of ``Trial``: of the one server."""
+        return self._trials[0].gpu_memory_mib()
+
+
+@contextlib.contextmanager
+def shared_trial(shares: Sequence[Share], scratch: Path) -> Iterator[SharedTrial]:
+    """Serve a copy of each repository, with its settings, on one server.
+
+    Raises:
+        StageError: the server does not become ready.
+    """
+    roots = []
+    for number, one in enumerate(shares):
+        roots.append(root := scratch / f"repository-{number}")
+        link_tree(one.subject.served, root)
+        schedules.write(root, one.settings, cpu_threads=hardware.cpu_threads(), models=(one.subject.worker,))
+    first, begin = shares[0].subject, time.monotonic()
+    beside = [f"--model-repository={root}" for root in roots[1:]]
+    log = first.logs / "together.server.log"
+    with (
+        servers.start(roots[0], via=first.via, log=log, flags=beside, allow_changed=True) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        start_s, trials = time.monotonic() - begin, []
+        for one in shares:
+            generator = Generator(running.endpoint.grpc, log=first.logs / f"{one.subject.model}.load.log")
+            trials.append(Trial(one.subject, running, stack.enter_context(generator), start_s))
+        yield SharedTrial(shares, trials)
 
 
 def subject(
@@ -375,6 +465,7 @@ def subject(
         sizes,
         config.max_batch_size,
         schedules.read(config),
+        config,
         via,
         logs,
     )

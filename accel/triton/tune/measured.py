@@ -29,8 +29,10 @@ from accel.triton.tune.constraints import Judged, TuneLimits, judge, within
 from accel.triton.tune.cost import TUNE_THERE, Price, tuned_elsewhere
 from accel.triton.tune.lab import LEAST, Curve, Goal, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
+from accel.triton.tune.predict import Setup
 from accel.triton.tune.proof import Contender, choose, prove
 from accel.triton.tune.search import Mode, Option
+from accel.triton.tune.space import Space
 
 FILENAME, MEASURED, REPOSITORY, REPORT = "tune.json", "measured.json", "repository", "report.html"
 FINALISTS = 3
@@ -55,6 +57,7 @@ class TuneRequest:
         limits: what a configuration must keep besides its latency budgets.
         probe_s / least: a probe lasts so long, and until so many requests have ended.
         budget_s: how long to measure; None for ``BUDGET_S``, without a limit for brute.
+        space: the configurations to choose from beside the one that ships; None for accel's own.
     """
 
     targets: tuple[Path, ...]
@@ -71,6 +74,7 @@ class TuneRequest:
     least: int = LEAST
     budget_s: float | None = None
     seed: int = 0
+    space: Space | None = None
 
 
 def repositories(target: Path, via: str | None) -> Iterator[tuple[str, Path]]:
@@ -123,7 +127,7 @@ class Measuring:
         self._cores = hardware.cpu_threads()
         self._seconds: dict[str, float] = {}
         self._unfit: dict[str, str] = {}
-        self._curves: dict[str, dict[tuple[int, int | None], Curve]] = {}
+        self._curves: dict[str, dict[Setup, Curve]] = {}
         self._predicted: dict[Option, Probe | None] = {}
         self.contenders: list[Contender] = []
         self.chosen: Contender | None = None
@@ -168,8 +172,8 @@ class Measuring:
                 contract = (one.manifest.inputs, one.manifest.outputs)
                 if found and contract != (found[0].manifest.inputs, found[0].manifest.outputs):
                     raise UsageError(
-                        f"{target} has another client contract than {asked.targets[0]}",
-                        fix="tune each model in a call of its own: models that share a server are not tuned together",
+                        f"{target} has another client contract than {asked.targets[0]}, and the same name",
+                        fix="name the runs of one model, or models of several names, which share a server",
                     )
                 found.append(one)
         if not found and not self._unfit:
@@ -207,10 +211,12 @@ class Measuring:
         manifest = manifests.read(root)
         return list(forms.read(self._asked.data, manifest.inputs, batched=manifest.max_batch_size > 0))
 
-    def measure(self) -> None:
-        """Measure what the mode asks for, and choose."""
-        asked = self._asked
-        begin = time.monotonic()
+    def prepare(self) -> list[Option]:
+        """Measure the curves, and predict every configuration; what ships comes first.
+
+        Raises:
+            StageError: nothing could be measured.
+        """
         with self._timed("curves"):
             self._measure_curves()
         self._subjects = [s for s in self._subjects if self._curves.get(s.name)]
@@ -221,7 +227,14 @@ class Measuring:
         with self._timed("predict"):
             for option in options:
                 self._predicted[option] = self._predict(option)
-        best = self._shortlist(options) if asked.mode == "predict" else self._search(options, asked.mode)
+        return options
+
+    def measure(self) -> None:
+        """Measure what the mode asks for, and choose."""
+        asked = self._asked
+        begin = time.monotonic()
+        options = self.prepare()
+        best = self.shortlist(options) if asked.mode == "predict" else self._search(options, asked.mode)
         self._prove(options[0], best)
         if asked.mode == "predict" and (wrong := self._mispredicted()) and (best := self._fall_back(options, wrong)):
             self._prove(options[0], best)
@@ -295,34 +308,41 @@ class Measuring:
 
     def _measure_curves(self) -> None:
         """Measure the curves, a setup of each repository in turn; a server that dies is a finding about that setup."""
-        todo: list[tuple[Subject, int, int | None]] = []
+        todo: list[tuple[Subject, Setup]] = []
         for one in self._subjects:
             # An AOTInductor package takes its threads from the environment alone.
             sayable = one.backend == "python" or one.default.threads is not None
-            todo += [(one, n, threads) for n, threads in model.setups(sayable, self._cores)]
+            wanted = [Setup(*pair) for pair in model.setups(sayable, self._cores)]
+            if self._asked.space is not None:
+                every = [one.default, *self._asked.space.settings(one.config)]
+                wanted = list(dict.fromkeys(map(model.setup, every)))
+            todo += [(one, setup) for setup in wanted]
         order = {one.name: itertools.count() for one in self._subjects}
         todo = [item for _, item in sorted(((next(order[t[0].name]), t) for t in todo), key=lambda pair: pair[0])]
-        for number, (one, n, threads) in enumerate(todo):
+        for number, (one, setup) in enumerate(todo):
             known = self._curves.setdefault(one.name, {})
-            name, settings = f"curve {one.name} {n}x{threads}", Settings(n, threads, batching=one.max_batch > 1)
+            batching, (n, threads, fields, variables) = one.max_batch > 1, setup
+            settings = Settings(n, threads, batching, fields=fields, variables=variables)
+            name = f"curve {one.name} {setup.name}"
             kept = from_json(Curve, found) if (found := self._kept.get(name)) is not None else None
             if kept is not None and kept.serves(self._asked.goal.limit_ms):
-                known[n, threads] = kept
+                known[setup] = kept
                 continue
             left_s = self._deadline.left(CURVES)
             if left_s <= 0 and any(self._curves.values()):
                 self._unfit[f"{one.name}: {settings}"] = f"not measured: {NO_TIME}"
                 continue
-            self._progress(one.name, f"measuring {n} × {threads or 'its'} threads", f"{number + 1} of {len(todo)}")
+            what = f"measuring {n} × {threads or 'its'} threads"
+            self._progress(one.name, what, f"{number + 1} of {len(todo)}")
             with tempfile.TemporaryDirectory(dir=self._scratch) as scratch:
                 try:
                     with trial(one, settings, Path(scratch)) as server:
                         longest_s = left_s / (len(todo) - number)
-                        known[n, threads] = server.curve(settings, self._asked.goal.limit_ms, longest_s=longest_s)
+                        known[setup] = server.curve(settings, self._asked.goal.limit_ms, longest_s=longest_s)
                 except StageError as error:
                     self._unfit[f"{one.name}: {settings}"] = error.message
                     continue
-            self._kept.put(name, known[n, threads])
+            self._kept.put(name, known[setup])
 
     def _options(self) -> list[Option]:
         """Return all configurations: the one that ships of the first repository first."""
@@ -333,11 +353,15 @@ class Measuring:
             if fits < max(1, one.max_batch):
                 why = next((f"batch {b}: {why}" for c in curves.values() for b, why in c.failed.items()), "")
                 self._unfit[f"{one.name}: batches above {fits}"] = why
-            found += [(one.name, s) for s in model.space(one, list(curves), fits=fits)]
+            settings = model.space(one, [(c.instances, c.threads) for c in curves], fits=fits)
+            if self._asked.space is not None:
+                own = [s for s in self._asked.space.settings(one.config) if model.setup(s) in self._curves[one.name]]
+                settings = list(dict.fromkeys([one.default, *own]))
+            found += [(one.name, s) for s in settings]
         limits = self._asked.limits
         for what, limit, known, flag in (
             ("", limits.max_memory_mib, self._memory, "--max-memory-mib"),
-            ("GPU ", limits.max_gpu_memory_mib, lambda o: self._curve(o).gpu_mib, "--max-gpu-memory-mib"),
+            ("GPU ", limits.max_gpu_memory_mib, lambda o: self.curve(o).gpu_mib, "--max-gpu-memory-mib"),
         ):
             if limit is None:
                 continue
@@ -357,28 +381,33 @@ class Measuring:
                 )
         return found
 
-    def _curve(self, option: Option) -> Curve:
+    def subject(self, option: Option) -> Subject:
+        """Return the repository of a configuration."""
+        return next(s for s in self._subjects if s.name == option[0])
+
+    def curve(self, option: Option) -> Curve:
         """Return the curve of a configuration's instances and threads, or the nearest there is."""
         name, settings = option
-        curves = self._curves[name]
+        curves, wanted = self._curves[name], model.setup(settings)
         threads = settings.threads or max(1, self._cores // settings.instances)
-        for key in ((settings.instances, settings.threads), (settings.instances, threads)):
+        for key in (wanted, wanted._replace(threads=threads)):
             if key in curves:
                 return curves[key]
-        return min(curves.values(), key=lambda c: abs(c.instances - settings.instances))
+        alike = [c for key, c in curves.items() if key[2:] == wanted[2:]] or list(curves.values())
+        return min(alike, key=lambda c: abs(c.instances - settings.instances))
 
     def _memory(self, option: Option) -> float | None:
-        return self._curve(option).rss_mib
+        return self.curve(option).rss_mib
 
     def _predict(self, option: Option) -> Probe | None:
-        one = next(s for s in self._subjects if s.name == option[0])
-        return model.predict(one, self._curve(option), option[1], self._asked.goal).best
+        one = self.subject(option)
+        return model.predict(one, self.curve(option), option[1], self._asked.goal).best
 
     def _expected(self, option: Option) -> float:
         found = self._predicted[option]
         return found.throughput_per_s if found else 0.0
 
-    def _shortlist(self, options: Sequence[Option]) -> list[Option]:
+    def shortlist(self, options: Sequence[Option]) -> list[Option]:
         """Return the most promising option of each repository, instances and threads, the most promising first.
 
         What is predicted alike within 3 % behaves alike: of those the plainest stands for all.
@@ -436,11 +465,11 @@ class Measuring:
         return sorted(found, key=lambda o: -found[o])
 
     def _contender(self, option: Option, confirm: int | None = None) -> Contender:
-        one = next(s for s in self._subjects if s.name == option[0])
+        one = self.subject(option)
         predicted = self._predicted.get(option)
         name = self._probes(option)
         kept = [from_json(Probe, p) for p in self._kept.get(name) or []]
-        curve = self._curve(option)
+        curve = self.curve(option)
         start = predicted.load if predicted else 1.0 if self._asked.goal.arrivals is None else 0.2 / curve.alone_s[0]
 
         def keep(contender: Contender, probe: Probe) -> None:

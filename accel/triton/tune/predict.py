@@ -4,15 +4,17 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from accel.bench.goodput import Bisection, Probe, over, search
 from accel.triton.config import BATCHING
+from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
 from accel.triton.tune.lab import Curve, Goal, Subject
-from accel.triton.tune.scheduler import SimulatedServer, poisson, simulate
+from accel.triton.tune.scheduler import Outcome, SimulatedServer, poisson, simulate
 
 REQUESTS = 2500
 POLICY = BATCHING["default_queue_policy"]
@@ -47,20 +49,30 @@ def probe(
         level: requests per second, or the clients of a closed loop.
         max_batch / sizes / kinds: as of the ``Subject``.
     """
-    service = functools.cache(curve.service)
-    server = SimulatedServer(
-        settings,
-        max_batch,
-        service,
-        curve.spread,
-        curve.overhead_s,
-        POLICY["max_queue_size"],
-        POLICY["default_timeout_microseconds"] / 1e6,
-    )
+    server = simulated(curve, settings, max_batch)
     if goal.arrivals is None:
         found = simulate(server, clients=int(level), requests=REQUESTS, items=sizes, kinds=kinds)
     else:
         found = simulate(server, due(goal, level, REQUESTS), items=sizes, kinds=kinds)
+    return held_against(found, goal, level)
+
+
+def simulated(curve: Curve, settings: Settings, max_batch: int, *, threads: float = 1.0) -> SimulatedServer:
+    """Return the model of a server over a curve; ``threads`` as of ``SimulatedServer``."""
+    return SimulatedServer(
+        settings,
+        max_batch,
+        functools.cache(curve.service),
+        curve.spread,
+        curve.overhead_s,
+        POLICY["max_queue_size"],
+        POLICY["default_timeout_microseconds"] / 1e6,
+        threads=threads,
+    )
+
+
+def held_against(found: Outcome, goal: Goal, level: float) -> Probe:
+    """Hold what a simulation found against the budgets."""
     late = int(np.count_nonzero(found.latency_s * 1e3 > goal.limit_ms)) + found.refused
     p50 = p99 = None
     if len(found.latency_s):
@@ -97,6 +109,29 @@ def largest_batch(subject: Subject, settings: Settings) -> int:
     return subject.max_batch if settings.delay_us or not settings.preferred else max(settings.preferred)
 
 
+class Setup(NamedTuple):
+    """What a curve is measured on: all but how batches are formed.
+
+    Attributes:
+        fields / variables: as of ``Settings``, without preferred sizes and the delay.
+    """
+
+    instances: int
+    threads: int | None
+    fields: str = ""
+    variables: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in a list of setups."""
+        return " ".join([f"{self.instances}x{self.threads}", *self.variables, *self.fields.split()])
+
+
+def setup(settings: Settings) -> Setup:
+    """Return what a configuration's curve is measured on."""
+    return Setup(settings.instances, settings.threads, without_schedule(settings.fields), settings.variables)
+
+
 def setups(backend_threads: bool, cores: int) -> list[tuple[int, int | None]]:
     """Return instances and threads of each that are worth a curve: together the cores, or twice as many.
 
@@ -110,7 +145,7 @@ def setups(backend_threads: bool, cores: int) -> list[tuple[int, int | None]]:
     return sorted((n, t) for n, t in found if t <= cores)
 
 
-def space(subject: Subject, setups: Sequence[tuple[int, int | None]], *, fits: int) -> list[Settings]:
+def space(subject: Subject, setups: Iterable[tuple[int, int | None]], *, fits: int) -> list[Settings]:
     """Return the configurations of a repository: the one that ships first.
 
     Args:

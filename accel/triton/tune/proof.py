@@ -19,13 +19,10 @@ from accel.bench.rounds import interleave
 from accel.core import hardware, temporary
 from accel.core.errors import AccelError
 from accel.triton.settings import Settings
-from accel.triton.tune.lab import Goal, Subject, Trial, trial
+from accel.triton.tune.lab import FEW, LONGEST_S, Goal, Share, SharedTrial, Subject, Trial, shared_trial, trial
 
 CONFIRM, GROWTH = 3, 1.15
 """Probes of the load found, and how fast the search grows from the load that was predicted."""
-
-LONGEST_S, FEW = 60.0, 30
-"""A load so small that its requests would take longer is held by those of that time, by a few at least."""
 
 
 @dataclass(slots=True)
@@ -37,6 +34,7 @@ class Contender:
         search: what it held and what not.
         keep: called with each probe.
         memory_mib / gpu_memory_mib: the most that was seen in any probe; None where it is not known.
+        shares: of models that share a server, the configuration of each; ``subject`` and ``settings`` are the first's.
     """
 
     subject: Subject
@@ -50,9 +48,10 @@ class Contender:
     known: Sequence[Probe] = ()
     memory_mib: float | None = None
     gpu_memory_mib: float | None = None
+    shares: tuple[Share, ...] = ()
     search: Bisection = field(init=False)
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _trial: Trial | None = None
+    _trial: Trial | SharedTrial | None = None
 
     def __post_init__(self) -> None:
         closed = self.goal.arrivals is None
@@ -62,8 +61,11 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Its repository and settings."""
-        return f"{self.subject.name}: {self.settings}"
+        """Its repository and settings, of all models that it has."""
+        return (
+            " + ".join(f"{s.subject.model}/{s.subject.name}: {s.settings}" for s in self.shares)
+            or f"{self.subject.name}: {self.settings}"
+        )
 
     @property
     def threads(self) -> int:
@@ -78,7 +80,8 @@ class Contender:
     @property
     def most(self) -> float:
         """Items per second that it cannot carry: those of the least load that broke, as if all had been answered."""
-        scale = sum(self.subject.sizes) / len(self.subject.sizes)
+        shares = [(s.share, s.subject.sizes) for s in self.shares] or [(1.0, self.subject.sizes)]
+        scale = sum(share * sum(sizes) / len(sizes) for share, sizes in shares)
         broken = [p for p in self.search.probes if not p.held and p.load == self.search.broken]
         if not broken:
             return float("inf")
@@ -89,12 +92,16 @@ class Contender:
         if self.search.next() is None:
             return
         scratch = self._open.enter_context(tempfile.TemporaryDirectory(prefix="tune-", dir=temporary.root()))
-        self._trial = self._open.enter_context(trial(self.subject, self.settings, Path(scratch)))
+        if self.shares:
+            self._trial = self._open.enter_context(shared_trial(self.shares, Path(scratch)))
+        else:
+            self._trial = self._open.enter_context(trial(self.subject, self.settings, Path(scratch)))
 
     def turn(self, points: Collection[str]) -> None:
         """Probe one load; nothing where its time is over."""
         if points and self._trial is not None and (level := self.search.next()) is not None:
-            least = self.least if self.goal.arrivals is None else min(self.least, max(FEW, int(level * LONGEST_S)))
+            every = self.goal.arrivals is None or self.shares  # shares count their own
+            least = self.least if every else min(self.least, max(FEW, int(level * LONGEST_S)))
             probe = self._trial.probe(self.goal, level, seconds=self.probe_s, least=least)
             self.search.add(probe)
             used = self._trial.memory_mib(), self._trial.gpu_memory_mib()

@@ -13,7 +13,8 @@ The rules are those of the server's source (triton-inference-server/core, 2026-0
   (scheduler_utils.cc, ``PolicyQueue::Enqueue``, ``ApplyPolicy``).
 
 A model without any queue policy fetches payloads ahead and lets them grow; with one preferred size that makes the same
-batches. What is not modelled: priorities, the rate limiter, the response cache, sequences.
+batches. What is not modelled: priorities, the rate limiter, the
+response cache, sequences.
 
 A batch proceeds at the speed of the instances that are busy beside it at the time, so that one which starts alone slows
 down when a second begins (``Service``).
@@ -50,6 +51,7 @@ class SimulatedServer:
         queue: most requests that may wait; 0 for no limit.
         timeout_s: how long one may wait.
         same_shape: only requests of one shape are merged.
+        threads: CPU threads of an instance; of models that share a server.
     """
 
     settings: Settings
@@ -60,6 +62,7 @@ class SimulatedServer:
     queue: int = 0
     timeout_s: float = math.inf
     same_shape: bool = True
+    threads: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,23 @@ class Outcome:
     batch: float
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is sent to one model.
+
+    Attributes:
+        due_s: open loop: when each request is due, ascending.
+        clients / requests: closed loop: so many clients, each of which sends when it has its answer, so many requests.
+        items / kinds: batch items of each feed and the kind of its shape; each request draws a feed.
+    """
+
+    due_s: Sequence[float] | np.ndarray = ()
+    clients: int = 0
+    requests: int = 0
+    items: Sequence[int] = (1,)
+    kinds: Sequence[int] = (0,)
+
+
 def simulate(
     server: SimulatedServer,
     due_s: Sequence[float] | np.ndarray = (),
@@ -89,81 +109,138 @@ def simulate(
     kinds: Sequence[int] = (0,),
     seed: int = 0,
 ) -> Outcome:
-    """Run requests through the server.
-
-    Args:
-        due_s: open loop: when each request is due, ascending.
-        clients / requests: closed loop: so many clients, each of which sends when it has its answer, so many requests.
-        items / kinds: batch items of each feed and the kind of its shape; each request draws a feed.
+    """Run requests through the server; ``due_s`` to ``kinds`` as of ``Requests``.
 
     Raises:
         ValueError: neither loop is given.
     """
-    total = len(due_s) or requests
-    if not total:
-        raise ValueError("expected due times or a number of requests")
-    generator = np.random.default_rng(seed)
-    drawn = generator.integers(0, len(items), total)
-    size, kind = np.asarray(items)[drawn].tolist(), np.resize(kinds, len(items))[drawn].tolist()
-    share = np.linspace(0.0, 1.0, len(server.spread))
-    noise = np.interp(generator.random(total), share, np.sort(server.spread)).tolist()
-    form = _batcher(server, size, kind)
-    arriving = [(due, n) for n, due in enumerate(due_s)] or [(i * 1e-6, i) for i in range(min(clients, total))]
-    sent, batches, merged = len(arriving), 0, 0
-    due = [at for at, _ in arriving] + [0.0] * (total - sent)
-    ended = [math.nan] * total
-    waiting: deque[int] = deque()
-    busy: list[list] = []  # [share left, seconds by busy instances, its requests]
-    now, limit = 0.0, server.settings.instances
+    (found,) = simulate_together([(server, Requests(due_s, clients, requests, items, kinds))], seed=seed)
+    return found
 
-    def again(at: float) -> None:
+
+def simulate_together(
+    models: Sequence[tuple[SimulatedServer, Requests]], *, cores: float = math.inf, seed: int = 0
+) -> list[Outcome]:
+    """Run the requests of models that share a server through their queues; each has instances of its own.
+
+    Instances of one model slow each other down as its curve says. Those of all models together slow each other down by
+    the threads that they want beyond the cores there are, as far as that is not in the curve.
+
+    Args:
+        cores: of the machine.
+
+    Raises:
+        ValueError: a model has neither loop.
+    """
+    lanes = [_Lane(server, sent, seed + number) for number, (server, sent) in enumerate(models)]
+    now = 0.0
+    while any(lane.arriving or lane.busy or lane.waiting for lane in lanes):
+        wake = min(lane.begin(now) for lane in lanes)
+        wanted = sum(lane.threads for lane in lanes) if len(lanes) > 1 else 0.0
+        soonest, first, index, paces = math.inf, lanes[0], -1, []
+        for lane in lanes:
+            slower = max(1.0, wanted / cores) / max(1.0, lane.threads / cores) if len(lanes) > 1 else 1.0
+            paces.append(slower)
+            level = len(lane.busy) - 1
+            for place, batch in enumerate(lane.busy):
+                if (left := batch[0] * batch[1][level] * slower) < soonest:
+                    soonest, first, index = left, lane, place
+        coming = min((lane for lane in lanes if lane.arriving), key=lambda lane: lane.arriving[0][0], default=None)
+        then = min(now + soonest, wake, coming.arriving[0][0] if coming else math.inf)
+        for lane, slower in zip(lanes, paces, strict=True):
+            level = len(lane.busy) - 1
+            for batch in lane.busy:
+                batch[0] -= (then - now) / (batch[1][level] * slower)
+        if then == now + soonest and index >= 0:
+            first.end(index, then)
+        elif then < wake and coming is not None:
+            coming.arrive(then)
+        now = then
+    return [lane.outcome() for lane in lanes]
+
+
+class _Lane:
+    """One model: what is still to come, what waits, and what its instances are busy with."""
+
+    def __init__(self, server: SimulatedServer, sent: Requests, seed: int) -> None:
+        total = len(sent.due_s) or sent.requests
+        if not total:
+            raise ValueError("expected due times or a number of requests")
+        generator = np.random.default_rng(seed)
+        drawn = generator.integers(0, len(sent.items), total)
+        self._size = np.asarray(sent.items)[drawn].tolist()
+        self._kind = np.resize(sent.kinds, len(sent.items))[drawn].tolist()
+        share = np.linspace(0.0, 1.0, len(server.spread))
+        self._noise = np.interp(generator.random(total), share, np.sort(server.spread)).tolist()
+        self._form = _batcher(server, self._size, self._kind)
+        self._server, self._clients, self._total = server, sent.clients, total
+        self.arriving = [(due, n) for n, due in enumerate(sent.due_s)] or [
+            (i * 1e-6, i) for i in range(min(sent.clients, total))
+        ]
+        self._sent, self._batches, self._merged = len(self.arriving), 0, 0
+        self._due = [at for at, _ in self.arriving] + [0.0] * (total - self._sent)
+        self._ended = [math.nan] * total
+        self.waiting: deque[int] = deque()
+        self.busy: list[list] = []  # [share left, seconds by busy instances, its requests]
+        self._each = server.threads
+
+    @property
+    def threads(self) -> float:
+        """CPU threads that its busy instances want."""
+        return len(self.busy) * self._each
+
+    def _again(self, at: float) -> None:
         """Let the client that has its answer send its next request."""
-        nonlocal sent
-        if clients and sent < total:
-            due[sent] = at
-            heapq.heappush(arriving, (at, sent))
-            sent += 1
+        if self._clients and self._sent < self._total:
+            self._due[self._sent] = at
+            heapq.heappush(self.arriving, (at, self._sent))
+            self._sent += 1
 
-    while arriving or busy or waiting:
-        wake = math.inf
-        while waiting and len(busy) < limit:
+    def begin(self, now: float) -> float:
+        """Give waiting requests to free instances; return when a batch that waits for more is to be looked at again."""
+        server, waiting, due = self._server, self.waiting, self._due
+        while waiting and len(self.busy) < server.settings.instances:
             while waiting and now - due[waiting[0]] > server.timeout_s:
                 waiting.popleft()
-                again(now)
+                self._again(now)
             if not waiting:
                 break
-            count, wake = form(waiting, now - due[waiting[0]])
+            count, wait = self._form(waiting, now - due[waiting[0]])
             if not count:
-                wake += now
-                break
+                return now + wait
             taken = [waiting.popleft() for _ in range(count)]
-            total_items = sum(size[n] for n in taken)
-            batches, merged = batches + 1, merged + total_items
-            factor = noise[taken[0]]
-            busy.append([1.0, [factor * s for s in server.service(total_items, count, kind[taken[0]])], taken])
-        level = len(busy) - 1
-        soonest = min(((b[0] * b[1][level], i) for i, b in enumerate(busy)), default=(math.inf, -1))
-        then = min(now + soonest[0], wake, arriving[0][0] if arriving else math.inf)
-        for batch in busy:
-            batch[0] -= (then - now) / batch[1][level]
-        if then == now + soonest[0] and soonest[1] >= 0:
-            for n in busy.pop(soonest[1])[2]:
-                ended[n] = then + server.overhead_s
-                again(ended[n])
-        elif then < wake:
-            _, n = heapq.heappop(arriving)
-            if server.queue and server.settings.batching and len(waiting) >= server.queue:
-                again(then + server.overhead_s)
-            else:
-                waiting.append(n)
-        now = then
-    first = int(WARM * total)
-    begins, ends = np.array(due[first:]), np.array(ended[first:])
-    answered = ~np.isnan(ends)
-    span = float(np.nanmax(ends) - begins[0]) if answered.any() else 1.0
-    done = float(np.asarray(size[first:])[answered].sum())
-    latency = (ends - begins)[answered]
-    return Outcome(latency, int((~answered).sum()), done / max(span, 1e-9), merged / max(1, batches))
+            items = sum(self._size[n] for n in taken)
+            self._batches, self._merged = self._batches + 1, self._merged + items
+            factor = self._noise[taken[0]]
+            seconds = [factor * s for s in server.service(items, count, self._kind[taken[0]])]
+            self.busy.append([1.0, seconds, taken])
+        return math.inf
+
+    def end(self, place: int, now: float) -> None:
+        """Answer the requests of a batch."""
+        for n in self.busy.pop(place)[2]:
+            self._ended[n] = now + self._server.overhead_s
+            self._again(self._ended[n])
+
+    def arrive(self, now: float) -> None:
+        """Take the next request in, or refuse it."""
+        _, n = heapq.heappop(self.arriving)
+        server = self._server
+        if server.queue and server.settings.batching and len(self.waiting) >= server.queue:
+            self._again(now + server.overhead_s)
+        else:
+            self.waiting.append(n)
+
+    def outcome(self) -> Outcome:
+        """Say what became of its requests."""
+        first = int(WARM * self._total)
+        begins, ends = np.array(self._due[first:]), np.array(self._ended[first:])
+        answered = ~np.isnan(ends)
+        span = float(np.nanmax(ends) - begins[0]) if answered.any() else 1.0
+        done = float(np.asarray(self._size[first:])[answered].sum())
+        latency = (ends - begins)[answered]
+        refused = int((~answered).sum())
+        return Outcome(latency, refused, done / max(span, 1e-9), self._merged / max(1, self._batches))
 
 
 def _batcher(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from accel.core.errors import UnavailableError
+from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
 
 Mode = Literal["predict", "brute", "quick", "optuna"]
@@ -21,9 +22,12 @@ STARTUP = 4
 
 
 def coordinates(option: Option) -> tuple[Any, ...]:
-    """Return what an option is made of: repository, instances with threads, what is merged, the delay."""
+    """Return what an option is made of: repository, instances with threads and all else that is set, what is merged,
+    the delay.
+    """
     name, s = option
-    return name, (s.instances, s.threads or 0), s.preferred if s.batching else None, s.delay_us
+    setup = s.instances, s.threads or 0, without_schedule(s.fields), s.variables
+    return name, setup, s.preferred if s.batching else None, s.delay_us
 
 
 def _values(options: Sequence[Option]) -> list[list[Any]]:

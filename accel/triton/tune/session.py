@@ -69,6 +69,7 @@ def tune(
             lambda model: schedules.apply(model, settings, cpu_threads=cores),
             out / REPOSITORY,
             reason=found["decision"]["reason"],
+            variables=settings.variables,
         )
     write_text(out / FILENAME, json.dumps(found, indent=1, allow_nan=False) + "\n")
     write_tuning(found, out / REPORT)
@@ -101,6 +102,7 @@ class _Session(Measuring):
             "via": asked.via or "local or embedded",
             "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
             "goal": to_json(asked.goal),
+            "words": asked.goal.words,
             "mode": asked.mode,
             "seconds": self._seconds,
             "seconds_in_all": self._in_all,
@@ -139,8 +141,8 @@ class _Session(Measuring):
             "probes": [to_json(p) for p in contender.search.probes] if contender else [],
             "differs": differs(contender) if contender and predicted and best else None,
             "memory_mib": contender.memory_mib if contender else self._memory(option),
-            "gpu_memory_mib": contender.gpu_memory_mib if contender else self._curve(option).gpu_mib,
-            "start_s": self._curve(option).start_s,
+            "gpu_memory_mib": contender.gpu_memory_mib if contender else self.curve(option).gpu_mib,
+            "start_s": self.curve(option).start_s,
             "simulated": [to_json(self._simulated(option, p.load)) for p in contender.search.probes]
             if contender
             else [],
@@ -148,9 +150,9 @@ class _Session(Measuring):
 
     def _simulated(self, option: Option, load: float) -> Probe:
         """Return what the prediction says of a load that was probed."""
-        one = next(s for s in self._subjects if s.name == option[0])
+        one = self.subject(option)
         shape: dict[str, Any] = {"max_batch": one.max_batch, "sizes": one.sizes, "kinds": one.kinds}
-        return model.probe(self._curve(option), option[1], self._asked.goal, load, **shape)
+        return model.probe(self.curve(option), option[1], self._asked.goal, load, **shape)
 
     def _decision(self) -> dict[str, Any]:
         default, chosen = self.contenders[0], self.chosen

@@ -13,7 +13,7 @@ import pytest
 
 from accel.bench import goodput, probing
 from accel.core.errors import CheckFailed, UsageError
-from accel.core.values import SCHEMA, sha256_file
+from accel.core.values import SCHEMA, from_json, sha256_file
 from accel.triton import manifest as manifests, settings as schedules
 from accel.triton.config import parse
 from accel.triton.settings import Settings
@@ -133,7 +133,7 @@ def test_the_chosen_configuration_is_a_repository_of_its_own(tuned):
     made = folder / "repository"
     assert not [f for f in verify(made) if f.severity == "error"]
     config = parse((made / "nothing" / "config.pbtxt").read_text())
-    wanted = Settings(**chosen["settings"] | {"preferred": tuple(chosen["settings"]["preferred"])})
+    wanted = from_json(Settings, chosen["settings"])
     assert schedules.read(config) == wanted
     shipped = parse((root / "nothing" / "config.pbtxt").read_text())
     assert (config.max_batch_size, config.input, config.output) == (8, shipped.input, shipped.output)
