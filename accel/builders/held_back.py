@@ -22,7 +22,6 @@ HELD_BACK_TASK = 32
 """Samples for a task metric, which averages over samples."""
 ROOM_DB = 3.0
 """How far above the gate's SQNR a search stays, since the gate has other samples."""
-IN_DB = ("sqnr_db", "shape_db")
 
 Open = Callable[[Any], Callable[[Feed], Feed]]
 """Takes a model in the builder's own form, the float one or a choice, and returns what runs it."""
@@ -86,7 +85,7 @@ class HeldBack:
 
     def loss(self, score: float) -> float:
         """Return what adds up over layers that were rounded: the noise's power, or how far the task metric fell."""
-        return 10.0 ** min(-score / 10.0, 30.0) if self._metric in IN_DB else -score
+        return 10.0 ** min(-score / 10.0, 30.0) if self._metric in parity.IN_DB else -score
 
     def ask_more(self, found: Parity, more_db: float) -> None:
         """Raise the least SQNR that will do above that of a choice, if it is SQNR that decides."""
@@ -154,7 +153,7 @@ def for_gate(
     """
     count = min(HELD_BACK_TASK if _scored(request) else HELD_BACK, max(1, len(feeds) // share))
     room = request.room * room_db + more_db
-    floors = {name: least + room * (name in IN_DB) for name, least in gate_of(request, precision).items()}
+    floors = {name: least + room * (name in parity.IN_DB) for name, least in gate_of(request, precision).items()}
     judges = {str(number): feeds[number] for number in range(len(feeds) - count, len(feeds))}
     made = coverage.first(coverage.variations(request.source, feeds[len(feeds) - count]))
     judges |= {name: feed for name, feed in made.items() if coverage.asked(name, precision)}

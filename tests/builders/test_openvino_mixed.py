@@ -225,6 +225,22 @@ def test_what_judges_does_not_calibrate(tmp_path, monkeypatch, items, calibrated
     assert built.facts.get("held_back_feeds") == held_back
 
 
+def test_where_nothing_holds_all_samples_calibrate_the_whole(tmp_path, monkeypatch):
+    """It may keep more by a decibel, and nobody judges any more but the gate."""
+    import nncf
+
+    quantize, sizes = nncf.quantize, []
+    monkeypatch.setattr(
+        nncf, "quantize", lambda *given, **how: sizes.append(how["subset_size"]) or quantize(*given, **how)
+    )
+    source = prepared(tmp_path / "source", fragile=False, items=210)
+    _, built = build(source, "openvino-int8", tmp_path / "out", gates={"shape_db": -100.0, "sqnr_db": 150.0})
+    assert sizes == [7, 9]
+    assert "mixed" in built.facts
+    assert "held_back_feeds" not in built.facts
+    assert not built.expected
+
+
 @pytest.mark.parametrize("room", [1.0, 2.0])
 def test_another_strength_of_smoothing_is_tried_before_layers_return_to_float(robust, tmp_path, room):
     """Noise on the weights stands for what a strength leaves."""

@@ -100,7 +100,8 @@ BLOCK = 1 << 15
 
 _ORDER = ("int8", "fp8", "bf16", "fp16", "tf32", "fp32")  # from the coarsest
 
-_IN_DB = ("sqnr_db", "tolerance_db", "shape_db")
+IN_DB = ("sqnr_db", "tolerance_db", "shape_db")
+"""Metrics of a gate whose values are decibels."""
 _ASKED = {"tolerance_db": "sqnr_db"}
 
 Answers = Mapping[str, Mapping[str, np.ndarray]]
@@ -250,7 +251,7 @@ def compare(
     if detections:
         values["matched"] = _share(m for feed, m in matched.items() if not is_coverage(feed))
     for name in gate:
-        if name not in values and name not in _IN_DB:
+        if name not in values and name not in IN_DB:
             if metric is None:
                 raise StageError(f"gate {name!r} needs a task metric, and the model has none")
             kept = [feed for feed in feeds if is_sample(feed)]
@@ -623,7 +624,7 @@ def _verdict(
     found: dict[str, float | None] = {}
     held, notes = dict(gate), []
     for name, least in gate.items():
-        if name in _IN_DB:
+        if name in IN_DB:
             figures = _figures(name, compared, outputs)
             value: float | None = figures[0].db if figures else None
             for figure in figures:
@@ -674,15 +675,15 @@ def settled(verdict: Parity) -> bool:
     if any(not reason.startswith(tuple(f"{name} " for name in means)) for reason in verdict.reasons):
         return True
     if not verdict.passed:
-        told = [(verdict.gate[name] - NEAR_DB, value) for name, value in means.items() if name in _IN_DB]
+        told = [(verdict.gate[name] - NEAR_DB, value) for name, value in means.items() if name in IN_DB]
         return any(value is not None and value < far for far, value in told)
-    room = {name: NEAR_DB if name in _IN_DB else (1 - least) / 2 for name, least in verdict.gate.items()}
+    room = {name: NEAR_DB if name in IN_DB else (1 - least) / 2 for name, least in verdict.gate.items()}
     return all(value is None or value >= verdict.gate[name] + room[name] for name, value in means.items())
 
 
 def accept(verdict: Parity) -> str | None:
     """Say which ``--gate`` would let a variant pass that fails by its dB alone; None where that is not all."""
-    told = [n for n in _IN_DB if any(reason.startswith(f"{n} ") for reason in verdict.reasons)]
+    told = [n for n in IN_DB if any(reason.startswith(f"{n} ") for reason in verdict.reasons)]
     missed = {
         n: min(math.floor(v), math.ceil(verdict.gate[n]) - 1) for n in told if (v := verdict.found[n]) is not None
     }

@@ -23,7 +23,7 @@ from accel.builders import targets
 from accel.core import document, environments, hardware, temporary
 from accel.core.errors import CheckFailed, StageError, UsageError
 from accel.core.files import replacing, write_text
-from accel.core.values import SCHEMA, from_json, to_json
+from accel.core.values import SCHEMA, from_json, sha256_json, to_json
 from accel.triton import manifest as manifests, settings as schedules
 from accel.triton.rescheduled import emit
 from accel.triton.tune import predict as model
@@ -106,10 +106,10 @@ def tune_together(
     first = next(iter(models.values())).asked
     if any(one.asked.goal.arrivals is None for one in models.values()):
         raise UsageError("models that share a server are tuned under an open loop", fix="leave --arrivals closed out")
-    if first.mode != "predict" or first.space is not None or first.limits != TuneLimits():
+    if first.mode != "predict" or first.limits != TuneLimits() or first.space or first.prices or first.data:
         raise UsageError(
-            "models that share a server are tuned by prediction, within budgets of latency alone",
-            fix="leave --mode, --space and the limits out, or tune one model",
+            "models that share a server are tuned by prediction, within budgets of latency alone, on their own samples",
+            fix="leave --mode, --space, --prices, --data and the limits out, or tune one model",
         )
     with tempfile.TemporaryDirectory(prefix="tune-", dir=temporary.root()) as scratch:
         session = _Together(models, out, Path(scratch), notice, progress, stage)
@@ -251,8 +251,9 @@ class _Together:
 
     def _contender(self, combination: tuple[Option, ...]) -> Contender:
         shares, predicted = self._shares(combination), self._predicted[combination]
+        artifacts = [[f.sha256 for f in s.subject.manifest.artifact.files] for s in shares]
         known = [(s.subject.model, s.subject.name, str(s.settings), s.share, to_json(s.goal)) for s in shares]
-        name = f"together {json.dumps(known)}"
+        name = f"together {sha256_json([known, artifacts, self._first.probe_s, self._first.least])}"
 
         def keep(contender: Contender, probe: Probe) -> None:
             self._kept.put(name, contender.search.probes)
