@@ -96,7 +96,7 @@ def test_what_two_models_cannot_be_asked_is_said(two, words, said):
 def models(two, limit_ms, **more):
     share = {"first": 0.8, "second": 0.2}
     return {
-        name: together.SharedModel(replace(asked(root), goal=Goal(limit_ms), **more), share[name])
+        name: together.SharedModel(replace(asked(root, prices={}), goal=Goal(limit_ms), **more), share[name])
         for name, root in two.items()
     }
 
