@@ -360,6 +360,8 @@ class _Together:
             words = "; ".join(f"{name} {one.asked.goal.words}" for name, one in self._models.items())
             tried = [(p.late / max(1, p.requests), c.name, p) for c in self._contenders for p in c.search.probes]
             reason = f"nothing holds {words}"
+            if self._verdict == "undecided":
+                reason = f"no load held {words} in the time there was"
             if tried:
                 share, near, probe = min(tried, key=lambda t: (t[0], len(t[2].over), t[2].load))
                 reason += (
