@@ -17,7 +17,6 @@ from accel.bench.load import FEED, Generator, Load, Window
 LEAST_REQUESTS = 300
 """Requests of a probe that may hold: three of them may be late."""
 SECONDS, SETTLE_S, LOOKS, LONGEST_LOOK_S = 1.5, 0.3, 6, 2.0
-NO_LIMITS: Mapping[str, float] = {}
 LIMITS = 8
 """A probe lasts at least so many times the budget: a server that falls behind must have the time to show it."""
 
@@ -47,31 +46,11 @@ class Part:
         return max(LIMITS * self.limit_ms / 1e3, self.least / rate if rate else 0.0)
 
 
-def probe(
-    generator: Generator,
-    load: Load,
-    *,
-    limit_ms: float,
-    limits_ms: Mapping[str, float] = NO_LIMITS,
-    sizes: Sequence[int],
-    seconds: float = SECONDS,
-    least: int = LEAST_REQUESTS,
-) -> Probe:
-    """Put one load on the server that ``generator`` has opened, until it has held the budget or must have broken it.
+def together(parts: Sequence[Part], *, seconds: float = SECONDS) -> list[Probe]:
+    """Put loads on a server at once, one for each model, until all have held their budget or one must have broken it.
 
     Args:
-        limit_ms / limits_ms / sizes / least: as of ``Part``.
-        seconds: how long it lasts at least; ``LIMITS`` budgets and ``least`` requests may take longer.
-
-    Raises:
-        StageError: the server went away.
-    """
-    (found,) = together([Part(generator, load, limit_ms, sizes, limits_ms, least)], seconds=seconds)
-    return found
-
-
-def together(parts: Sequence[Part], *, seconds: float = SECONDS) -> list[Probe]:
-    """Put the loads of several models on one server at once, as ``probe`` does one; all end when one has broken.
+        seconds: how long they last at least; ``LIMITS`` budgets and ``least`` requests of a part may take longer.
 
     Raises:
         StageError: the server went away.

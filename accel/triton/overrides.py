@@ -96,13 +96,7 @@ def from_fields(fields: Mapping[str, Any], what: str) -> str:
     Raises:
         InputError: protobuf refuses one, a value is missing, or a list is empty.
     """
-    if any(value is None or value == [] for _, value in _walk(fields)):
-        raise InputError(f"{what}: a value is missing, or an empty list, which cannot be told from none", fix=_FIX)
-    try:
-        given = json_format.ParseDict(fields, _schema()())
-    except json_format.ParseError as error:
-        steps, why = _explained(str(error))
-        raise InputError(f"{what}: {'.'.join(map(str, steps))}: {why}", fix=_FIX) from error
+    given = _parsed(fields, lambda steps: f"{what}{_named(steps)}")
     for _, field, _ in _files(given):
         raise InputError(f"{what}: {field} names a file, and a repository that is tuned takes none", fix="leave it out")
     return to_text(given)
@@ -148,16 +142,21 @@ def from_job(triton: Mapping[str, Any], path: Path, known: Sequence[str]) -> dic
 
 
 def _from_mapping(fields: Mapping[str, Any], path: Path, above: list[str | int]) -> str:
+    given = _parsed(fields, lambda steps: _place(path, [*above, *steps]))
+    return _anchored(given, path.parent, str(path))
+
+
+def _parsed(fields: Mapping[str, Any], place: Callable[[Sequence[str | int]], str]) -> Any:
+    """Return fields as protobuf; ``place`` names the value to which keys lead."""
     for path_to, value in _walk(fields):
         if value is None or value == []:
             what = "has no value" if value is None else "is an empty list, which cannot be told from none"
-            raise InputError(f"{_place(path, [*above, *path_to])} {what}", fix=f"an empty message is {{}}; {_FIX}")
+            raise InputError(f"{place(path_to)} {what}", fix=f"an empty message is {{}}; {_FIX}")
     try:
-        given = json_format.ParseDict(fields, _schema()())
+        return json_format.ParseDict(fields, _schema()())
     except json_format.ParseError as error:
         steps, why = _explained(str(error))
-        raise InputError(f"{_place(path, [*above, *steps])}: {why}", fix=_FIX) from error
-    return _anchored(given, path.parent, str(path))
+        raise InputError(f"{place(steps)}: {why}", fix=_FIX) from error
 
 
 def _walk(value: Any, steps: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -184,8 +183,11 @@ def _explained(error: str) -> tuple[list[str | int], str]:
 
 
 def _place(path: Path, steps: Sequence[str | int]) -> str:
-    named = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps)
-    return f"{path}:{_line(path, steps)}: triton{named}"
+    return f"{path}:{_line(path, steps)}: triton{_named(steps)}"
+
+
+def _named(steps: Sequence[str | int]) -> str:
+    return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps)
 
 
 def _line(path: Path, steps: Sequence[str | int]) -> int:

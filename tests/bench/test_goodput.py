@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from accel.bench.goodput import MOST_PROBES, WITHIN, Bisection, Probe, search
 from accel.bench.load import Load
-from accel.bench.probing import missing, probe
+from accel.bench.probing import Part, missing, together
 
 
 def open_loop(capacity: float, asked: list[float] | None = None):
@@ -116,18 +116,18 @@ def test_a_real_server_holds_what_it_can_and_breaks_above_it(generator):
     """40 ms a call of up to 8 items: a rate of 5/s is held at a budget of seconds, none at a budget below a call."""
     sent = [null_repository.feed((1, 4))]
     generator.open("slow", sent)
-    easy = probe(generator, Load(rate_per_s=5), limit_ms=2000, sizes=[1], seconds=0.5, least=10)
+    (easy,) = together([Part(generator, Load(rate_per_s=5), 2000, [1], least=10)], seconds=0.5)
     assert easy.held
     assert easy.late == easy.failures == 0
     assert easy.p50_ms > 40
-    hard = probe(generator, Load(rate_per_s=5), limit_ms=39, sizes=[1], seconds=0.5, least=10)
+    (hard,) = together([Part(generator, Load(rate_per_s=5), 39, [1], least=10)], seconds=0.5)
     assert not hard.held
     assert hard.late == hard.requests  # none can be answered in less than the call takes
     generator.open("slow", [null_repository.feed((8, 4))])
-    flood = probe(generator, Load(rate_per_s=200), limit_ms=150, sizes=[8], seconds=2.0, least=100)
+    (flood,) = together([Part(generator, Load(rate_per_s=200), 150, [8], least=100)], seconds=2.0)
     assert not flood.held
     assert flood.throughput_per_s < 8 * 25 * 1.1  # 25 calls of 8 items in a second are what it can do
-    after = probe(generator, Load(rate_per_s=5), limit_ms=2000, sizes=[8], seconds=0.5, least=10)
+    (after,) = together([Part(generator, Load(rate_per_s=5), 2000, [8], least=10)], seconds=0.5)
     assert after.held  # the flood's backlog is gone
 
 

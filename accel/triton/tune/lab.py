@@ -176,24 +176,16 @@ class Trial:
             StageError: the server ended.
         """
         with self.watched():
-            self._open(self._subject.feeds)
-            load, sizes = goal.load(level), self._subject.sizes
-            return probing.probe(
-                *(self._generator, load),
-                limit_ms=goal.limit_ms,
-                limits_ms=goal.limits_ms,
-                sizes=sizes,
-                seconds=seconds,
-                least=least,
-            )
+            (found,) = probing.together([self.part(goal, level, least)], seconds=seconds)
+        return found
 
-    def part(self, goal: Goal, rate_per_s: float, least: int) -> probing.Part:
-        """Return a load on this model as a part of one on several."""
+    def part(self, goal: Goal, level: float, least: int) -> probing.Part:
+        """Return a load on this model, which may be a part of one on several; the rarer its requests, the fewer."""
         self._open(self._subject.feeds)
-        limits = goal.limits_ms
-        return probing.Part(
-            self._generator, goal.load(rate_per_s), goal.limit_ms, self._subject.sizes, limits, least=least
-        )
+        if goal.arrivals is not None:
+            least = min(least, max(FEW, int(level * LONGEST_S)))
+        load, sizes = goal.load(level), self._subject.sizes
+        return probing.Part(self._generator, load, goal.limit_ms, sizes, goal.limits_ms, least)
 
     def memory_mib(self) -> float | None:
         """Return the resident memory of the server's processes, where it can be known."""
@@ -327,11 +319,7 @@ def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterato
     Raises:
         StageError: the server does not become ready, or answers otherwise where more is set than how it schedules.
     """
-    root = scratch / "repository"
-    link_tree(subject.served, root)
-    if settings is not None:
-        schedules.write(root, settings, cpu_threads=hardware.cpu_threads(), models=(subject.worker,))
-        rescheduled.start(root, settings.variables)
+    root = _copy(subject, settings, scratch / "repository")
     begin = time.monotonic()
     log = subject.logs / f"{subject.name}.server.log"
     with servers.start(root, via=subject.via, log=log, allow_changed=True) as running:
@@ -342,6 +330,14 @@ def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterato
                 raise StageError(f"with {settings} it answers otherwise: {wrong[0].field}: {wrong[0].why}")
         with Generator(running.endpoint.grpc, log=subject.logs / f"{subject.name}.load.log") as generator:
             yield Trial(subject, running, generator, start_s)
+
+
+def _copy(subject: Subject, settings: Settings | None, root: Path) -> Path:
+    link_tree(subject.served, root)
+    if settings is not None:
+        schedules.write(root, settings, cpu_threads=hardware.cpu_threads(), models=(subject.worker,))
+        rescheduled.start(root, settings.variables)
+    return root
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,10 +371,8 @@ class SharedTrial:
             StageError: the server ended.
         """
         with self._trials[0].watched():
-            parts = []
-            for one, trial in zip(self._shares, self._trials, strict=True):
-                rate = level * one.share
-                parts.append(trial.part(one.goal, rate, min(least, max(FEW, int(rate * LONGEST_S)))))
+            both = zip(self._shares, self._trials, strict=True)
+            parts = [trial.part(one.goal, level * one.share, least) for one, trial in both]
             found = probing.together(parts, seconds=seconds)
         return combined(level, {one.subject.model: p for one, p in zip(self._shares, found, strict=True)})
 
@@ -398,11 +392,7 @@ def shared_trial(shares: Sequence[Share], scratch: Path) -> Iterator[SharedTrial
     Raises:
         StageError: the server does not become ready.
     """
-    roots = []
-    for number, one in enumerate(shares):
-        roots.append(root := scratch / f"repository-{number}")
-        link_tree(one.subject.served, root)
-        schedules.write(root, one.settings, cpu_threads=hardware.cpu_threads(), models=(one.subject.worker,))
+    roots = [_copy(one.subject, one.settings, scratch / f"repository-{n}") for n, one in enumerate(shares)]
     first, begin = shares[0].subject, time.monotonic()
     beside = [f"--model-repository={root}" for root in roots[1:]]
     log = first.logs / "together.server.log"

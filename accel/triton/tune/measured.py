@@ -127,6 +127,7 @@ class Measuring:
         self._cores = hardware.cpu_threads()
         self._seconds: dict[str, float] = {}
         self._unfit: dict[str, str] = {}
+        self._own: dict[str, list[Settings]] = {}
         self._curves: dict[str, dict[Setup, Curve]] = {}
         self._predicted: dict[Option, Probe | None] = {}
         self.contenders: list[Contender] = []
@@ -312,10 +313,11 @@ class Measuring:
         for one in self._subjects:
             # An AOTInductor package takes its threads from the environment alone.
             sayable = one.backend == "python" or one.default.threads is not None
-            wanted = [Setup(*pair) for pair in model.setups(sayable, self._cores)]
-            if self._asked.space is not None:
-                every = [one.default, *self._asked.space.settings(one.config)]
-                wanted = list(dict.fromkeys(map(model.setup, every)))
+            if self._asked.space is None:
+                wanted = [Setup(*pair) for pair in model.setups(sayable, self._cores)]
+            else:
+                self._own[one.name] = list(dict.fromkeys([one.default, *self._asked.space.settings(one.config)]))
+                wanted = list(dict.fromkeys(map(model.setup, self._own[one.name])))
             todo += [(one, setup) for setup in wanted]
         order = {one.name: itertools.count() for one in self._subjects}
         todo = [item for _, item in sorted(((next(order[t[0].name]), t) for t in todo), key=lambda pair: pair[0])]
@@ -353,10 +355,10 @@ class Measuring:
             if fits < max(1, one.max_batch):
                 why = next((f"batch {b}: {why}" for c in curves.values() for b, why in c.failed.items()), "")
                 self._unfit[f"{one.name}: batches above {fits}"] = why
-            settings = model.space(one, [(c.instances, c.threads) for c in curves], fits=fits)
-            if self._asked.space is not None:
-                own = [s for s in self._asked.space.settings(one.config) if model.setup(s) in self._curves[one.name]]
-                settings = list(dict.fromkeys([one.default, *own]))
+            if one.name in self._own:
+                settings = [s for s in self._own[one.name] if s == one.default or model.setup(s) in curves]
+            else:
+                settings = model.space(one, [(c.instances, c.threads) for c in curves], fits=fits)
             found += [(one.name, s) for s in settings]
         limits = self._asked.limits
         for what, limit, known, flag in (

@@ -19,7 +19,7 @@ from accel.bench.rounds import interleave
 from accel.core import hardware, temporary
 from accel.core.errors import AccelError
 from accel.triton.settings import Settings
-from accel.triton.tune.lab import FEW, LONGEST_S, Goal, Share, SharedTrial, Subject, Trial, shared_trial, trial
+from accel.triton.tune.lab import Goal, Share, SharedTrial, Subject, Trial, shared_trial, trial
 
 CONFIRM, GROWTH = 3, 1.15
 """Probes of the load found, and how fast the search grows from the load that was predicted."""
@@ -100,9 +100,7 @@ class Contender:
     def turn(self, points: Collection[str]) -> None:
         """Probe one load; nothing where its time is over."""
         if points and self._trial is not None and (level := self.search.next()) is not None:
-            every = self.goal.arrivals is None or self.shares  # shares count their own
-            least = self.least if every else min(self.least, max(FEW, int(level * LONGEST_S)))
-            probe = self._trial.probe(self.goal, level, seconds=self.probe_s, least=least)
+            probe = self._trial.probe(self.goal, level, seconds=self.probe_s, least=self.least)
             self.search.add(probe)
             used = self._trial.memory_mib(), self._trial.gpu_memory_mib()
             self.memory_mib, self.gpu_memory_mib = map(_most, (self.memory_mib, self.gpu_memory_mib), used)

@@ -13,8 +13,7 @@ The rules are those of the server's source (triton-inference-server/core, 2026-0
   (scheduler_utils.cc, ``PolicyQueue::Enqueue``, ``ApplyPolicy``).
 
 A model without any queue policy fetches payloads ahead and lets them grow; with one preferred size that makes the same
-batches. What is not modelled: priorities, the rate limiter, the
-response cache, sequences.
+batches. What is not modelled: priorities, the rate limiter, the response cache, sequences.
 
 A batch proceeds at the speed of the instances that are busy beside it at the time, so that one which starts alone slows
 down when a second begins (``Service``).
@@ -136,10 +135,10 @@ def simulate_together(
     now = 0.0
     while any(lane.arriving or lane.busy or lane.waiting for lane in lanes):
         wake = min(lane.begin(now) for lane in lanes)
-        wanted = sum(lane.threads for lane in lanes) if len(lanes) > 1 else 0.0
+        wanted = sum(lane.threads for lane in lanes)
         soonest, first, index, paces = math.inf, lanes[0], -1, []
         for lane in lanes:
-            slower = max(1.0, wanted / cores) / max(1.0, lane.threads / cores) if len(lanes) > 1 else 1.0
+            slower = max(1.0, wanted / cores) / max(1.0, lane.threads / cores)
             paces.append(slower)
             level = len(lane.busy) - 1
             for place, batch in enumerate(lane.busy):

@@ -3,10 +3,12 @@
 What is measured is the matter of ``measured``; here it is told, and what was chosen is written as a repository.
 """
 
+import contextlib
 import datetime
+import functools
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from accel.core.files import write_text
 from accel.core.values import SCHEMA, MachineNoise, to_json
 from accel.triton import settings as schedules
 from accel.triton.rescheduled import emit
+from accel.triton.settings import Settings
 from accel.triton.tune import predict as model
 from accel.triton.tune.constraints import within
 from accel.triton.tune.cost import Cost, cheapest, cost
+from accel.triton.tune.lab import Subject
 from accel.triton.tune.limits import NO_TIME
 from accel.triton.tune.measured import DIFFERS, FILENAME, MEASURED, REPORT, REPOSITORY, Measuring, TuneRequest, differs
 from accel.triton.tune.proof import Contender
@@ -48,31 +52,18 @@ def tune(
         CheckFailed: nothing holds the budget; the document, which is written first, says what came nearest.
         StageError: nothing could be measured.
     """
-    from accel.report.tuning import write_tuning
-
     asked.limits.check(asked.prices, hardware.detect().id)
     out = asked.out or _folder(asked.targets[0])
     with tempfile.TemporaryDirectory(prefix="tune-", dir=temporary.root()) as scratch:
         stage("start")
         session = _Session(asked, out, Path(scratch), notice, progress, stage)
-        try:
+        with told_where(notice, f"in {out / MEASURED}"):
             session.measure()
-        except KeyboardInterrupt:
-            notice(f"what was measured is kept in {out / MEASURED}; the same command goes on from here")
-            raise
     found = session.document()
     chosen = session.chosen
     if chosen is not None:
-        settings, cores = chosen.settings, hardware.cpu_threads()
-        emit(
-            chosen.subject.root,
-            lambda model: schedules.apply(model, settings, cpu_threads=cores),
-            out / REPOSITORY,
-            reason=found["decision"]["reason"],
-            variables=settings.variables,
-        )
-    write_text(out / FILENAME, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    write_tuning(found, out / REPORT)
+        write_repository(chosen.subject, chosen.settings, out / REPOSITORY, reason=found["decision"]["reason"])
+    write_document(found, out)
     if found["cheapest"]:
         notice(found["cheapest"])
     if chosen is None:
@@ -80,6 +71,44 @@ def tune(
         fix = "raise --budget-s" if over else "raise the limit that is named, or ask for a faster variant"
         raise CheckFailed(found["decision"]["reason"], fix=fix)
     return found, out
+
+
+@contextlib.contextmanager
+def told_where(notice: Callable[[str], None], where: str) -> Iterator[None]:
+    """Say where what was measured is kept, if the user interrupts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notice(f"what was measured is kept {where}; the same command goes on from here")
+        raise
+
+
+def write_repository(subject: Subject, settings: Settings, out: Path, *, reason: str) -> None:
+    """Write a repository once more with these settings; raises as ``rescheduled.emit``."""
+    change = functools.partial(schedules.apply, settings=settings, cpu_threads=hardware.cpu_threads())
+    emit(subject.root, change, out, reason=reason, variables=settings.variables)
+
+
+def write_document(found: dict[str, Any], out: Path) -> None:
+    """Write ``tune.json`` and the report."""
+    from accel.report.tuning import write_tuning
+
+    write_text(out / FILENAME, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    write_tuning(found, out / REPORT)
+
+
+def head(targets: Sequence[Path], model: str, via: str | None) -> dict[str, Any]:
+    """Return what every document begins with: when, of what and where it was made."""
+    found = hardware.detect()
+    return {
+        "schema": SCHEMA,
+        "accel": version("accel"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "targets": [str(t) for t in targets],
+        "model": model,
+        "via": via or "local or embedded",
+        "hardware": {"id": found.id, **to_json(found)},
+    }
 
 
 class _Session(Measuring):
@@ -94,13 +123,7 @@ class _Session(Measuring):
                 shown[option] = self._contender(option)
         tried = [self._row(option, shown.get(option)) for option in self._predicted]
         return {
-            "schema": SCHEMA,
-            "accel": version("accel"),
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "targets": [str(t) for t in asked.targets],
-            "model": self._subjects[0].model,
-            "via": asked.via or "local or embedded",
-            "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
+            **head(asked.targets, self._subjects[0].model, asked.via),
             "goal": to_json(asked.goal),
             "words": asked.goal.words,
             "mode": asked.mode,

@@ -13,6 +13,7 @@ as it ships. The names are those of Model Analyzer's ``model_config_parameters``
 """
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -102,9 +103,7 @@ def read(path: Path) -> Space:
         if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or not all(isinstance(v, str | int | float) for v in choices):
             raise InputError(f"{path}: {VARIABLES}: {name}: expected NAME: [text, …]")
         variables[str(name)] = tuple(str(v) for v in choices)
-    count = 1
-    for each in (*fields.values(), *variables.values()):
-        count *= len(each)
+    count = math.prod(len(each) for each in (*fields.values(), *variables.values()))
     if count > MOST:
         raise UsageError(f"{path} has {count} combinations, at most {MOST} can be tried", fix="give fewer choices")
     return Space(path, fields, variables)

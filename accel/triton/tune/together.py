@@ -5,15 +5,12 @@ most promising configurations of each in every combination, and the best few com
 one server, loads on all models at once, each held against its own budget.
 """
 
-import datetime
 import itertools
-import json
 import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,9 @@ from accel.bench.goodput import Probe
 from accel.builders import targets
 from accel.core import document, environments, hardware, temporary
 from accel.core.errors import CheckFailed, StageError, UsageError
-from accel.core.files import replacing, write_text
-from accel.core.values import SCHEMA, from_json, sha256_json, to_json
-from accel.triton import manifest as manifests, settings as schedules
-from accel.triton.rescheduled import emit
+from accel.core.files import replacing
+from accel.core.values import from_json, sha256_json, to_json
+from accel.triton import manifest as manifests
 from accel.triton.tune import predict as model
 from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.lab import Share, Subject
@@ -33,10 +29,8 @@ from accel.triton.tune.limits import NO_TIME, MeasuredStore
 from accel.triton.tune.measured import (
     BUDGET_S,
     DIFFERS,
-    FILENAME,
     FINALISTS,
     MEASURED,
-    REPORT,
     REPOSITORY,
     Measuring,
     TuneRequest,
@@ -45,6 +39,7 @@ from accel.triton.tune.measured import (
 from accel.triton.tune.proof import Contender, choose, prove
 from accel.triton.tune.scheduler import Requests, simulate_together
 from accel.triton.tune.search import Option
+from accel.triton.tune.session import head, told_where, write_document, write_repository
 
 COMBINATIONS = 100
 """Most combinations that are predicted."""
@@ -101,8 +96,6 @@ def tune_together(
         CheckFailed: nothing holds every budget; the document, which is written first, says what came nearest.
         StageError: nothing could be measured.
     """
-    from accel.report.tuning import write_tuning
-
     first = next(iter(models.values())).asked
     if any(one.asked.goal.arrivals is None for one in models.values()):
         raise UsageError("models that share a server are tuned under an open loop", fix="leave --arrivals closed out")
@@ -113,16 +106,12 @@ def tune_together(
         )
     with tempfile.TemporaryDirectory(prefix="tune-", dir=temporary.root()) as scratch:
         session = _Together(models, out, Path(scratch), notice, progress, stage)
-        try:
+        with told_where(notice, f"below {out}"):
             session.measure()
-        except KeyboardInterrupt:
-            notice(f"what was measured is kept below {out}; the same command goes on from here")
-            raise
     found, chosen = session.document(), session.chosen
     if chosen is not None:
         session.write(chosen, found["decision"]["reason"])
-    write_text(out / FILENAME, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    write_tuning(found, out / REPORT)
+    write_document(found, out)
     if chosen is None:
         raise CheckFailed(found["decision"]["reason"], fix="raise a budget or --budget-s, or use a machine for each")
     return found, out
@@ -269,15 +258,10 @@ class _Together:
 
     def write(self, chosen: Contender, reason: str) -> None:
         """Write the repositories, and the script that starts one server on all of them."""
-        cores, places = hardware.cpu_threads(), []
+        places = []
         for share in chosen.shares:
-            settings = share.settings
             place = self._out / share.subject.model / REPOSITORY
-
-            def change(config: Any, settings: schedules.Settings = settings) -> None:
-                schedules.apply(config, settings, cpu_threads=cores)
-
-            emit(share.subject.root, change, place, reason=reason)
+            write_repository(share.subject, share.settings, place, reason=reason)
             places.append(f'"$here/{share.subject.model}/{REPOSITORY}"')
         names = ", ".join(share.subject.model for share in chosen.shares)
         beside = " ".join(f"--model-repository={place}" for place in places[1:])
@@ -298,18 +282,12 @@ class _Together:
 
     def document(self) -> dict[str, Any]:
         """Return what was found, as ``tune.json`` has it."""
-        found = hardware.detect()
         shown = {tuple((s.subject.name, s.settings) for s in c.shares): c for c in self._contenders}
         rows = [self._row(combination, shown.get(combination)) for combination in self._predicted]
         goals = {name: one.asked.goal for name, one in self._models.items()}
+        named = [target for one in self._models.values() for target in one.asked.targets]
         return {
-            "schema": SCHEMA,
-            "accel": version("accel"),
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "targets": [str(t) for one in self._models.values() for t in one.asked.targets],
-            "model": " + ".join(self._models),
-            "via": self._first.via or "local or embedded",
-            "hardware": {"id": found.id, **to_json(found)},
+            **head(named, " + ".join(self._models), self._first.via),
             "goal": to_json(next(iter(goals.values()))),
             "words": "; ".join(f"{name} {goal.words}" for name, goal in goals.items()),
             "models": {
