@@ -3,6 +3,8 @@
 Imported inside functions, as everything that imports torch at its top.
 """
 
+import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from accel.core.values import Artifact, BuildRequest, Precision, TensorSpec
 if TYPE_CHECKING:
     from accel.exporters.positional import Positional
 
+_PACKED = re.compile(rb"aoti_torch_cpu_\w*(?:linear|convolution)_pointwise\w*\(")
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -42,11 +45,14 @@ def write(request: BuildRequest, precision: Precision, path: Path, *, max_autotu
     try:
         if target.name.startswith("aoti"):
             # The thread count is read when the package runs: it must suit the server, not this machine.
-            # Frozen weights are laid out for oneDNN's products, which takes longer to build and less to run.
+            # Frozen weights are laid out for oneDNN's products, which takes longer to build and less to run. Where gradients are
+            # on, Inductor leaves them as they are and says nothing.
             frozen = device.type == "cpu"
             configs = {"cpp.dynamic_threads": True, "max_autotune": max_autotune, "freezing": frozen}
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
+            with torch.no_grad():
+                torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
             facts |= {"compiled_for": _compiled_for(device), "max_autotune": max_autotune, "frozen": frozen}
+            facts["packed_products"] = _packed_products(path)
         else:
             torch.export.save(program, str(path))
     except AccelError:
@@ -140,6 +146,13 @@ class TorchSession(Session):
     def close(self) -> None:
         """Drop the program and its weights."""
         self._call, self._bound, self._results = None, [], ()
+
+
+def _packed_products(package: Path) -> int:
+    """Count the calls of products and convolutions whose weights are laid out for oneDNN, in what was compiled."""
+    with zipfile.ZipFile(package) as archive:
+        wrappers = [archive.read(name) for name in archive.namelist() if name.endswith(".wrapper.cpp")]
+    return sum(len(_PACKED.findall(wrapper)) for wrapper in wrappers)
 
 
 def _compiled_for(device: torch.device) -> str:

@@ -93,6 +93,13 @@ def test_declares_the_client_contract(bench, artifact):
         assert artifact.built.versions
 
 
+@pytest.mark.parametrize("target", [Target("aoti", "cpu"), Target("aoti-bf16", "cpu")], ids=str)
+def test_compiled_weights_are_laid_out_for_onednn(target, artifact):
+    """Inductor freezes nothing where gradients are on, and says nothing: products were those of eager torch."""
+    assert artifact.built.facts["frozen"]
+    assert artifact.built.facts["packed_products"] >= 2
+
+
 def test_only_a_server_runs_it(bench, target, artifact):
     if not targets.info(target).server_only:
         pytest.skip(f"{target} runs in process")
