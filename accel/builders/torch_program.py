@@ -45,8 +45,8 @@ def write(request: BuildRequest, precision: Precision, path: Path, *, max_autotu
     try:
         if target.name.startswith("aoti"):
             # The thread count is read when the package runs: it must suit the server, not this machine.
-            # Frozen weights are laid out for oneDNN's products, which takes longer to build and less to run. Where gradients are
-            # on, Inductor leaves them as they are and says nothing.
+            # Frozen weights are laid out for oneDNN's products, which takes longer to build and less to run.
+            # Where gradients are on, Inductor leaves them as they are and says nothing.
             frozen = device.type == "cpu"
             configs = {"cpp.dynamic_threads": True, "max_autotune": max_autotune, "freezing": frozen}
             with torch.no_grad():
