@@ -25,10 +25,14 @@ SAYS = {
 }
 """What each prints, among other things."""
 PIPELINES = ("encoder_decoder", "pipeline_of_modules")
-"""Those that time the whole before and after, in turn. Both are twice as fast and more where nobody disturbs them."""
+"""Those that time the whole before and after, in turn: ``make campaign``. Both are twice as fast and more where nobody
+disturbs them."""
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(p, marks=pytest.mark.campaign if p.stem in PIPELINES else (), id=p.stem) for p in SCRIPTS],
+)
 def test_an_example_runs(script, tmp_path):
     if script.stem == "keras_model" and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
