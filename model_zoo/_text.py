@@ -60,7 +60,6 @@ INPUTS = text_inputs(30522, types=True)
 """Inputs of an uncased BERT."""
 PROFILE = profile(INPUTS)
 SMALL_INPUTS = text_inputs(SMALL_VOCABULARY, types=True)
-SMALL_PROFILE = small_profile(SMALL_INPUTS)
 
 
 def sentences(count: int) -> list[str]:

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from accel.builders import targets
+from accel.builders.requirements import versions
+from accel.core import imports
 from accel.core.files import write_text
 from accel.core.values import to_json
 
@@ -37,10 +40,16 @@ def _minutes(seconds: float) -> str:
 
 
 class MeasuredStore:
-    """What was measured, on disk as soon as it is known."""
+    """What was measured, on disk as soon as it is known.
+
+    Args:
+        path: its file. What it says under other conditions, by other versions or by other code is not read.
+        conditions: what the measurements depend on, as JSON values.
+    """
 
     def __init__(self, path: Path, conditions: Any) -> None:
-        self._path, self._key = path, hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
+        every = json.dumps([conditions, _measured_with()], sort_keys=True)
+        self._path, self._key = path, hashlib.sha256(every.encode()).hexdigest()
         self._found: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             read = json.loads(path.read_text(encoding="utf-8"))
@@ -55,3 +64,15 @@ class MeasuredStore:
         """Keep a value."""
         self._found[name] = to_json(value)
         write_text(self._path, json.dumps({"key": self._key, "found": self._found}, indent=1) + "\n")
+
+
+def _measured_with() -> dict[str, Any]:
+    """Return the versions of the runtimes and clients here, and a hash of the code that measures.
+
+    The version of the embedded server is part of that code (``core/environments.py``).
+    """
+    runtimes = {package for builder in targets.discover().values() for package in builder.packages}
+    return {
+        "versions": versions(sorted({*runtimes, "numpy", "tritonclient"})),
+        "code": imports.code_hash("accel.triton.tune.measured"),
+    }
