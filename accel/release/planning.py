@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from accel.builders.toolchain import toolchain
 from accel.core import document
 from accel.core.document import RunDocument, VariantRecord
 from accel.core.errors import InputError, UsageError
@@ -183,7 +184,7 @@ def code() -> str:
 
 @functools.cache
 def _installed() -> tuple[str, dict[str, str]]:
-    return results.code_hash(*ROOMS), results.toolchain()
+    return results.code_hash(*ROOMS), toolchain()
 
 
 def read_record(folder: Path, model: str) -> ConversionRecord | None:

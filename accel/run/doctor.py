@@ -8,9 +8,9 @@ from typing import Any
 
 from accel.builders import targets
 from accel.builders.requirements import versions
+from accel.builders.toolchain import toolchain
 from accel.core import environments, hardware
 from accel.core.values import Target
-from accel.run import store
 
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ def examine() -> list[Row]:
         ),
     ]
     required = [re.split(r"[^\w.-]", line)[0] for line in requires("accel") or () if "extra ==" not in line]
-    installed = versions(required) | store.toolchain()
+    installed = versions(required) | toolchain()
     fix = "make demo, or pip install -c constraints.txt -e ."
     return [
         *rows,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import targets
+from accel.builders.toolchain import toolchain
 from accel.core import processes, signing
 from accel.core.document import (
     FILENAME,
@@ -43,7 +44,6 @@ from accel.core.values import (
     to_json,
 )
 from accel.exporters.sources import content_key
-from accel.run import store
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.results import Run, VariantState, rerun_command, status_of
 from accel.run.stages import FILES, LOG, REPOSITORY, Proof
@@ -191,7 +191,7 @@ def _document(run: Run) -> RunDocument:
             run.hardware,
             id=run.hardware.id,
             fingerprint=run.hardware.fingerprint,
-            versions=store.toolchain(),
+            versions=toolchain(),
         ),
         settings={
             "threads": job.threads,

@@ -18,9 +18,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accel import exporters
-from accel.builders import targets
-from accel.builders.requirements import versions
 from accel.core.files import exchange, link_or_copy, load_json, writing
 from accel.core.values import SCHEMA, from_json, sha256_json, to_json
 
@@ -168,12 +165,6 @@ def code_hash(*parts: str) -> str:
         for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".py", ".j2")):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
-
-
-def toolchain() -> dict[str, str]:
-    """Return distribution → installed version of all that exporters, builders and the load generator name."""
-    declared = (package for builder in targets.discover().values() for package in builder.packages)
-    return versions([*exporters.PACKAGES, *declared, "numpy", "tritonclient"])
 
 
 def key(**parts: Any) -> str:

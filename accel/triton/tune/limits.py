@@ -1,18 +1,16 @@
 """What one call of ``accel tune`` has: time, and what earlier calls measured."""
 
 import contextlib
-import hashlib
 import json
 import math
 import time
 from pathlib import Path
 from typing import Any
 
-from accel.builders import targets
-from accel.builders.requirements import versions
+from accel.builders.toolchain import toolchain
 from accel.core import imports
 from accel.core.files import write_text
-from accel.core.values import to_json
+from accel.core.values import sha256_json, to_json
 
 NO_TIME = "no time was left (--budget-s)"
 
@@ -48,8 +46,7 @@ class MeasuredStore:
     """
 
     def __init__(self, path: Path, conditions: Any) -> None:
-        every = json.dumps([conditions, _measured_with()], sort_keys=True)
-        self._path, self._key = path, hashlib.sha256(every.encode()).hexdigest()
+        self._path, self._key = path, sha256_json([conditions, _measured_with()])
         self._found: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             read = json.loads(path.read_text(encoding="utf-8"))
@@ -71,8 +68,4 @@ def _measured_with() -> dict[str, Any]:
 
     The version of the embedded server is part of that code (``core/environments.py``).
     """
-    runtimes = {package for builder in targets.discover().values() for package in builder.packages}
-    return {
-        "versions": versions(sorted({*runtimes, "numpy", "tritonclient"})),
-        "code": imports.code_hash("accel.triton.tune.measured"),
-    }
+    return {"versions": toolchain(), "code": imports.code_hash("accel.triton.tune.measured")}

@@ -24,8 +24,8 @@ def test_other_conditions_are_measured_anew(path):
 
 
 def test_an_upgraded_runtime_is_measured_anew(path, monkeypatch):
-    installed = limits.versions
-    monkeypatch.setattr(limits, "versions", lambda packages: installed(packages) | {"onnxruntime": "99.0"})
+    installed = limits.toolchain()
+    monkeypatch.setattr(limits, "toolchain", lambda: installed | {"onnxruntime": "99.0"})
     assert MeasuredStore(path, CONDITIONS).get("curve") is None
 
 
