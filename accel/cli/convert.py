@@ -2,29 +2,14 @@
 
 import shlex
 import sys
-from collections.abc import Callable
-from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from accel.cli import complete
+from accel.cli.options import command_of
 from accel.cli.output import Json, Quiet, Verbose, judge, print_run, watching
-
-COMPLETE = {"source": complete.sources, "targets": complete.targets, "require": complete.targets}
-SHORT = {"targets": ("-t",), "out": ("-o",)}
-
-
-class JobCommand(TyperCommand):
-    """``convert``, whose flags are made of ``Job`` when it is called: ``accel --help`` imports no pydantic."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Make the context of the command that has the flags."""
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(help=self.help)(_with_flags(_convert))
-        return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
 
 
 def convert() -> None:
@@ -49,44 +34,15 @@ def _convert(
     judge(run, job.required)
 
 
-def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of ``Job`` that has a description, before its own."""
-    from accel.run.job import Job, OptionTrait
+def _job() -> Any:
+    from accel.run.job import Job
 
-    params = []
-    for name, field in Job.model_fields.items():
-        if field.description is None:
-            continue
-        key, text = field.alias or name, field.description
-        if isinstance(field.default, int | float) and not isinstance(field.default, bool):
-            text += f"  [default: {field.default:g}]"
-        arms = (field.annotation, *get_args(field.annotation))
-        plain = [getattr(arm, "__origin__", arm) for arm in arms]  # ``float`` of ``Annotated[float, Field(gt=0)]``
-        kind: Any = next((kind for kind in (bool, int, float, Path) if kind in plain), str)
-        kind = (
-            list[str]
-            if OptionTrait.REPEATED in field.metadata
-            else bool
-            if OptionTrait.SWITCH in field.metadata
-            else kind
-        )
-        choices = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
-        offers = COMPLETE.get(key) or (complete.words(*choices) if choices else None)
-        option = (
-            typer.Argument(help=text, autocompletion=offers)
-            if key == "source"
-            else typer.Option(f"--{key.replace('_', '-')}", *SHORT.get(key, ()), help=text, autocompletion=offers)
-        )
-        params.append(Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]))
-    own = list(Signature.from_callable(command, eval_str=True).parameters.values())[:-1]
-    config, *others = (p.replace(kind=Parameter.KEYWORD_ONLY) for p in own)
-    params = [*params[:3], config, *params[3:], *others]  # it stands beside --targets and --out
+    return Job
 
-    def with_flags(**given: Any) -> None:
-        command(**given)
 
-    with_flags.__signature__ = Signature(params)  # type: ignore[attr-defined]
-    return with_flags
+OFFERS = {"source": complete.sources, "targets": complete.targets, "require": complete.targets}
+JobCommand = command_of(_job, _convert, offers=OFFERS, own_at=3)
+"""``convert``: --config stands beside --targets and --out."""
 
 
 def build(

@@ -37,12 +37,13 @@ from pydantic import (
 from accel.builders import targets
 from accel.core.errors import AccelError, InputError, nearest
 from accel.core.hardware import FLAGS, Hardware
+from accel.core.options import AboveZero
 from accel.core.values import Target
 from accel.core.yaml_file import positions, read_yaml
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import licence_of
 from accel.run import job
-from accel.run.job import AboveZero, Job, Names
+from accel.run.job import Job, Names
 from accel.triton.tune.cost import Price, parse_prices, read_prices
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"

@@ -7,9 +7,7 @@ option is a new field, with its default, its limits and its help.
 
 import dataclasses
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +30,8 @@ from pydantic.json_schema import SkipJsonSchema
 from accel.builders import targets
 from accel.core import hardware, signing
 from accel.core.accuracy.parity import GATES_DB
-from accel.core.errors import AccelError, InputError, UsageError, nearest
+from accel.core.errors import InputError, UsageError, nearest
+from accel.core.options import AboveZero, OptionTrait, explained, keys
 from accel.core.values import GraphChoice, Target
 from accel.core.yaml_file import read_yaml
 from accel.exporters import ensemble_request, sources
@@ -44,16 +43,11 @@ from accel.triton import releases
 PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
 
-SOURCE_FIX = "accel convert SOURCE --targets cpu; `accel zoo` lists known models"
-TARGETS_FIX = "--targets cpu, or --targets openvino,ort; `accel targets` lists them"
-
-
-class OptionTrait(Enum):
-    """What else there is to say of a field."""
-
-    REPEATED = "a flag that may be given several times"
-    SWITCH = "a flag without a value"
-    CARRIED = "matters also where a deferred build is finished"
+MISSING = {
+    "source": "accel convert SOURCE --targets cpu; `accel zoo` lists known models",
+    "targets": "--targets cpu, or --targets openvino,ort; `accel targets` lists them",
+}
+"""How to give what has no default."""
 
 
 def _texts(given: Any) -> Sequence[str]:
@@ -153,7 +147,6 @@ Files = Annotated[dict[str, Path], BeforeValidator(pairs, TEXTS | dict[str, str]
 Pairs = Annotated[dict[str, str], BeforeValidator(pairs, TEXTS | dict[str, str]), OptionTrait.REPEATED]
 Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, Any]), OptionTrait.REPEATED]
 Objectives = Annotated[tuple[Objective, ...], BeforeValidator(names, Objective | list[Objective]), Field(min_length=1)]
-AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Job(BaseModel):
@@ -175,6 +168,7 @@ class Job(BaseModel):
 
     source: Annotated[
         str | SkipJsonSchema[InstanceOf[SourceRequest]],
+        OptionTrait.ARGUMENT,
         Field(description="Zoo name, HF folder or hub id, file.py:factory, .pt2, .onnx, SavedModel, .keras, .pb"),
     ]
     targets: Annotated[
@@ -434,7 +428,7 @@ class Job(BaseModel):
         try:
             job = handler(given)
         except ValidationError as error:
-            raise _explained(error, **(info.context or {})) from error
+            raise explained(error, Job, MISSING, **(info.context or {})) from error
         releases.release(job.triton_release)
         known = [text for target in job.wanted for text in (target.name, str(target))]
         for text in job.required:  # a target's name, ``name@device``, or a static variant's id
@@ -460,7 +454,7 @@ class Job(BaseModel):
         return job
 
 
-KEYS = [info.alias or name for name, info in Job.model_fields.items() if name != "command"]
+KEYS = [key for key in keys(Job) if key != "command"]
 """What a job file may hold."""
 
 
@@ -512,39 +506,6 @@ def options(data: Any, path: Path) -> dict[str, Any]:
         known = [name + ending for name in targets.discover() for ending in ("", PYTHON_VARIANT)]
         asked["triton"] = overrides.from_job(asked["triton"], path, known)
     return asked
-
-
-def _explained(error: ValidationError, config: Path | None = None, typed: Iterable[str] = ()) -> AccelError:
-    """Say what is wrong with the fields of a job: by its flag what was typed, by its key what a job file holds."""
-    errors = [found for found in error.errors() if found["type"] != "default_factory_not_called"]  # others say why
-    if all(found["type"] == "missing" for found in errors):
-        name = errors[0]["loc"][0]
-        return UsageError(f"no {name} given", fix=SOURCE_FIX if name == "source" else TARGETS_FIX)
-    messages: dict[str, None] = {}
-    from_file = False
-    keyed = {info.alias or name for name, info in Job.model_fields.items() if info.default == {}}
-    for found in errors:
-        name, kind, limits = str(found["loc"][0]), found["type"], found.get("ctx", {})
-        if kind == "missing":
-            continue
-        from_file |= config is not None and name not in typed
-        label = ".".join(map(str, found["loc"])) if name in keyed else name
-        label = f"--{name.replace('_', '-')}" if name in typed else label
-        known = re.findall("'([^']*)'", limits["expected"]) if kind == "literal_error" else []
-        expected = {
-            "literal_error": str(limits.get("expected")).replace("'", "") + nearest(str(found["input"]), known),
-            "greater_than_equal": f"{limits.get('ge')} or more",
-            "greater_than": "a number above 0",
-            "finite_number": "a number above 0",
-        }.get(kind)
-        plain = found["msg"].removeprefix("Value error, ")
-        if kind == "extra_forbidden":
-            plain = f"there is no such option{nearest(name, (*Job.model_fields, *KEYS))}"
-        said = f" is {found['input']!r}: expected {expected}" if expected else f": {plain}"
-        messages[label + said] = None
-    if from_file:
-        return InputError(f"job file {config}: {'; '.join(messages)}", fix=f"known keys: {', '.join(KEYS)}")
-    return UsageError("; ".join(messages))
 
 
 def _check_options(given: Mapping[str, Mapping[str, Any]]) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 from accel.core import signing
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.files import link_or_copy, read_value
+from accel.core.options import OptionTrait
 from accel.core.values import (
     SCHEMA,
     FileRef,
@@ -42,7 +43,7 @@ from accel.core.values import (
 )
 from accel.exporters.request import SourceRequest
 from accel.run import kit_rules
-from accel.run.job import Job, OptionTrait
+from accel.run.job import Job
 
 MANIFEST = "kit.json"
 SCRIPT = "build.sh"

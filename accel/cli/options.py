@@ -1,0 +1,86 @@
+"""Commands whose options are the fields of a pydantic model (``accel.core.options``)."""
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from accel.cli import complete
+
+Complete = Callable[[str], list[str]]
+SHORT = {"targets": ("-t",), "out": ("-o",)}
+
+
+def command_of(
+    model: Callable[[], Any],
+    body: Callable[..., None],
+    *,
+    offers: Mapping[str, Complete] | None = None,
+    own_at: int | None = None,
+) -> type[TyperCommand]:
+    """Return the class of a command that has an option for each field with a description.
+
+    Args:
+        model: imports and returns the model, when the command is called: ``accel --help`` imports no pydantic.
+        body: takes what was given by the keys of the options, None where it was not, and options of its own.
+        offers: what completes a key's word.
+        own_at: how many of the fields' options stand before the command's first own one; others stand at the end.
+    """
+
+    class ModelCommand(TyperCommand):
+        def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+            """Make the context of the command that has the options."""
+            app = typer.Typer(add_completion=False, rich_markup_mode=None)
+            app.command(help=self.help)(_with_options(body, model(), offers or {}, own_at))
+            return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
+
+    return ModelCommand
+
+
+def _with_options(
+    body: Callable[..., None], model: Any, offers: Mapping[str, Complete], own_at: int | None
+) -> Callable[..., None]:
+    params = [
+        _parameter(info.alias or name, info, offers)
+        for name, info in model.model_fields.items()
+        if info.description is not None
+    ]
+    own = list(Signature.from_callable(body, eval_str=True).parameters.values())[:-1]
+    params += [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
+    if own_at is not None:
+        params.insert(own_at, params.pop(-len(own)))
+
+    def with_options(**given: Any) -> None:
+        body(**given)
+
+    with_options.__signature__ = Signature(params)  # type: ignore[attr-defined]
+    return with_options
+
+
+def _parameter(key: str, field: Any, offers: Mapping[str, Complete]) -> Parameter:
+    from accel.core.options import OptionTrait
+
+    traits, text = field.metadata, field.description
+    if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+        text += f"  [default: {field.default:g}]"
+    arms = (field.annotation, *get_args(field.annotation))
+    plain = [getattr(arm, "__origin__", arm) for arm in arms]  # ``float`` of ``Annotated[float, Field(gt=0)]``
+    kind: Any = next((kind for kind in (bool, int, float, Path) if kind in plain), str)
+    for trait, wanted in (
+        (OptionTrait.FILE, Path),
+        (OptionTrait.BY_MODEL, str),
+        (OptionTrait.SWITCH, bool),
+        (OptionTrait.REPEATED, list[str]),
+    ):
+        kind = wanted if trait in traits else kind
+    choices = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
+    shell = offers.get(key) or (complete.words(*choices) if choices else None)
+    option = (
+        typer.Argument(help=text, autocompletion=shell)
+        if OptionTrait.ARGUMENT in traits
+        else typer.Option(f"--{key.replace('_', '-')}", *SHORT.get(key, ()), help=text, autocompletion=shell)
+    )
+    return Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])

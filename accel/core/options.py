@@ -1,0 +1,78 @@
+"""Options: one pydantic model a command, of which its flags, a file's keys and Python's keyword arguments are made.
+
+A field with a description is an option, under its alias where it has one; ``accel.cli.options`` makes the flags.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
+
+from accel.core.errors import AccelError, InputError, UsageError, nearest
+
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class OptionTrait(Enum):
+    """What else there is to say of a field."""
+
+    ARGUMENT = "given by its place, without a flag"
+    REPEATED = "a flag that may be given several times"
+    SWITCH = "a flag without a value"
+    FILE = "a flag that takes a file, which is read"
+    BY_MODEL = "a flag that takes a number, or NAME=NUMBER,… of several models"
+    CARRIED = "matters also where a deferred build is finished"
+
+
+def keys(model: type[BaseModel]) -> list[str]:
+    """Return what the options of a model are called."""
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def explained(
+    error: ValidationError,
+    model: type[BaseModel],
+    missing: Mapping[str, str],
+    config: Path | None = None,
+    typed: Iterable[str] = (),
+) -> AccelError:
+    """Say what is wrong with options: by its flag what was typed, by its key what a job file holds.
+
+    Args:
+        missing: how to give each option that has no default.
+        config: file that held what was not typed.
+        typed: keys of what was typed.
+    """
+    errors = [found for found in error.errors() if found["type"] != "default_factory_not_called"]  # others say why
+    if all(found["type"] == "missing" for found in errors):
+        name = str(errors[0]["loc"][0])
+        return UsageError(f"no {name} given", fix=missing[name])
+    messages: dict[str, None] = {}
+    from_file = False
+    keyed = {info.alias or name for name, info in model.model_fields.items() if info.default == {}}
+    for found in errors:
+        name, kind, limits = str(found["loc"][0]), found["type"], found.get("ctx", {})
+        if kind == "missing":
+            continue
+        from_file |= config is not None and name not in typed
+        label = ".".join(map(str, found["loc"])) if name in keyed else name
+        label = f"--{name.replace('_', '-')}" if name in typed else label
+        known = re.findall("'([^']*)'", limits["expected"]) if kind == "literal_error" else []
+        expected = {
+            "literal_error": str(limits.get("expected")).replace("'", "") + nearest(str(found["input"]), known),
+            "greater_than_equal": f"{limits.get('ge')} or more",
+            "greater_than": "a number above 0",
+            "finite_number": "a number above 0",
+        }.get(kind)
+        plain = found["msg"].removeprefix("Value error, ")
+        if kind == "extra_forbidden":
+            plain = f"there is no such option{nearest(name, (*model.model_fields, *keys(model)))}"
+        said = f" is {found['input']!r}: expected {expected}" if expected else f": {plain}"
+        messages[label + said] = None
+    if from_file:
+        known = [key for key in keys(model) if key != "command"]
+        return InputError(f"job file {config}: {'; '.join(messages)}", fix=f"known keys: {', '.join(known)}")
+    return UsageError("; ".join(messages))
