@@ -14,11 +14,12 @@ from accel.core.errors import AccelError
 from accel.core.values import ShapeRange
 from accel.graph.narrow.analysis import analyse
 from accel.graph.narrow.facts import Interval
+from accel.graph.passes import ContractPass
 
 CONDITIONS: tuple[tuple[Interval, str], ...] = (((1, 1), "then_branch"), ((0, 0), "else_branch"))
 
 
-class TakeBranches(ir.passes.InPlacePass):
+class TakeBranches(ContractPass):
     """Put the branch that always runs in the place of its ``If``, from the outside in, as far as it is certain.
 
     Args:

@@ -82,7 +82,7 @@ def quantize(
     return found
 
 
-class OwnBiases(ir.passes.InPlacePass):
+class OwnBiases(passes.ContractPass):
     """Give each convolution and Gemm a bias of its own.
 
     ONNX Runtime's quantiser copies a bias that several share under its name with a number, which may be another

@@ -12,12 +12,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from accel.graph.narrow.integers import Names, add_constant
+from accel.graph.passes import ContractPass
 
 LONGEST = 2048
 """Points of a transform whose table is worth its size: 16 MiB."""
 
 
-class FourierAsProducts(ir.passes.InPlacePass):
+class FourierAsProducts(ContractPass):
     """Write STFT and one-sided DFT of fixed lengths, of FLOAT and in the main graph, as products."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from accel.core.errors import StageError
 from accel.graph import measured, passes
+from accel.graph.passes import ContractPass
 
 ATTENTION = ("attention", "mha1", "mha2", "gqa", "sdpa_via_mha")
 """Names under which the fuser counts attention layers."""
@@ -30,7 +31,7 @@ class Fused(ir.passes.PassResult):
     counts: dict[str, int]
 
 
-class Fuse(ir.passes.InPlacePass):
+class Fuse(ContractPass):
     """Fuse for ONNX Runtime; ``modified`` says whether a fusion applied.
 
     Source: onnxscript, ``onnxscript.rewriter.ort_fusions.optimize_for_ort``.
@@ -46,7 +47,7 @@ class Fuse(ir.passes.InPlacePass):
         return Fused(fused, bool(counts), counts)
 
 
-class LendShapes(ir.passes.InPlacePass):
+class LendShapes(ContractPass):
     """Declare in the typed form of a model the shapes that its source declares, and no others.
 
     The fuser recognises attention by shapes, which typing drops.

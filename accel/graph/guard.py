@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from accel.core.values import TensorSpec
+from accel.graph.passes import ContractPass
 
 OLDEST_OPSET, AXES_ARE_INPUTS = 13, 18
 """From the first ``Unsqueeze`` takes its axes, and from the second ``ReduceMax``, as an input (ONNX, Operators)."""
@@ -33,7 +34,7 @@ def guarded(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tupl
     return tuple(s.name for s in checked) if told and len(batch) == 1 and isinstance(next(iter(batch)), str) else ()
 
 
-class Guard(ir.passes.InPlacePass):
+class Guard(ContractPass):
     """Clip inputs to their ranges, and mark the outputs of rows that were outside.
 
     Args:

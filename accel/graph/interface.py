@@ -6,9 +6,10 @@ import numpy as np
 import onnx_ir as ir
 
 from accel.core.values import TensorSpec
+from accel.graph.passes import ContractPass
 
 
-class DeclareAxes(ir.passes.InPlacePass):
+class DeclareAxes(ContractPass):
     """Give axes without a size the name or the size that a spec has for them; a size that the graph declares stays.
 
     Args:
@@ -33,7 +34,7 @@ class DeclareAxes(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
 
-class ScalarsAsVectors(ir.passes.InPlacePass):
+class ScalarsAsVectors(ContractPass):
     """Give every scalar input and output the shape [1]: Triton has no tensors without dims.
 
     Source: triton-inference-server/core, src/model_config_utils.cc, ValidateIOShape.
@@ -60,12 +61,14 @@ class ScalarsAsVectors(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, bool(scalars or outputs))
 
 
-class CastInputs(ir.passes.InPlacePass):
+class CastInputs(ContractPass):
     """Give inputs another type, with a Cast to the model's own behind them.
 
     Args:
         dtypes: NumPy's name of the type by input.
     """
+
+    retypes = True
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class CastInputs(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, bool(found))
 
 
-class WithoutErfc(ir.passes.InPlacePass):
+class WithoutErfc(ContractPass):
     """Write TensorFlow's Erfc, which tf2onnx leaves as it is (Keras's exact GELU), as 1 - Erf."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -9,9 +9,10 @@ from onnxscript import version_converter
 
 from accel.core.errors import StageError, first_line
 from accel.graph.evaluate import OLDEST
+from accel.graph.passes import ContractPass
 
 
-class RaiseOpset(ir.passes.InPlacePass):
+class RaiseOpset(ContractPass):
     """Bring a graph of an older opset to ``least``.
 
     Source: onnx.version_converter, which onnxscript's turns to below opset 18.

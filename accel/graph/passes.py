@@ -1,9 +1,9 @@
 """The one interface of graph passes, and how an ONNX file goes through them.
 
-A pass is a class on ``onnx_ir.passes.PassBase`` (mostly ``InPlacePass``): ``requires`` refuses a model that it cannot
-take, ``ensures`` checks what it promises, and ``call`` returns ``PassResult(model, modified)``; a pass that has more to
-say returns a subclass of that. What a pass refuses on purpose is an ``AccelError``. Passes that others keep well
-(``onnx_ir.passes.common``, ``onnxscript.optimizer``) come before our own.
+A pass of accel is a ``ContractPass``: ``call`` returns ``PassResult(model, modified)`` (a subclass of that where there
+is more to say), and after it clients send and get what they did, which ``ensures`` checks. What a pass refuses on
+purpose is an ``AccelError``. Passes that others keep well (``onnx_ir.passes.common``, ``onnxscript.optimizer``) come
+before our own.
 
 Weights in external data are mapped, never read into memory as a whole.
 
@@ -14,6 +14,7 @@ import filecmp
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import onnx
 import onnx_ir as ir
@@ -21,6 +22,33 @@ from google.protobuf.message import DecodeError
 
 from accel.core.errors import AccelError, InputError, OutputError, StageError, UsageError, raised_as
 from accel.core.files import replacing
+
+
+class ContractPass(ir.passes.InPlacePass):
+    """A pass that keeps names and order of inputs and outputs, and their element types unless it ``retypes`` them.
+
+    Raises:
+        StageError: it did not.
+    """
+
+    retypes: ClassVar[bool] = False
+
+    def requires(self, model: ir.Model) -> None:
+        """Note what clients send and get."""
+        self._before = self._contract(model)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Hold the result to that."""
+        if (after := self._contract(model)) != self._before:
+            raise StageError(
+                f"the graph pass {type(self).__name__} changed the model's inputs and outputs from {self._before} "
+                f"to {after}",
+                fix="report it: this is a fault of accel",
+            )
+
+    def _contract(self, model: ir.Model) -> list[str]:
+        values = (*model.graph.inputs, None, *model.graph.outputs)
+        return [f"{v.name}{'' if self.retypes else f': {v.dtype}'}" if v is not None else "→" for v in values]
 
 
 def load(path: Path) -> ir.Model:

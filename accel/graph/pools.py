@@ -10,12 +10,13 @@ from accel.core.values import ShapeRange
 from accel.graph.narrow.analysis import analyse
 from accel.graph.narrow.facts import Dims
 from accel.graph.narrow.integers import Names, add_constant
+from accel.graph.passes import ContractPass
 
 GLOBAL = {"AveragePool": "GlobalAveragePool", "MaxPool": "GlobalMaxPool"}
 PAD_AXES_OPSET = 18
 
 
-class PlainPools(ir.passes.InPlacePass):
+class PlainPools(ContractPass):
     """Write poolings so that no runtime refuses them or takes them for others.
 
     - A window that covers all of its input in every shape (EfficientNet's last one) becomes a global pooling: OpenVINO

@@ -111,7 +111,7 @@ def load(path: Path) -> ir.Model:
     return model
 
 
-class NameNodes(ir.passes.InPlacePass):
+class NameNodes(passes.ContractPass):
     """Give every node of the main graph a name of its own."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -128,7 +128,7 @@ class NameNodes(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
 
-class SplitGemm(ir.passes.InPlacePass):
+class SplitGemm(passes.ContractPass):
     """Write each ``Gemm`` on a constant as MatMul and Add, which can be quantised."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -235,7 +235,7 @@ def add_constants(
             constant(graph, f"{prefix}_q", quantize_weight(weight, scales, product.axis, scheme.largest))
 
 
-class WritePairs(ir.passes.InPlacePass):
+class WritePairs(passes.ContractPass):
     """Quantise both inputs of the ``wanted`` products, whose constants ``add_constants`` added."""
 
     def __init__(self, wanted: Collection[Product]) -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import onnx_ir as ir
 
 from accel.graph.narrow.integers import Names, add_constant
+from accel.graph.passes import ContractPass
 
 
-class SpreadRows(ir.passes.InPlacePass):
+class SpreadRows(ContractPass):
     """Expand the left side of a MatMul with a stack of constant matrices (an ensemble's, experts') to the stack.
 
     ONNX broadcasts it. OpenVINO 2026.4.1's CPU plugin cannot load such a product where the number of rows varies.

@@ -1,5 +1,7 @@
 """The interface of graph passes: what is kept, what is refused, and that files appear whole or not at all."""
 
+import importlib
+import pkgutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from narrowing_checks import save
 from onnx import TensorProto, helper
 
+from accel import graph
 from accel.core.errors import InputError, OutputError, StageError, UsageError
 from accel.graph import passes
 
@@ -29,6 +32,23 @@ class Rename(ir.passes.InPlacePass):
         modified = model.graph.name != self.name
         model.graph.name = self.name
         return ir.passes.PassResult(model, modified)
+
+
+class Misbehave(passes.ContractPass):
+    """Change what clients get."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        (output,) = model.graph.outputs
+        if self.how == "name":
+            output.name = "z"
+        elif self.how == "type":
+            output.dtype = ir.DataType.FLOAT16
+        else:
+            model.graph.outputs.append(model.graph.inputs[0])
+        return ir.passes.PassResult(model, True)
 
 
 def model(path: Path, *, external: bool = True) -> Path:
@@ -102,3 +122,23 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     for name in ("text", "missing", "sparse"):
         with pytest.raises(InputError):
             passes.load(tmp_path / f"{name}.onnx")
+
+
+@pytest.mark.parametrize("how", ["name", "type", "another"])
+def test_a_pass_that_changes_the_contract_writes_nothing(tmp_path, how):
+    source, out = model(tmp_path / "a.onnx"), tmp_path / "b.onnx"
+    with pytest.raises(StageError, match="Misbehave changed the model's inputs and outputs from"):
+        passes.rewrite(source, out, Misbehave(how))
+    assert not out.exists()
+
+
+def test_every_pass_of_accel_holds_the_contract():
+    for module in pkgutil.walk_packages(graph.__path__, f"{graph.__name__}."):
+        importlib.import_module(module.name)
+    own = [c for c in everything_below(ir.passes.PassBase) if c.__module__.startswith("accel.")]
+    assert len(own) > 10
+    assert [c.__name__ for c in own if not issubclass(c, passes.ContractPass)] == []
+
+
+def everything_below(kind: type) -> list[type]:
+    return [c for below in kind.__subclasses__() for c in (below, *everything_below(below))]

@@ -27,6 +27,7 @@ from accel.graph.narrow.integers import Names, Narrowed, add_constant
 from accel.graph.narrow.kernels import UNASKED, Kernels
 from accel.graph.narrow.plan import Level
 from accel.graph.narrow.report import FLOAT_MAX, Cause, ValueReport
+from accel.graph.passes import ContractPass
 
 SIZED_BY_VALUES = frozenset({"Range", "NonZero", "Unique"})
 """Operators whose output has a size that depends on the values of a floating-point input, to the last bit.
@@ -37,7 +38,7 @@ Role = Literal["input", "output", "constant", "inner"]
 
 
 @dataclass(eq=False, kw_only=True)
-class RoundDoubles(ir.passes.InPlacePass):
+class RoundDoubles(ContractPass):
     """Make DOUBLE values FLOAT, and report each of them.
 
     Args:
@@ -45,6 +46,7 @@ class RoundDoubles(ir.passes.InPlacePass):
         ranges / shapes: as of ``narrow_file``.
     """
 
+    retypes = True
     level: Level
     ranges: Mapping[str, Interval]
     shapes: Mapping[str, ShapeRange]

@@ -17,6 +17,7 @@ from accel.graph.narrow.facts import INT32, Interval
 from accel.graph.narrow.plan import Level, Plan, Planner
 from accel.graph.narrow.reasons import describe
 from accel.graph.narrow.report import ValueReport
+from accel.graph.passes import ContractPass
 
 CAST_OPSET = 13
 """Opset of an added Cast, in a model that imports none of ONNX's own domain."""
@@ -38,7 +39,7 @@ class Narrowed(ir.passes.PassResult):
 
 
 @dataclass(eq=False, kw_only=True)
-class NarrowIntegers(ir.passes.InPlacePass):
+class NarrowIntegers(ContractPass):
     """Narrow the values of one 64-bit integer type that are proved to fit INT32.
 
     Args:
@@ -46,6 +47,7 @@ class NarrowIntegers(ir.passes.InPlacePass):
         level / ranges / shapes / runtime: as of ``narrow_file``.
     """
 
+    retypes = True
     source: ir.DataType
     level: Level
     ranges: Mapping[str, Interval]
