@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from accel.builders.to_openvino import import_openvino
+from accel.core import document
 from accel.core.accuracy import sqnr
 from accel.core.feeds import Feed, read_feeds
+from accel.core.values import to_json
 
 STRENGTHS = (0.95, 0.9, 0.8, 0.65, 0.5, -1.0)
 """Alphas; -1 turns SmoothQuant off."""
@@ -87,11 +89,11 @@ def main() -> None:
             row["without"].append({"feeds": list(held), "held_out_db": judged, "gate_db": decibels(part, gate)})
         rows.append(row)
         print(json.dumps(row), flush=True)
-    run = json.loads((asked.run / "run.json").read_text())
+    run = document.read(asked.run)
     sets = {"calibration": calibration, "gate": gate}
     items = {name: sum(len(next(iter(feed.values()))) for feed in found) for name, found in sets.items()}
-    document = {"model": run["model"]["name"], "items": items, "hardware": run["hardware"], "rows": rows}
-    asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    told = {"model": run.model.name, "items": items, "hardware": to_json(run.hardware), "rows": rows}
+    asked.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

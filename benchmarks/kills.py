@@ -25,6 +25,9 @@ from typing import Any
 
 import psutil
 
+from accel.core import document
+from accel.core.values import to_json
+
 SHAPES = ("--min-shape", "ids:1x1", "--shape", "ids:1x5", "--max-shape", "ids:4x9", "--range", "ids=0:49")
 PER_RUN = 5
 WIDE = 32768
@@ -107,19 +110,17 @@ def leftovers(out: Path, scratch: Path) -> list[str]:
 
 def choices(out: Path) -> dict[str, Any]:
     """Return for each device and objective what was chosen, its ties, and what the measurements left undecided."""
-    document = json.loads((out / "run.json").read_text())
     return {
-        f"{d['device']}/{d['objective']}": {"chosen": d["chosen"], "ties": d["ties"], "undecided": d["undecided"]}
-        for d in document["decisions"]
+        f"{d.device}/{d.objective}": {"chosen": d.chosen, "ties": [*d.ties], "undecided": [*d.undecided]}
+        for d in document.read(out).decisions
     }
 
 
 def variants(out: Path) -> list[Any]:
     """Return what a run says of its variants that does not depend on time: status, files and parity."""
-    document = json.loads((out / "run.json").read_text())
     return [
-        [v["id"], v["status"], v["artifact"] and [f["sha256"] for f in v["artifact"]["files"]], v["parity"]]
-        for v in document["variants"]
+        [v.id, v.status, v.artifact and [f.sha256 for f in v.artifact.files], to_json(v.parity)]
+        for v in document.read(out).variants
     ]
 
 

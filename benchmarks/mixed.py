@@ -18,6 +18,7 @@ from typing import Any
 
 from accel.bench.stability import ratio_interval
 from accel.core import document
+from accel.core.values import to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = (
@@ -38,26 +39,24 @@ def row(model: str, runs: Path) -> dict[str, Any]:
     if not (out / document.FILENAME).exists():
         line = [sys.executable, "-m", "accel", "convert", model, "--targets", ",".join(targets)]
         subprocess.run([*line, "--objective", "latency", "-o", str(out)], check=True)
-    run = json.loads((out / document.FILENAME).read_text())
-    (decision,) = run["decisions"]
+    run = document.read(out)
+    (latency,) = run.decisions
     kept: dict[str, Any] = {"model": model, "framework": framework, "before": before}
-    kept |= {"after": decision["chosen"].partition("@")[0], "hardware": run["hardware"], "timings_s": run["timings_s"]}
+    kept |= {"after": str(latency.chosen).partition("@")[0]}
+    kept |= {"hardware": to_json(run.hardware), "timings_s": to_json(run.timings_s)}
     rounds = {}
-    for v in run["variants"]:
-        facts = (v["artifact"] or {}).get("facts", {})
-        timed = [m for m in v["measurements"] if m["scenario"] == "latency" and m["rounds_ms"]]
+    for v in run.variants:
+        facts = v.artifact.facts if v.artifact is not None else {}
+        timed = [m for m in v.measurements if m.scenario == "latency" and m.rounds_ms]
         if timed:
-            rounds[v["target"]] = timed[-1]["rounds_ms"]
-        kept.setdefault("variants", {})[v["target"]] = {
-            "status": v["status"],
-            "reason": v["reason"],
-            "found": (v["parity"] or {}).get("found"),
-            "p50_ms": timed[-1]["p50_ms"] if timed else None,
-            "rounds_ms": rounds.get(v["target"]),
-            **{
-                name: facts.get(name)
-                for name in ("share_of_products", "smooth_quant_alpha", "whole_missed", "search_s")
-            },
+            rounds[v.target] = timed[-1].rounds_ms
+        kept.setdefault("variants", {})[v.target] = {
+            "status": v.status,
+            "reason": v.reason,
+            "found": to_json(v.parity.found) if v.parity is not None else None,
+            "p50_ms": timed[-1].p50_ms if timed else None,
+            "rounds_ms": rounds.get(v.target),
+            **{name: facts.get(name) for name in FACTS},
         }
     for name, base in (("of_framework", framework), ("of_before", before)):
         if {base, kept["after"]} <= rounds.keys() and base != kept["after"]:

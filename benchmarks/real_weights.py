@@ -19,9 +19,10 @@ import numpy as np
 
 import accel.run  # noqa: F401  hands the zoo in
 from accel.builders import targets
+from accel.core import document
 from accel.core.accuracy import parity
 from accel.core.feeds import read_feeds, write_feeds
-from accel.core.values import Artifact, BuildRequest, Parity, Target, Variant, file_ref
+from accel.core.values import Artifact, BuildRequest, Parity, Target, Variant, file_ref, to_json
 from accel.exporters import describe, export_onnx, load, verdict
 from accel.exporters.samples import make_samples
 from accel.exporters.sources import recognise
@@ -106,11 +107,11 @@ def main() -> None:
     asked = parser.parse_args()
     rows = []
     for run in asked.runs:
-        told = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        for variant in told["variants"]:
-            if variant["parity"] is not None:
-                facts = variant["artifact"]["facts"]
-                rows.append(row(told["model"]["name"], variant["id"], variant["status"], variant["parity"], facts))
+        told = document.read(run)
+        for variant in told.variants:
+            if variant.parity is not None and variant.artifact is not None:
+                parity, facts = to_json(variant.parity), variant.artifact.facts
+                rows.append(row(told.model.name, variant.id, variant.status, parity, facts))
     for name in asked.spoilt:
         with tempfile.TemporaryDirectory() as folder:
             found = Judged(name, Path(folder)).int8()

@@ -1,6 +1,7 @@
 """Dependencies point one way, and the light parts stay light."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,14 @@ def test_a_class_name_means_one_thing():
             if isinstance(node, ast.ClassDef) and file.parent.name not in ("backend_py", "steps"):
                 found.setdefault(node.name, []).append(f"{file.relative_to(PACKAGE)}:{node.lineno}")
     assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_a_run_is_read_by_its_one_reader():
+    """``core.document`` reads run.json; nobody else parses it."""
+    root = PACKAGE.parent
+    files = [*PACKAGE.rglob("*.py"), *(root / "benchmarks").rglob("*.py"), *(root / "model_zoo").rglob("*.py")]
+    own = re.compile(r"json\.loads?\(.*(run\.json|document\.FILENAME)|run\.json.*\.read_text")
+    assert [str(f) for f in files if own.search(f.read_text()) and f != PACKAGE / "core" / "document.py"] == []
 
 
 @pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda f: f.relative_to(PACKAGE).as_posix())

@@ -261,9 +261,18 @@ def read(path: Path) -> RunDocument:
     Raises:
         InputError: nothing there, not valid JSON (NaN included), or a schema that this version cannot read.
     """
+    return parse(read_json(path), origin=str(path / FILENAME if path.is_dir() else path))
+
+
+def read_json(path: Path) -> Any:
+    """Read the same as it is written, to be passed on.
+
+    Raises:
+        InputError: nothing there, or not valid JSON (NaN included).
+    """
     file = path / FILENAME if path.is_dir() else path
     try:
-        run = parse_json(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"))
     except OSError as cause:
         raise InputError(
             f"cannot read the run {file}: {cause.strerror or cause}",
@@ -273,7 +282,6 @@ def read(path: Path) -> RunDocument:
         raise InputError(f"{file} is not a JSON file: it is not UTF-8 text") from cause
     except (ValueError, RecursionError) as cause:
         raise InputError(f"{file} is not valid JSON: {cause}", fix="run the conversion again; it resumes") from cause
-    return parse(run, origin=str(file))
 
 
 def parse(run: Any, *, origin: str = "this run") -> RunDocument:

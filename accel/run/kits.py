@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from accel.core import signing
+from accel.core import document, signing
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.files import link_or_copy, read_value
 from accel.core.options import OptionTrait
@@ -300,14 +300,14 @@ def in_docker(image: str, folders: Sequence[Path], out: Path, words: Sequence[st
         *("-v", f"{out.resolve()}:/run-directory"),
         *(image, "build", *inside, "--out", "/run-directory", *words),
     ]
-    before = _stamp(out / "run.json")
+    before = _stamp(out / document.FILENAME)
     done = subprocess.run(command, check=False, stdout=sys.stderr)
-    if _stamp(out / "run.json") == before:  # it wrote none: no variant passed is an exit code of its own
+    if _stamp(out / document.FILENAME) == before:  # it wrote none: no variant passed is an exit code of its own
         raise StageError(
             f"accel build inside {image} ended with exit code {done.returncode}",
             fix=f"`{shlex.join(command)}` repeats it; Dockerfile.gpu makes such an image",
         )
-    run: dict[str, Any] = json.loads((out / "run.json").read_text())
+    run: dict[str, Any] = document.read_json(out)
     return run
 
 
