@@ -34,12 +34,12 @@ from accel.core.values import (
     ModelSource,
     OnnxModel,
     Parity,
+    PrecisionConverted,
     Repository,
     ShapeRange,
     Skipped,
     Target,
     TaskSpan,
-    Typed,
     Variant,
 )
 from accel.graph.arithmetic import Arithmetic
@@ -315,7 +315,7 @@ def _as_typed(kit: kits.DeferredBuild, folder: Path) -> VariantState:
     proof = Proof(kit.proof, precision, precision, kit.feeds)
     return VariantState(
         kit.variant,
-        typing=Stage(Typed(kit.onnx, kit.typing), onnx.folder, onnx.key, cached=True),
+        typing=Stage(PrecisionConverted(kit.onnx, kit.typing), onnx.folder, onnx.key, cached=True),
         typed=onnx,
         typed_proof=Stage(proof, onnx.folder, onnx.key, cached=True),
         seal=kit.seal,
@@ -673,7 +673,7 @@ def _type(
     """Type the ONNX file and prove it on the CPU; where the rest cannot be done here, leave a kit."""
     variant = result.variant
     result.typing = stages.prepare(variant, described, onnx, report_progress=report_progress)
-    typed: Typed = result.typing.value
+    typed: PrecisionConverted = result.typing.value
     result.typed = Stage(typed.onnx, result.typing.folder / FILES, result.typing.key, result.typing.cached)
     result.typed_proof = stages.prove_typed(variant, result.typing, described, reference, first=first)
     missing = targets.discover()[variant.target.name].available(variant.target)

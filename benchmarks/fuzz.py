@@ -8,7 +8,7 @@ overrides, prices, requests, labels, recorded traffic, states), models of every 
 broken by flipped, cut, repeated and replaced bytes, by odd values at random places of JSON, by odd members of archives,
 and by odd words. Commands run in this process, as the command line calls them, in children that each
 do many; what a command does in a worker process is done by the same task, in the child. A finding is: an exception
-that is no message of accel's or of the command line's, a crash, more than ``LIMIT_S`` seconds, a write outside the
+that is not a message of accel's or of the command line's, a crash, more than ``LIMIT_S`` seconds, a write outside the
 child's own folder, a file left in the temporary one, or more than ``MOST_BYTES`` of memory. What a library raises in a
 worker is a message of accel's, and counted as such (``library``); what crashes or hangs one is tried again by the
 command itself, which must end with a message (``worker``). Every input that gives a finding is kept.

@@ -26,7 +26,7 @@ PLATFORM = "onnxruntime_onnx"
 """What ``noautofill_platform`` fixtures get: the test tries several, and each must fail under every one."""
 ABSENT = re.compile(
     r"is not there|has no version folder|is not in the model's folder|is missing, and nothing in the folder tells|"
-    r"is no model of this repository|is not in initial_state|loads none of the versions|is not absolute|"
+    r"is not a model of this repository|is not in initial_state|loads none of the versions|is not absolute|"
     r"which is not there"
 )
 """Findings about files that a checkout does not have."""

@@ -1088,7 +1088,7 @@ def plant_in_graphs(campaign: Campaign, bench: Bench, say: Callable[[str], None]
         for runtime in RUNTIMES:
             try:
                 run = runs_of(model.SerializeToString(), runtime, source.outputs)
-            except Exception as error:  # noqa: BLE001  a graph that no runtime takes is no planted error
+            except Exception as error:  # noqa: BLE001  a graph that no runtime takes is not a planted error
                 say(f"{bench.name} {runtime} {name}: {str(error).splitlines()[0][:120]}")
                 continue
             campaign.add(bench, runtime, "graph", name, run, None)

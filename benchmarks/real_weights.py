@@ -28,7 +28,7 @@ from accel.exporters.samples import make_samples
 from accel.exporters.sources import recognise
 
 FAINT = 0.05
-"""What that sample is multiplied by where it is no file: nobody brought it to the model's scale."""
+"""What that sample is multiplied by where it is not a file: nobody brought it to the model's scale."""
 JUDGED = 6
 """Feeds of the gate that are looked at; all of a stateful model, whose feeds are single steps."""
 

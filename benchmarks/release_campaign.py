@@ -9,7 +9,7 @@
 A killed driver is started again; a killed worker is the driver's to notice. In the end the release must be as the
 undisturbed one: the state of every entry, every variant's status and files, every kit. A reader looks at the
 release's folder all the time: it is absent or whole, with every file that release.json names at its size.
-For the diffs the second release has one weight changed by a ten-millionth, so that all is measured, and is no slower.
+For the diffs the second release has one weight changed by a ten-millionth, so that all is measured, and is not slower.
 For the publishes, a process uploads and promotes one small release after the other; it is killed and started again, and
 a reader pulls what the pointer stands for all the time: it gets a whole, signed release each time, and never an older
 one. In the end every release was promoted once, in order.

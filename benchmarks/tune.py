@@ -24,7 +24,8 @@ from accel.core.values import from_json
 from accel.triton.settings import Settings
 from accel.triton.tune import predict as model, search
 from accel.triton.tune.lab import Curve, Goal
-from accel.triton.tune.measured import FINALISTS, TuneRequest
+from accel.triton.tune.measured import FINALISTS
+from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Option
 from accel.triton.tune.session import tune
 
@@ -49,7 +50,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "sweep":
         asked = TuneRequest(
-            (given.target,), Goal(given.max_p99_ms), "brute", given.out, probe_s=given.seconds, least=given.requests
+            targets=(given.target,),
+            max_p99_ms=given.max_p99_ms,
+            mode="brute",
+            out=given.out,
+            probe_s=given.seconds,
+            least=given.requests,
         )
         found, _ = tune(asked, notice=print, progress=lambda name, doing: print(f"{name}: {doing}", flush=True))
         print(json.dumps(found["decision"], indent=1))

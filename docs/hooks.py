@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = re.compile(
     r"\[([^]]*)\]\(((?:\.\./)+(?:accel|examples|benchmarks)/[^)]*|(?:docs/)?(?:benchmarks|examples)/[^)]*)\)"
 )
-"""A link to a file of the repository that is no page: raw data, an example, code."""
+"""A link to a file of the repository that is not a page: raw data, an example, code."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -194,7 +194,7 @@ def _optional(entry: Any) -> Iterator[Mistake]:
         lacking = "metric" if entry.metric is None else "gate"
         yield lacking, "a value: gate and metric go together", None
     if entry.labels is not None and (entry.metric is None or entry.labels in entry.profile):
-        yield "labels", "a name that is no input's, beside a metric", entry.labels
+        yield "labels", "a name that is not an input's, beside a metric", entry.labels
     if entry.gate is not None and (len(entry.gate) != 2 or not isinstance(entry.gate[0], str)):
         yield "gate", "(name, least share of the source's own score)", entry.gate
     pairs = entry.states.items() if isinstance(entry.states, Mapping) else [("", "")]

@@ -1,6 +1,6 @@
 """RoBERTa-base: the plain encoder. The hub's checkpoint has no pooler, so there is none here.
 
-Positions are counted from the ids themselves (a running sum over what is no padding), which no BERT does. Its byte
+Positions are counted from the ids themselves (a running sum over what is not padding), which no BERT does. Its byte
 pairs need a tokenizer of their own: where its folder is not here, ids stand in (see ``_text.stand_ins``).
 """
 

@@ -2,7 +2,7 @@
 
 The tutorials are run as they stand, in one folder, page after page. Of README, each command is parsed by the command
 line and its job is checked on files of the kinds that it names; test_readme.py runs them. ``NOT_PARSED`` lists what
-is no command of accel's.
+is not a command of accel's.
 """
 
 import importlib.util
@@ -118,6 +118,7 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own, of its exporter
+@pytest.mark.campaign
 def test_the_tutorials_run_as_they_stand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

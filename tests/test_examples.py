@@ -27,11 +27,12 @@ SAYS = {
 PIPELINES = ("encoder_decoder", "pipeline_of_modules")
 """Those that time the whole before and after, in turn: ``make campaign``. Both are twice as fast and more where nobody
 disturbs them."""
+LONG = (*PIPELINES, "hugging_face")
 
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(p, marks=pytest.mark.campaign if p.stem in PIPELINES else (), id=p.stem) for p in SCRIPTS],
+    [pytest.param(p, marks=pytest.mark.campaign if p.stem in LONG else (), id=p.stem) for p in SCRIPTS],
 )
 def test_an_example_runs(script, tmp_path):
     if script.stem == "keras_model" and importlib.util.find_spec("tensorflow") is None:

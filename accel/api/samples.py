@@ -19,7 +19,7 @@ from accel.exporters.samples import CALIBRATION_ITEMS, GATE_ITEMS
 MOST = CALIBRATION_ITEMS + GATE_ITEMS
 """So many samples are taken; more would calibrate and prove nothing more."""
 LABELS = ("label", "labels", "target", "targets")
-"""Keys of a dataset that are no inputs, where the model has no such argument or it is optional."""
+"""Keys of a dataset that are not inputs, where the model has no such argument or it is optional."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def serve(
         **options: what ``accel serve`` takes besides (``http_port``, ``allow_changed``, …).
 
     Raises:
-        InputError: it is no repository, or was changed since it was emitted.
+        InputError: it is not a repository, or was changed since it was emitted.
         UnavailableError: the server, its client or the artifact's runtime is not here.
         StageError: the server did not become ready.
     """

@@ -60,7 +60,7 @@ def written(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) 
         options: shapes and ranges, as a job takes them (``min_shapes``, …).
 
     Raises:
-        UsageError: it is no torch module and no Keras model.
+        UsageError: it is neither a torch module nor a Keras model.
         SampleError: there are no samples, or they do not fit.
         StageError: the module's own code raised, or torch could not export it.
     """

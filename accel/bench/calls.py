@@ -168,7 +168,7 @@ def start(
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SenderReport:
     """What happened since the last call.
 
     Attributes:
@@ -183,13 +183,13 @@ class Taken:
     cpu_s: float
 
 
-def take(out: Path) -> Taken:
+def take(out: Path) -> SenderReport:
     """Write the rows since the last call to ``out``."""
     sender: Sender = _open["sender"]
     rows, failures = sender.take()
     np.save(out, rows)
     before, _open["cpu_s"] = _open["cpu_s"], time.process_time()
-    return Taken(failures, sender.error, sender.dead, _open["cpu_s"] - before)
+    return SenderReport(failures, sender.error, sender.dead, _open["cpu_s"] - before)
 
 
 def stop() -> None:
@@ -198,18 +198,18 @@ def stop() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ResponseErrors:
     """How many responses were checked, and the error of the worst one of each feed and output."""
 
     checked: int
     noise: Mapping[str, float]
 
 
-def worst(out: Path) -> Checked:
+def worst(out: Path) -> ResponseErrors:
     """Write the worst answer of each feed and output to ``out``."""
     checker: Checker = _open["checker"]
     np.savez(out, **checker.worst)  # type: ignore[arg-type]
-    return Checked(checker.checked, {k: min(v, 1e300) for k, v in checker.noise.items()})
+    return ResponseErrors(checker.checked, {k: min(v, 1e300) for k, v in checker.noise.items()})
 
 
 def close_pool() -> None:

@@ -18,7 +18,7 @@ BUSY = 0.05
 
 
 @dataclass(slots=True)
-class _Held:
+class _CardRecord:
     """Memory of one variant, in MiB: what it took to load it, and the most it ever had."""
 
     now: float = 0.0
@@ -37,13 +37,13 @@ class CardWatch:
         self._busy = card.look().utilization or 0.0
         self._others = card.processes()
         self._loaded: set[str] = set()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _CardRecord] = {}
         self._rounds: dict[tuple[str, str], list[GpuTrace]] = {}
 
     @contextmanager
     def loading(self, id: str) -> Iterator[None]:
         """Watch the card while a variant's process loads it and warms up."""
-        held = self._held.setdefault(id, _Held())
+        held = self._held.setdefault(id, _CardRecord())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
             yield
@@ -59,7 +59,7 @@ class CardWatch:
     @contextmanager
     def timing(self, id: str, point: str) -> Iterator[None]:
         """Watch the card while one round of a point runs; nothing else of the session runs meanwhile."""
-        held = self._held.setdefault(id, _Held())
+        held = self._held.setdefault(id, _CardRecord())
         before = self._card.look().used_mib
         with self._card.watching() as watched:
             yield
@@ -85,7 +85,7 @@ class CardWatch:
         seen = GpuTrace([look for watched in rounds for look in watched.looks])
         joules = [watched.energy_j for watched in rounds if watched.energy_j is not None]
         reasons = tuple(dict.fromkeys(reason for look in seen.looks for reason in look.throttle_reasons))
-        held = self._held.get(id, _Held())
+        held = self._held.get(id, _CardRecord())
         warnings = [f"{self._others} other processes held the GPU"] if self._others else []
         if self._busy > BUSY and not self._others:
             warnings.append(f"the GPU was {self._busy:.0%} busy before anything was started")

@@ -122,7 +122,7 @@ class Checker:
         )
 
     def _distance(self, key: str, found: np.ndarray) -> float:
-        """Sum squared errors over what the mask keeps; infinite where shapes differ or one side alone is no number."""
+        """Sum squared errors over what the mask keeps; infinite where shapes differ or one side alone is NaN."""
         expected, mask = self._expected[key], self._masks.get(key)
         if found.shape != expected.shape:
             return float("inf")

@@ -37,7 +37,7 @@ def read(path: Path, inputs: Sequence[TensorSpec], *, batched: bool) -> list[dic
     if path.suffix == ".npz":
         return _read_npz(path)
     if path.suffix != ".json":
-        raise InputError(f"{path} is no file of feeds", fix="give a .json in perf_analyzer's format, or an .npz")
+        raise InputError(f"{path} is not a file of feeds", fix="give a .json in perf_analyzer's format, or an .npz")
     with raised_as(
         InputError, (OSError, ValueError), f"{path} cannot be read as JSON", fix="see docs/measuring.md for the form"
     ):

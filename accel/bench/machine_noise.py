@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class NoiseSample:
     """The counters at one moment, in seconds since each began."""
 
     at: float
@@ -57,7 +57,7 @@ class Look:
     pressed: float
 
     @classmethod
-    def now(cls) -> "Look":
+    def now(cls) -> "NoiseSample":
         """Read the counters. Sources: Linux ``/proc/stat``, ``/proc/<pid>/stat``, ``/proc/pressure/cpu``."""
         every = psutil.cpu_times()
         busy = sum(getattr(every, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
@@ -67,7 +67,7 @@ class Look:
             pressed = int(found[1]) / 1e6
         return cls(time.monotonic(), busy, getattr(every, "steal", 0.0), own, pressed)
 
-    def since(self, before: "Look") -> Turn:
+    def since(self, before: "NoiseSample") -> Turn:
         """Return what happened from another look to this one."""
         seconds = max(self.at - before.at, 1e-3)
         own = max(0.0, self.own - before.own)

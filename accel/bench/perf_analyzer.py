@@ -65,7 +65,7 @@ def find() -> PerfAnalyzer:
     """
     named = os.environ.get("PERF_ANALYZER")
     if named and shutil.which(named) is None:
-        raise UnavailableError(f"PERF_ANALYZER is {named}, which is no program", fix="name the binary, or unset it")
+        raise UnavailableError(f"PERF_ANALYZER is {named}, which is not a program", fix="name the binary, or unset it")
     found = shutil.which(named or "perf_analyzer")
     environment: dict[str, str] = {}
     if found is None:

@@ -154,9 +154,9 @@ def interleave(
         nonlocal busy
         noise = noises[runner.name]
         for attempt in range(1 + REPEATS):
-            before = machine_noise.Look.now()
+            before = machine_noise.NoiseSample.now()
             runner.turn(race.racing(runner.name))
-            seen = machine_noise.Look.now().since(before)
+            seen = machine_noise.NoiseSample.now().since(before)
             was_disturbed = machine_noise.disturbed(seen, runner.threads)
             if not was_disturbed or attempt == REPEATS or busy >= BUSY_TURNS or noise.repeated > len(noise.turns):
                 break

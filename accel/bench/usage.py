@@ -22,7 +22,7 @@ GAUGES: Mapping[str, Callable[[list[float]], Any]] = {
 def use(endpoint: Endpoint) -> tuple[float | None, float]:
     """Return CPU seconds so far and resident MiB of the server and the stubs it started; None and 0 where unknown.
 
-    A server in a container is no child of the docker command that started it: it is found by the id that the command
+    A server in a container is not a child of the docker command that started it: it is found by the id that the command
     gave it (``--id``), where docker's engine runs on this machine.
     """
     if endpoint.pid is None:

@@ -25,12 +25,12 @@ from accel.core.values import (
     Int32Runtime,
     ModelSource,
     Precision,
+    PrecisionConverted,
     Runtime,
     Skipped,
     Target,
     TensorSpec,
     TritonModel,
-    Typed,
 )
 
 Mode = Literal["latency", "throughput"]
@@ -188,7 +188,7 @@ class ConvertingBuilder(Builder):
     """
 
     @abstractmethod
-    def prepare(self, request: BuildRequest, options: Any, out_dir: Path) -> Typed:
+    def prepare(self, request: BuildRequest, options: Any, out_dir: Path) -> PrecisionConverted:
         """Write the typed ONNX file into the empty folder ``out_dir`` and describe it; a CPU does.
 
         Raises:
@@ -196,7 +196,7 @@ class ConvertingBuilder(Builder):
         """
 
     @abstractmethod
-    def open_typed(self, typed: Typed, folder: Path, *, source: ModelSource, threads: int) -> "Session":
+    def open_typed(self, typed: PrecisionConverted, folder: Path, *, source: ModelSource, threads: int) -> "Session":
         """Load the typed file on the CPU, every value rounded as its type says, to hold it against the gate."""
 
 

@@ -154,7 +154,7 @@ class Mixing:
         start = time.monotonic()
         quantised, alpha = quantise(rest, None), None
         took = time.monotonic() - start
-        start = time.monotonic()  # the first one is needed in any case: it is no part of the search
+        start = time.monotonic()  # the first one is needed in any case: it is not a part of the search
         why = self._missed(held, "int8", quantised, None)
         facts: dict[str, Any] = {"whole_missed": f"on calibration samples: {why}"} if why else {}
         if why and strengths:

@@ -230,14 +230,16 @@ class OpenVinoBuilder(Builder):
         """Say what an IR holds.
 
         Raises:
-            InputError: it is no IR, or its weights are missing.
+            InputError: it is not an IR, or its weights are missing.
         """
         ov = import_openvino()
         try:
             model = ov.Core().read_model(path)
             inputs, outputs = port_specs(model.inputs), port_specs(model.outputs)
-        except (RuntimeError, UnicodeDecodeError) as error:  # the second where a name or its message is no UTF-8
-            raise InputError(f"{path} is no OpenVINO IR: {error}", fix="its .bin file must lie beside it") from error
+        except (RuntimeError, UnicodeDecodeError) as error:  # the second where a name or its message is not UTF-8
+            raise InputError(
+                f"{path} is not an OpenVINO IR: {error}", fix="its .bin file must lie beside it"
+            ) from error
         ops = Counter(op.get_type_name() for op in model.get_ops())
         dtypes: Counter[str] = Counter()
         for op in model.get_ops():

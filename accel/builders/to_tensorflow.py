@@ -127,7 +127,7 @@ class TensorFlowBuilder(Builder):
 
         Raises:
             UnavailableError: what ``available`` says, or only a server runs the target.
-            InputError: it is no SavedModel.
+            InputError: it is not a SavedModel.
         """
         target = artifact.variant.target
         demand(self.available(target))
@@ -233,7 +233,7 @@ def _precision(nodes: Iterable[Any], tf: Any) -> str:
 
 def _load(tf: Any, folder: Path) -> Any:
     with raised_as(
-        InputError, Exception, f"{folder.name} is no SavedModel", fix="build the variant again", say=explain
+        InputError, Exception, f"{folder.name} is not a SavedModel", fix="build the variant again", say=explain
     ):
         return tf.saved_model.load(str(folder))
 

@@ -31,13 +31,13 @@ from accel.core.values import (
     Built,
     Int32Runtime,
     ModelSource,
+    PrecisionConverted,
     Runtime,
     ShapeRange,
     Skipped,
     Target,
     TensorSpec,
     TritonModel,
-    Typed,
     to_json,
 )
 from accel.graph import autocast
@@ -91,7 +91,7 @@ class TensorRtBuilder(ConvertingBuilder):
                 return skipped
         return missing_cuda_torch() or missing("polygraphy")
 
-    def prepare(self, request: BuildRequest, options: TensorRtOptions, out_dir: Path) -> Typed:
+    def prepare(self, request: BuildRequest, options: TensorRtOptions, out_dir: Path) -> PrecisionConverted:
         """Type the ONNX file for the target; needs no GPU.
 
         Raises:
@@ -100,7 +100,7 @@ class TensorRtBuilder(ConvertingBuilder):
         """
         return type_onnx(request, self.targets[request.variant.target.name].precision, options, out_dir)
 
-    def open_typed(self, typed: Typed, folder: Path, *, source: ModelSource, threads: int) -> TypedSession:
+    def open_typed(self, typed: PrecisionConverted, folder: Path, *, source: ModelSource, threads: int) -> TypedSession:
         """Load the typed file in ONNX Runtime on the CPU.
 
         Raises:
@@ -160,7 +160,7 @@ class TensorRtBuilder(ConvertingBuilder):
 
         Raises:
             UnavailableError: TensorRT or a GPU is missing.
-            StageError: it is no plan of this TensorRT and GPU.
+            StageError: it is not a plan of this TensorRT and GPU.
         """
         from accel.builders.tensorrt.engine import read_plan
 
@@ -259,7 +259,7 @@ def deserialise(trt: Any, log: Any, plan: Path, *, lean: bool) -> Any:
 
     Raises:
         UnavailableError: CUDA does not start, or the driver is too old.
-        StageError: it is no plan of this TensorRT and GPU.
+        StageError: it is not a plan of this TensorRT and GPU.
     """
     from accel.builders.tensorrt.build import create
 

@@ -71,8 +71,8 @@ def compare_runs(
     typer.echo(report.write_comparison(runs, out))
 
 
-app.command("convert", cls=convert.JobCommand)(convert.convert)
 COMMANDS: dict[str, Callable[..., None]] = {
+    "convert": convert.convert,
     "targets": machine.list_targets,
     "doctor": machine.check_machine,
     "inspect": models.inspect,
@@ -85,8 +85,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tuning.tune,
     "report": compare_runs,
 }
+DERIVED = {"convert": convert.JobCommand, "bench": repositories.BenchCommand, "tune": tuning.TuneCommand}
+"""Commands whose options are the fields of a model."""
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=DERIVED.get(_name))(_command)
 app.add_typer(machine.env_app, name="env")
 app.add_typer(zoo.zoo_app, name="zoo")
 app.add_typer(release.release_app, name="release")

@@ -64,8 +64,10 @@ def _parameter(key: str, field: Any, offers: Mapping[str, Complete]) -> Paramete
     from accel.core.options import OptionTrait
 
     traits, text = field.metadata, field.description
-    if isinstance(field.default, int | float) and not isinstance(field.default, bool):
-        text += f"  [default: {field.default:g}]"
+    if isinstance(field.default, int | float | str) and not isinstance(field.default, bool) and field.default != "":
+        text += f"  [default: {field.default}]"
+    if OptionTrait.BY_MODEL in traits:
+        text += ": 100, or by model bert=100,minilm=20"
     arms = (field.annotation, *get_args(field.annotation))
     plain = [getattr(arm, "__origin__", arm) for arm in arms]  # ``float`` of ``Annotated[float, Field(gt=0)]``
     kind: Any = next((kind for kind in (bool, int, float, Path) if kind in plain), str)

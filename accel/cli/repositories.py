@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from accel.cli import complete
+from accel.cli.options import command_of
 from accel.cli.output import Json, note, print_json, show
 from accel.core.errors import CheckFailed, InputError, UsageError
 
@@ -40,7 +41,7 @@ def verify(
     from accel.triton import verify as checks
 
     if not repository.is_dir():
-        raise InputError(f"{repository} is no folder", fix="name a repository root, such as runs/bert/best/cpu")
+        raise InputError(f"{repository} is not a folder", fix="name a repository root, such as runs/bert/best/cpu")
     if via is not None and not serve:
         raise UsageError("--via names a server, and nothing is to be served", fix="add --serve")
     if backend_directory is not None and (not serve or ":" in (via or "")):
@@ -131,54 +132,14 @@ def lint(
         typer.echo(f"{repository}: nothing that Triton {release} rejects", err=True)
 
 
-def bench(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="Repository, or HOST:PORT of a running server's gRPC", autocompletion=complete.repositories
-        ),
-    ],
-    model: Annotated[str, typer.Option(help="Name on the server  [default: the one clients call]")] = "",
-    concurrency: Annotated[
-        str | None, typer.Option(help="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
-    ] = None,
-    request_rate: Annotated[str | None, typer.Option(help="Open loop, per second: RATE or START:END:STEP")] = None,
-    arrivals: Annotated[
-        str, typer.Option(help="Gaps of an open loop: constant, poisson or a file of times")
-    ] = "constant",
-    table: Annotated[
-        bool, typer.Option("--table", help="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
-    ] = False,
-    batch: Annotated[int | None, typer.Option(help="Items of each request  [default: 1]")] = None,
-    data: Annotated[Path | None, typer.Option(help="perf_analyzer's .json, or .npz  [default: stored samples]")] = None,
-    mixed_lengths: Annotated[bool, typer.Option("--mixed-lengths", help="Send all stored shapes")] = False,
-    shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Tensors in system shared memory")] = False,
-    load: Annotated[str, typer.Option(help="Who generates it: accel or perf_analyzer")] = "accel",
-    processes: Annotated[int, typer.Option(help="Processes that send", min=1)] = 1,
-    via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
-    seconds: Annotated[float, typer.Option(help="Length of a window", min=0.05)] = 2.0,
-    seed: Annotated[int, typer.Option(help="Decides the order of samples and Poisson gaps")] = 0,
-    allow_changed: AllowChanged = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help=".json for figures; raw samples beside it")] = None,
-    as_json: Json = False,
-) -> None:
+def bench() -> None:
     """Put load on a real Triton server and measure what it does."""
-    from accel.bench.served import Method
+
+
+def _bench(as_json: Json = False, **given: Any) -> None:
     from accel.run import load_test
 
-    asked = load_test.LoadTestRequest(
-        target,
-        load_test.loads(concurrency, request_rate, arrivals),
-        model=model,
-        batch=batch,
-        data=data,
-        mixed=mixed_lengths,
-        tool=load_test.tool(load),
-        via=via,
-        method=Method(seconds=seconds, processes=processes, shared_memory=shared_memory, seed=seed),
-        out=out,
-        allow_changed=allow_changed,
-    )
+    asked = _request()(**{key: value for key, value in given.items() if value is not None})
 
     def report(document: dict[str, Any]) -> None:
         rows = [load_test.row(point) for point in document["measurements"]]
@@ -187,7 +148,16 @@ def bench(
         else:
             show(rows, False, "measurements", tuple(rows[0]), width=None if sys.stdout.isatty() else 120)
 
-    (load_test.batching_sweep if table else load_test.bench)(asked, report, note)
+    (load_test.batching_sweep if asked.table else load_test.bench)(asked, report, note)
+
+
+def _request() -> Any:
+    from accel.run.load_test import LoadTestRequest
+
+    return LoadTestRequest
+
+
+BenchCommand = command_of(_request, _bench, offers={"target": complete.repositories})
 
 
 def _print_server(running: Any, native: str, as_json: bool) -> None:

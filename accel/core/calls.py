@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 CONSTANTS = (bool, int, float, str, type(None))
-"""Types of the arguments that are no tensors: they are the same in every call."""
+"""Types of the arguments that are not tensors: they are the same in every call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CallForm:
 
     Attributes:
         parameters: its arguments, in order.
-        constants: path of an argument that is no tensor → the value that it was optimised with.
+        constants: path of an argument that is not a tensor → the value that it was optimised with.
         result: what it returns; None for its outputs by name (``Outputs``).
         dtypes: output → dtype that the model itself gives, where clients are promised another.
     """
@@ -108,7 +108,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds that is no container, each with its path."""
+    """Yield what a value holds that is not a container, each with its path."""
     items = _items(value)
     if items is None:
         yield name, value

@@ -162,7 +162,7 @@ def read_npz(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> di
     if not path.stat().st_size:
         raise SampleError(f"{path} cannot be read as .npz: it is empty", fix=fix)
     if not zipfile.is_zipfile(path):
-        raise SampleError(f"{path} cannot be read as .npz: it is no zip archive, or truncated", fix=fix)
+        raise SampleError(f"{path} cannot be read as .npz: it is not a zip archive, or truncated", fix=fix)
     with (
         raised_as(SampleError, UNREADABLE, f"{path} cannot be read as .npz", fix=fix),
         path.open("rb") as file,
@@ -171,7 +171,7 @@ def read_npz(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> di
         keys = archive.files
         found = {key: archive[key] for key in keys if wanted(key)}
     if odd := next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None):
-        raise SampleError(f"{path}: {odd!r} is no array", fix=fix)
+        raise SampleError(f"{path}: {odd!r} is not an array", fix=fix)
     if not keys:
         raise SampleError(f"{path} holds no arrays")
     return found

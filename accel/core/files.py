@@ -228,7 +228,7 @@ def load_json(text: str | bytes, **how: Any) -> Any:
     """Parse JSON that somebody else may have written, as ``json.loads``.
 
     Raises:
-        ValueError: it is no JSON, or is nested more deeply than Python can follow.
+        ValueError: it is not JSON, or is nested more deeply than Python can follow.
     """
     try:
         return json.loads(text, **how)

@@ -174,7 +174,7 @@ def open_card() -> Card | None:
 def visible() -> tuple[str, ...] | None:
     """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, by number or UUID; None where it hides nothing.
 
-    Source: CUDA programming guide, "Environment variables": the list ends at the first entry that is no device.
+    Source: CUDA programming guide, "Environment variables": the list ends at the first entry that is not a device.
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:

@@ -318,7 +318,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                     if message is None:
                         self.close()
                         raise WorkerDied(
-                            f"the process of {task} was stopped: what it answered is no message of accel's, but "
+                            f"the process of {task} was stopped: what it answered is not a message of accel's, but "
                             f"{len(line)} bytes that begin with {bytes(line[:80])!r}",
                             fix="something in it writes to the pipe that is for accel's answers",
                             log=str(self.log),
@@ -385,7 +385,7 @@ def shorten(log: Path) -> None:
 
 
 def _message(line: bytes | bytearray) -> dict[str, Any] | None:
-    """Return one line of the protocol as what it says; None where it is no message."""
+    """Return one line of the protocol as what it says; None where it is not a message."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

@@ -101,8 +101,8 @@ def examine(folders: Iterable[Path]) -> None:
             mode = path.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or mode & (stat.S_ISUID | stat.S_ISGID):
                 raise StageError(
-                    f"the process in the sandbox left {path.name}, which is no plain file: links and devices lead out "
-                    "of the run directory",
+                    f"the process in the sandbox left {path.name}, which is not a plain file: links and devices lead "
+                    "out of the run directory",
                     fix="do not use this model",
                 )
 

@@ -146,11 +146,11 @@ def signed_files(signature: bytes, key: Trusted, what: str) -> tuple[str, dict[s
 
     Raises:
         UnavailableError: model-signing is not installed.
-        InputError: it is no signature, or not by a key that counts.
+        InputError: it is not a signature, or not by a key that counts.
     """
     held = trusting(key)
     wrong = (ValueError, KeyError, TypeError, IndexError, AttributeError)
-    why = f"{what} is not what the owner of {held.owners} signed: {SIGNATURE} is no signature"
+    why = f"{what} is not what the owner of {held.owners} signed: {SIGNATURE} is not a signature"
     with raised_as(InputError, wrong, why, fix="do not use it; ask its maker"):
         data = load_json(signature)
         if "certificate" in data["verificationMaterial"]:
@@ -175,7 +175,7 @@ def _keyless(signature: bytes, held: Trust, what: str) -> tuple[str, bytes]:
     No network: it is held against Sigstore's keys as the installed package (or the cache of its last refresh) has them.
 
     Raises:
-        NotTrusted: it is no identity's that counts.
+        NotTrusted: it is not an identity's that counts.
     """
     demand()
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -211,7 +211,7 @@ def _signers(signature: Any) -> tuple[str, list[bytes]]:
     """Return the fingerprint of the key that a signature names, and its certificates (DER), the signer's first.
 
     Raises:
-        ValueError / KeyError / TypeError / AttributeError: it is no signature.
+        ValueError / KeyError / TypeError / AttributeError: it is not a signature.
     """
     material = signature["verificationMaterial"]
     chain = material.get("x509CertificateChain", {}).get("certificates", ())
@@ -292,7 +292,7 @@ def _certified(chain: Sequence[bytes], held: Trust, what: str) -> Any:
     Raises:
         UnavailableError: model-signing is not installed.
         NotTrusted: it does not lead there.
-        InputError: the file of an authority is no certificate.
+        InputError: the file of an authority is not a certificate.
     """
     demand()
     from cryptography import x509
@@ -359,7 +359,7 @@ def _signer(private_key: Path, certificates: Sequence[Path] = ()) -> Any:
     with raised_as(
         InputError,
         (*NO_KEY, UnsupportedAlgorithm),
-        f"{private_key} is no private key to sign with",
+        f"{private_key} is not a private key to sign with",
         fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
     ):
         if certificates:

@@ -2,7 +2,7 @@
 
 A key is replaced by trusting the old and the new one for a while. One that may be known to others is revoked: it counts
 no more, whatever it signed and whenever, since a signature does not prove its time. What is revoked stands above what
-is trusted, so that a list of revoked keys mends every place where the old key still lies.
+is trusted, so that a list of revoked keys applies to every place where the old key still lies.
 
 A key's fingerprint is the SHA-256 of its public half in PEM, as openssl writes it (``sha256sum KEY.pub``): OpenSSF
 model signatures name their key by the same.
@@ -160,12 +160,16 @@ def certificates(path: Path) -> Any:
     demand()
     from cryptography import x509
 
-    with raised_as(InputError, NO_KEY, f"{path} is no certificate", fix="give a PEM file: -----BEGIN CERTIFICATE-----"):
+    with raised_as(
+        InputError, NO_KEY, f"{path} is not a certificate", fix="give a PEM file: -----BEGIN CERTIFICATE-----"
+    ):
         return x509.load_pem_x509_certificates(path.read_bytes())
 
 
 def _revoked(path: Path) -> dict[str, str]:
-    with raised_as(InputError, (OSError, ValueError), f"{path} is no list of revoked keys", fix="give a file of them"):
+    with raised_as(
+        InputError, (OSError, ValueError), f"{path} is not a list of revoked keys", fix="give a file of them"
+    ):
         text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
     found = {_fingerprint(block.encode(), path): str(path) for block in BLOCK.findall(text)}
     for line in BLOCK.sub("", text).splitlines():
@@ -188,7 +192,7 @@ def public_key(path: Path) -> Any:
         InputError: the file is none, or is of a curve that nobody signs with.
     """
     demand()
-    with raised_as(InputError, NO_KEY, f"{path} is no public key", fix=PUBLIC_FIX):
+    with raised_as(InputError, NO_KEY, f"{path} is not a public key", fix=PUBLIC_FIX):
         content = path.read_bytes()
     return _load(content, path)
 
@@ -219,7 +223,7 @@ def _load(content: bytes, path: Path) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
-    with raised_as(InputError, (*NO_KEY, UnsupportedAlgorithm), f"{path} is no public key", fix=PUBLIC_FIX):
+    with raised_as(InputError, (*NO_KEY, UnsupportedAlgorithm), f"{path} is not a public key", fix=PUBLIC_FIX):
         key: Any = serialization.load_pem_public_key(content)
         if key.curve.name not in CURVES:
             raise ValueError(f"it is of the curve {key.curve.name}, expected one of {', '.join(CURVES)}")

@@ -278,7 +278,7 @@ class OnnxModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class PrecisionConverted:
     """An ONNX file in which the precision of a target was made, ready to be built where the target runs.
 
     Attributes:
@@ -945,7 +945,7 @@ def _decode(hint: Any, data: Any, where: str, *, foreign: bool) -> Any:
     if foreign and not (clean(data) if hint is str else _is_finite(data)):
         raise ValueError(f"{where}: {data!r} says nothing")
     if hint is float and not foreign and isinstance(data, int) and not _is_finite(data):
-        raise ValueError(f"{where}: an integer of {data.bit_length()} bits is no number")
+        raise ValueError(f"{where}: an integer of {data.bit_length()} bits is not a number")
     return clean(data) if foreign and hint is str else float(data) if hint is float else data
 
 

@@ -145,7 +145,7 @@ def resolve(
 
     Raises:
         UsageError: an unknown input, a wrong rank or fixed size, two sizes for one axis, min > opt or opt > max, or a
-            size that is no multiple of what its axis takes.
+            size that is not a multiple of what its axis takes.
     """
     axes = extents(inputs, profile)
     given = {

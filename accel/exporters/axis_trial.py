@@ -268,7 +268,7 @@ class _Trial:
                 e = dataclasses.replace(e, opt=e.opt // step * step, max=e.max // step * step)
             if wrong := [n for n in (e.opt, e.max) if n % step]:
                 low = wrong[0] // step * step
-                raise UsageError(f"{words}, and {wrong[0]} is none", fix=f"take {low} or {low + step}")
+                raise UsageError(f"{words}; {wrong[0]} is not one", fix=f"take {low} or {low + step}")
             self.axes[name] = dataclasses.replace(e, multiple=step)
             self.notices.append(words)
         if partner is not None:
@@ -357,7 +357,7 @@ class _Trial:
             spec = next(s for s in self.inputs if name in s.dims)
             if self._leads(name):
                 self.notices.append(
-                    f"{self._place(name)} is no batch: items change each other's answers, or outputs have no such axis"
+                    f"{self._place(name)} is not a batch: items change each other's answers, or outputs lack that axis"
                 )
             self.rename({name: f"{spec.name}_{spec.dims.index(name)}"})
         self.rename(dict.fromkeys(names, "batch"))

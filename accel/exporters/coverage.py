@@ -130,7 +130,7 @@ def first(feeds: Mapping[str, Feed]) -> dict[str, Feed]:
 
 
 def answered(name: str, answer: Feed) -> bool:
-    """Say whether a source takes a feed: NaN at floats that no sample holds (a divisor of 0) is no answer."""
+    """Say whether a source takes a feed: NaN at floats that no sample holds (a divisor of 0) is not an answer."""
     made_up = name in (LOW_FEED, HIGH_FEED, BEYOND_FEED)
     return not (made_up and any(v.dtype.kind == "f" and np.isnan(v).any() for v in answer.values()))
 

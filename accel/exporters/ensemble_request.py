@@ -49,7 +49,7 @@ def asked(value: bool | Mapping[str, Any] | EnsembleRequest | None) -> EnsembleR
         raise UsageError(f"ensemble has no key {unknown[0]!r}{nearest(str(unknown[0]), keys)}", fix=f"it has {keys}")
     folder = value.get("folder")
     if folder is not None and not (isinstance(folder, str) and Path(folder).expanduser().is_dir()):
-        raise InputError(f"ensemble.folder is {folder!r}, which is no folder here")
+        raise InputError(f"ensemble.folder is {folder!r}, which is not a folder here")
     return EnsembleRequest(
         _asked_step("pre", value.get("pre", {})),
         _asked_step("post", value.get("post", {})),
@@ -110,7 +110,7 @@ def _listed(value: Mapping[str, Any], name: str, key: str) -> Sequence[Any]:
 
 def _check_defined(path: Path, function: str) -> None:
     """Check that a file defines a function at its top, without running it."""
-    with raised_as(InputError, (SyntaxError, ValueError), f"{path} is no Python file"):
+    with raised_as(InputError, (SyntaxError, ValueError), f"{path} is not a Python file"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
     if function not in defined:

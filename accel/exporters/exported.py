@@ -31,7 +31,9 @@ def open_program(
     shapes, dtypes = {}, {}
     for name in names:
         if name not in values or not hasattr(values[name], "shape"):
-            raise InputError(f"{path.name}: input {name!r} is no tensor", fix="export a module that takes tensors only")
+            raise InputError(
+                f"{path.name}: input {name!r} is not a tensor", fix="export a module that takes tensors only"
+            )
         sizes: list[tuple[int, int, int]] = []
         for axis, size in enumerate(values[name].shape):
             e = _extent(size, axis, bounds)

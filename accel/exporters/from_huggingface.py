@@ -229,7 +229,7 @@ def tokenise(folder: Path, texts: Iterable[str], inputs: Iterable[TensorSpec], l
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"{folder} has no tokenizer.json", fix="save the tokenizer with save_pretrained beside it")
-    with raised_as(InputError, Exception, f"{path} is no tokenizer"):
+    with raised_as(InputError, Exception, f"{path} is not a tokenizer"):
         tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.enable_truncation(longest)

@@ -64,7 +64,7 @@ def graph_specs(model: "onnx.ModelProto") -> tuple[tuple[TensorSpec, ...], tuple
     has the dims (1,): Triton has no tensors without dims.
 
     Raises:
-        InputError: an input or output that is no tensor, or has no shape.
+        InputError: an input or output that is not a tensor, or has no shape.
     """
     constants = {t.name for t in model.graph.initializer}
     inputs = [v for v in model.graph.input if v.name not in constants]

@@ -51,7 +51,7 @@ def download(reference: str, revision: str | None = None) -> Path:
     """
     if offline():
         raise UnavailableError(
-            f"{reference} is no folder here, nor a hub id in the local cache, and HF_HUB_OFFLINE forbids the network",
+            f"{reference} is not a folder here, nor a hub id in the local cache, and HF_HUB_OFFLINE is set",
             fix="unset HF_HUB_OFFLINE, or give a local folder by its path",
         )
     with raised_as(

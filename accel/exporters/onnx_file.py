@@ -37,19 +37,19 @@ def parse(path: Path) -> "onnx.ModelProto":
     with raised_as(
         InputError,
         (DecodeError, OSError, ValueError),
-        f"{path} is no ONNX model, or truncated",
+        f"{path} is not an ONNX model, or truncated",
         fix="copy or export it again",
     ):
         model = onnx.load(str(path), load_external_data=False)
     if not model.graph.node and not model.graph.output:
         raise InputError(f"{path} holds no graph: truncated, or no ONNX model", fix="copy or export it again")
     if (broken := next(_no_text(model), None)) is not None:
-        raise InputError(f"{path} is damaged: {broken!r} in it is no UTF-8", fix="copy or export it again")
+        raise InputError(f"{path} is damaged: {broken!r} in it is not UTF-8", fix="copy or export it again")
     return model
 
 
 def _no_text(message: "Message") -> Iterator[bytes]:
-    """Yield what protobuf hands over as bytes where the format has text: it is no UTF-8."""
+    """Yield what protobuf hands over as bytes where the format has text: it is not UTF-8."""
     for field, value in message.ListFields():
         values = [value] if isinstance(value, (str, bytes)) or not isinstance(value, Iterable) else value
         if field.type == field.TYPE_STRING:

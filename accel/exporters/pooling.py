@@ -31,7 +31,7 @@ def pooled(source: ModelSource, pool: Pooling | None) -> ModelSource:
         source: as its exporter describes it; it may pool by itself, as a sentence-transformers folder does.
 
     Raises:
-        UsageError: it gives no vector of each token, has no mask, or is no source of PyTorch.
+        UsageError: it gives no vector of each token, has no mask, or is not a source of PyTorch.
     """
     if pool is None:
         return source

@@ -70,7 +70,7 @@ class Nested(torch.nn.Module):
     Args:
         model: the module.
         names: a name for each tensor among its arguments, in the order in which the tree is flattened.
-        spec: the tree of ``(args, kwargs)``; a leaf that is no tensor stands in ``fixed``.
+        spec: the tree of ``(args, kwargs)``; a leaf that is not a tensor stands in ``fixed``.
         fixed: place among the tree's leaves → the value that is given there every time.
         scalars: names of tensors without axes, which clients give as one element.
     """

@@ -241,7 +241,7 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     with raised_as(
         InputError,
         (OSError, ValueError, TypeError, AttributeError),
-        f"{folder}/modules.json is no list of modules",
+        f"{folder}/modules.json is not a list of modules",
         fix=PLAIN_ENCODER,
     ):
         found = load_json((folder / "modules.json").read_text(encoding="utf-8"))

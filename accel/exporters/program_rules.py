@@ -47,7 +47,7 @@ def refuse_pickles(path: Path) -> None:
     with raised_as(
         InputError,
         (RuntimeError, ValueError, LookupError, zipfile.BadZipFile),
-        f"{path} is no exported program",
+        f"{path} is not an exported program",
         fix="give a file of torch.export.save",
     ):
         reader = torch._C.PyTorchFileReader(str(path))
@@ -65,7 +65,7 @@ def refuse_pickles(path: Path) -> None:
     for name in names:
         kind = name.lower()
         if kind.endswith(".json") or kind.startswith("models/"):
-            with raised_as(InputError, (ValueError, RecursionError), f"{path.name}: {name} is no JSON", fix=fix):
+            with raised_as(InputError, (ValueError, RecursionError), f"{path.name}: {name} is not JSON", fix=fix):
                 _check(json.loads(reader.get_record(name)), f"{path.name}:{name}", fix)
         elif kind.endswith(".pt") and (raw := reader.get_record(name)):
             try:
@@ -118,7 +118,7 @@ def _check(value: Any, where: str, fix: str, depth: int = 0) -> None:
 
 def _check_field(key: str, value: Any, where: str, fix: str) -> None:
     if not NAME.fullmatch(key):
-        raise InputError(f"{where} has a name that is none: {key[:80]!r}", fix=fix)
+        raise InputError(f"{where} has an invalid name: {key[:80]!r}", fix=fix)
     rule = FIELDS.get(key) or (FIELDS["name"] if key.endswith("_name") else None)
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and rule is not None and not rule[0](text):
@@ -283,9 +283,9 @@ def _is_structure(text: str) -> bool:
 
 
 FIELDS: Mapping[str, tuple[Callable[[str], object], str]] = {
-    **dict.fromkeys(("name", "as_name", "fqn", "forward_arg_names"), (NAME.fullmatch, "a name that is none")),
+    **dict.fromkeys(("name", "as_name", "fqn", "forward_arg_names"), (NAME.fullmatch, "an invalid name")),
     **dict.fromkeys(("target", "as_operator"), (is_operator, "a call of no operator that accel runs")),
-    "expr_str": (is_arithmetic, "a size that is no arithmetic"),
+    "expr_str": (is_arithmetic, "a size that is not arithmetic"),
     "guards_code": (is_guard, "a guard that is more than a comparison"),
     **dict.fromkeys(("in_spec", "out_spec"), (_is_structure, "a structure that is more than nested names")),
 }

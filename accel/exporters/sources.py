@@ -80,7 +80,7 @@ def recognise(
         )
     kind, reference = _kind(text.strip())
     if model_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", model_name):
-        raise UsageError(f"model name {model_name!r} is no file name: use letters, digits, '_', '.' and '-'")
+        raise UsageError(f"model name {model_name!r} is not a file name: use letters, digits, '_', '.' and '-'")
     if weights not in ("auto", "pretrained", "random"):
         raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
     if weights == "random" and kind not in ("zoo", "huggingface"):
@@ -96,7 +96,7 @@ def recognise(
         (graph.nchw, "--inputs-as-nchw", "TensorFlow sources", (*TENSORFLOW_FILES, "factory", "zoo")),
     ):
         if given and kind not in kinds:
-            raise UsageError(f"{option} is for {what}, and {text!r} is none ({kind})", fix=f"leave {option} out")
+            raise UsageError(f"{option} is for {what}, which {text!r} is not ({kind})", fix=f"leave {option} out")
     return SourceRequest(
         text=text,
         kind=kind,
@@ -276,7 +276,7 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     for item in (part.strip() for part in text.split(",")):
         name, _, dims = item.rpartition(":")
         if not name or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", dims):
-            raise UsageError(f"{item!r} is no shape", fix="write NAME:1x128, several separated by commas")
+            raise UsageError(f"{item!r} is not a shape", fix="write NAME:1x128, several separated by commas")
         sizes = tuple(int(d) for d in dims.split("x"))
         if min(sizes) < 1:
             raise UsageError(f"shape {item!r} has a size of 0: every axis needs at least 1")
@@ -294,7 +294,7 @@ def parse_range(text: str) -> tuple[str, tuple[int, int]]:
     """
     match = re.fullmatch(r"(?P<name>[^=]+)=(?P<lo>-?\d{1,20}):(?P<hi>-?\d{1,20})", text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no range", fix="write NAME=LO:HI, for example input_ids=0:30521")
+        raise UsageError(f"{text!r} is not a range", fix="write NAME=LO:HI, for example input_ids=0:30521")
     lo, hi = int(match["lo"]), int(match["hi"])
     if lo > hi:
         raise UsageError(f"range {text!r} is empty: {lo} is above {hi}")

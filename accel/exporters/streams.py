@@ -120,7 +120,7 @@ def declared(source: ModelSource, request: SourceRequest) -> ModelSource:
     if len(set(states.values())) < len(states):
         raise UsageError("--state: one output is the state of two inputs", fix="give each state a pair of its own")
     if unknown := next((name for name in request.initial if name not in states), None):
-        raise UsageError(f"--initial-state {unknown!r} is no state", fix=f"the states are {list(states)}")
+        raise UsageError(f"--initial-state {unknown!r} is not a state", fix=f"the states are {list(states)}")
     made = replace(source, states=dict(states), initial=dict(request.initial))
     if not made.client_inputs or not made.client_outputs:
         raise UsageError("every input or every output is a state: clients could not send or get anything")
@@ -241,7 +241,7 @@ def play(source: ModelSource, run: Run, stream: Sequence[Feed], begin: Feed) -> 
         begin: the states of the first step.
 
     Raises:
-        StageError: an output that is a state has not the state's shape, or holds a value that is no finite number.
+        StageError: an output that is a state has not the state's shape, or holds a value that is not a finite number.
     """
     state = dict(begin)
     for step in stream:

@@ -31,7 +31,7 @@ def open_file(kind: str, path: Path, choice: GraphChoice) -> Opened:
     """Open a SavedModel folder, a Keras file or a frozen graph.
 
     Raises:
-        InputError: broken, without a signature, holding operators that are refused, or taking what is no number.
+        InputError: broken, without a signature, holding operators that are refused, or taking what is not a number.
         UsageError: a signature or tensor that it does not have, or several outputs and no word which.
     """
     if kind == "savedmodel":
@@ -125,7 +125,7 @@ def _serving_graph(folder: Path) -> Any:
 
     file = folder / SAVED_MODEL
     with raised_as(
-        InputError, (OSError, DecodeError), f"{file} is no SavedModel, or truncated", fix="copy or save it again"
+        InputError, (OSError, DecodeError), f"{file} is not a SavedModel, or truncated", fix="copy or save it again"
     ):
         model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     if not model.meta_graphs:
@@ -214,7 +214,7 @@ def of_keras(model: Any) -> Opened:
     """Open a Keras model that knows its inputs; outputs have the names of a dict that it returns, or of its layers.
 
     Raises:
-        InputError: an input that is no dense tensor of numbers.
+        InputError: an input that is not a dense tensor of numbers.
     """
     tf = import_tensorflow()
     import keras
@@ -250,7 +250,7 @@ def open_made(made: FactoryResult, given: Sequence[str]) -> Opened:
         given: inputs about which the user said something, or the source's; they take part though they have a default.
 
     Raises:
-        InputError: an input that is no dense tensor of numbers, or no inputs at all.
+        InputError: an input that is not a dense tensor of numbers, or no inputs at all.
     """
     tf = import_tensorflow()
     model = made.module
@@ -406,7 +406,7 @@ def _read_graph(path: Path) -> Any:
     with raised_as(
         InputError,
         (OSError, DecodeError),
-        f"{path} is no frozen graph, or truncated",
+        f"{path} is not a frozen graph, or truncated",
         fix="give a binary GraphDef, or copy it again",
     ):
         definition = graph_pb2.GraphDef.FromString(path.read_bytes())

@@ -214,7 +214,7 @@ def check_dtype(dtype: Any, what: str) -> str:
     """Return a TensorFlow dtype's name, which is NumPy's.
 
     Raises:
-        InputError: strings, resources, and whatever else is no number.
+        InputError: strings, resources, and whatever else is not a number.
     """
     name: str = dtype.name
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool) or dtype.is_quantized:

@@ -166,7 +166,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_leaf(value: Any) -> bool:
-    """Say whether a value is no structure: nested lists of plain numbers are one array."""
+    """Say whether a value is not a structure: nested lists of plain numbers are one array."""
     return _is_array(value) or (isinstance(value, list) and bool(value) and not any(map(_holds_array, value)))
 
 

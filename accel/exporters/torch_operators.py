@@ -43,7 +43,7 @@ def adaptive_max_pool2d(self: TensorType, output_size: Sequence[int]) -> tuple[T
 
 
 def rsub(self: TensorType, other: float, alpha: float = 1) -> TensorType:
-    """``other - alpha * self``, in floats where either is one: ``1.0 - mask`` of an integer mask is no rare line.
+    """``other - alpha * self``, in floats where either is one: ``1.0 - mask`` of an integer mask is not a rare line.
 
     torch takes it apart into a subtraction whose first operand is a number, for which it finds no operator.
     """

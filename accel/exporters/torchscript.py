@@ -73,7 +73,7 @@ def read_script(path: Path) -> torch.jit.ScriptModule:
 def _check_pickle(record: bytes, where: str) -> None:
     for operation, argument, _ in pickletools.genops(record):
         if operation.name in ("GLOBAL", "INST") and not GLOBALS.fullmatch(str(argument)):
-            raise InputError(f"{where} names {argument!r}, which is no tensor and none of its own classes", fix=FIX)
+            raise InputError(f"{where} names {argument!r}, which is not a tensor and none of its own classes", fix=FIX)
         if operation.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
             raise InputError(f"{where} names a class in a way that TorchScript does not use", fix=FIX)
 
@@ -82,7 +82,7 @@ def _check_code(text: str, where: str) -> None:
     with raised_as(
         InputError,
         (SyntaxError, ValueError, RecursionError, MemoryError),
-        f"{where} is no code of TorchScript",
+        f"{where} is not code of TorchScript",
         fix=FIX,
     ):
         tree = ast.parse(text)

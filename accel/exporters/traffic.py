@@ -75,7 +75,7 @@ def read_lengths(path: Path) -> list[int]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        with raised_as(SampleError, (ValueError, RecursionError), f"{path.name}:{number} is no JSON", fix=FORM):
+        with raised_as(SampleError, (ValueError, RecursionError), f"{path.name}:{number} is not JSON", fix=FORM):
             row = json.loads(line)
         length = row.get("length") if isinstance(row, dict) else row
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:

@@ -19,7 +19,7 @@ from accel.exporters.sample_files import sample_files
 from accel.exporters.zoo import zoo
 
 Sample = Mapping[str, Any]
-"""A feed and, under a name that is no input, labels."""
+"""A feed and, under a name that is not an input, labels."""
 
 
 def tokenised(texts: Sequence[str], source: ModelSource) -> list[dict[str, Any]]:
@@ -123,12 +123,12 @@ def _lines(path: Path, source: ModelSource, labels: str | None) -> list[Sample]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise SampleError(
-            f"{path.name} is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+            f"{path.name} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
         ) from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        with raised_as(SampleError, (ValueError, RecursionError), f"{path.name}:{number} is no JSON"):
+        with raised_as(SampleError, (ValueError, RecursionError), f"{path.name}:{number} is not JSON"):
             row = json.loads(line)
         if not isinstance(row, dict) or ("text" in row and not isinstance(row["text"], str)):
             raise SampleError(f'{path.name}:{number}: expected {{"text": "…"}} or one value per input')

@@ -58,8 +58,8 @@ class Entry:
             beside it.
         metric: scores outputs of the gate's feeds by labels (``accel.core.accuracy.metrics``). Without ``labels`` the
             source's own outputs stand for them.
-        labels: name under which the samples carry the right answer, which is no input; its values may be of any kind
-            that JSON knows.
+        labels: name under which the samples carry the right answer, which is not an input; its values may be of any
+            kind that JSON knows.
         pipeline: the steps of an ensemble around the model; ``tokenizer`` and the weights' folder complete them.
         small: returns the entry of the reduced model, whose random weights alone exist.
         extra_files: names of other files of the folder that decide what the entry computes or samples.

@@ -111,7 +111,7 @@ def convert(
     """
     start = time.monotonic()
     if to not in LIMITS:
-        raise UsageError(f"precision {to!r} is none that a typed graph can have", fix="choose fp16 or bf16")
+        raise UsageError(f"a typed graph cannot have precision {to!r}", fix="choose fp16 or bf16")
     if not margin >= 1:
         raise UsageError(f"the margin is {margin}, expected 1 or more", fix="2 leaves one bit of room")
     if out.resolve() == source.resolve():

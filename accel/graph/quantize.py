@@ -61,7 +61,7 @@ class Prepared:
             out: a file beside ``path``; elsewhere give ``data``, the name of the file that takes the weights.
 
         Raises:
-            UsageError: a name in ``keep`` is no product of the model.
+            UsageError: a name in ``keep`` is not a product of the model.
         """
         names = [p.node for p in self.products]
         if unknown := sorted(set(keep) - set(names)):

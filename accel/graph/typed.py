@@ -94,7 +94,7 @@ def check(path: Path) -> tuple[BrokenRule, ...]:
     """Return every broken rule, errors first; weights are not read, scales and zero-points are.
 
     Raises:
-        InputError: the file is no ONNX model.
+        InputError: the file is not an ONNX model.
     """
     model = passes.load(path)
     if not len(model.graph):
@@ -344,7 +344,7 @@ def _pairs(model: ir.Model) -> Iterator[BrokenRule]:
                 "zero-point",
                 "error",
                 name,
-                f"the zero-point of {label} is no constant",
+                f"the zero-point of {label} is not a constant",
                 "make it a constant of zeros",
                 OPERATORS,
             )

@@ -45,7 +45,7 @@ def unpacked(file: Path) -> Iterator[Path]:
     """Give the folder of a bundle's release for as long as the block runs; nothing of it is checked but its form.
 
     Raises:
-        InputError: it is no bundle, or holds what would lie outside of its folder.
+        InputError: it is not a bundle, or holds what would lie outside of its folder.
     """
     with tempfile.TemporaryDirectory(prefix="bundle-", dir=temporary.root()) as scratch:
         yield _unpack(file, Path(scratch))
@@ -58,7 +58,7 @@ def take(file: Path, out: Path, *, key: Trusted) -> Path:
         key: whose signature it must have.
 
     Raises:
-        InputError: it is no bundle, or not what the owner of the key signed.
+        InputError: it is not a bundle, or not what the owner of the key signed.
         OutputError: the version is there with other content, or ``out`` cannot be written.
     """
     with writing(out):
@@ -83,7 +83,7 @@ def _unpack(file: Path, into: Path) -> Path:
     """Unpack plain files below one folder, and return it. Python's own way of extracting differs between versions."""
     # a header may ask for a name of 2^62 bytes, or for another header, thousands of times
     wrong = (OSError, tarfile.TarError, EOFError, ValueError, UnicodeError, MemoryError, RecursionError)
-    with raised_as(InputError, wrong, f"{file} is no bundle of a release", fix=FIX):
+    with raised_as(InputError, wrong, f"{file} is not a bundle of a release", fix=FIX):
         with tarfile.open(file, "r:") as tar:
             for member in tar:
                 target = into / member.name

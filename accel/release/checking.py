@@ -88,7 +88,7 @@ def _provenance(folder: Path, release: Release) -> Iterator[Finding]:
         listed = load_json((folder / STATEMENT).read_text(encoding="utf-8"))["subject"]
         subjects = {str(s["name"]): s["digest"]["sha256"] for s in listed}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        yield Finding("error", STATEMENT, "", f"it is no statement of provenance: {error!r}", AGAIN)
+        yield Finding("error", STATEMENT, "", f"it is not a statement of provenance: {error!r}", AGAIN)
         return
     described = {f.path: f.sha256 for f in release.files if f.path != STATEMENT}
     for name in sorted(described.keys() | subjects.keys()):

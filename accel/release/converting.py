@@ -19,13 +19,12 @@ from accel.core.progress import Progress
 from accel.core.values import Target
 from accel.release import planning
 from accel.release.planning import ConversionRecord
-from accel.release.release_file import ModelPlan, Tuning
+from accel.release.release_file import ModelPlan
 from accel.run.job import Job
 from accel.run.store import Store
 from accel.triton import manifest as manifests
 from accel.triton.tune import measured, session
-from accel.triton.tune.constraints import TuneLimits
-from accel.triton.tune.lab import Goal
+from accel.triton.tune.request import TuneOptions, TuneRequest
 
 TUNED = "tuned"
 """Folder of a run directory that holds what ``accel tune`` found, by device."""
@@ -155,7 +154,12 @@ def tuned(run_dir: Path, device: str) -> TunedRepository | None:
 
 
 def _tune(
-    asked: Tuning, targets: tuple[Target, ...], run_dir: Path, run: RunDocument, machine: Hardware, progress: Progress
+    asked: TuneOptions,
+    targets: tuple[Target, ...],
+    run_dir: Path,
+    run: RunDocument,
+    machine: Hardware,
+    progress: Progress,
 ) -> None:
     """Write the repository that holds what was asked beside the run, for each device of this machine.
 
@@ -169,17 +173,10 @@ def _tune(
         if not any(v.status == "ok" and v.device == device for v in run.variants):
             remove(run_dir / TUNED / device)  # of an earlier source, which passed
             continue
-        budgets = {"p50": asked.max_p50_ms, "p90": asked.max_p90_ms, "p95": asked.max_p95_ms}
-        goal = Goal(
-            asked.max_p99_ms, rate_per_s=asked.rate, limits_ms={k: ms for k, ms in budgets.items() if ms is not None}
-        )
-        request = measured.TuneRequest(
-            (run_dir if len(devices) == 1 else run_dir / "best" / device,),
-            goal,
-            asked.mode,
+        request = TuneRequest(
+            **asked.model_dump(),
+            targets=(run_dir if len(devices) == 1 else run_dir / "best" / device,),
             out=run_dir / TUNED / device,
-            limits=TuneLimits(asked.min_throughput, asked.max_memory_mib, asked.max_gpu_memory_mib),
-            budget_s=asked.budget_s,
         )
         session.tune(request, notice=progress.notice, progress=progress.variant, stage=progress.stage)
 

@@ -85,7 +85,7 @@ def diff(
         accept: ``MODEL:ROW`` → why that row may ship although it blocks.
 
     Raises:
-        InputError: a folder is no release, or was changed since it was built.
+        InputError: a folder is not a release, or was changed since it was built.
         UsageError: ``accept`` names no row that blocks.
         OutputError: the later release is signed, and something is to be accepted in it.
     """

@@ -165,7 +165,9 @@ class Layout:
             _ = [(described["digest"], self._tag_of(described)) for described in found]
             return found
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} is no index of an OCI layout: {error!r}", fix="give another folder") from error
+            raise InputError(
+                f"{path} is not an index of an OCI layout: {error!r}", fix="give another folder"
+            ) from error
 
     @staticmethod
     def _tag_of(described: Described) -> str | None:
@@ -191,7 +193,7 @@ class Registry:
             raise UnavailableError(f"{url} needs oras: {error}", fix="pip install 'accel[oci]'") from error
         match = re.fullmatch(r"oci://(([^/:@]+)(?::\d+)?)/([a-z0-9]+(?:[._/-]+[a-z0-9]+)*)", url.rstrip("/"))
         if match is None:
-            raise UsageError(f"{url!r} is no repository", fix="oci://HOST[:PORT]/NAME, in lower case, without a tag")
+            raise UsageError(f"{url!r} is not a repository", fix="oci://HOST[:PORT]/NAME, in lower case, without a tag")
         self.url = url.rstrip("/")
         self._name = f"{match[1]}/{match[3]}"
         self._container = oras.container.Container(self._name)

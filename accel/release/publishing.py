@@ -138,7 +138,7 @@ def fit(folder: Path, key: Trusted) -> Release:
     release = read(folder)
     wrong += release.missing
     made_up = sorted({e.hardware for e in release.entries if e.hardware and SIMULATED in e.hardware.split("-")})
-    wrong += [f"{id} is no hardware: it was made up by {SIMULATE}" for id in made_up]
+    wrong += [f"{id} is not hardware: it was made up by {SIMULATE}" for id in made_up]
     if release.compared is not None:
         wrong += [f"{r.model}:{r.what} on {r.pool} is {r.verdict}" for r in blocking(release.compared)]
     if wrong:
@@ -205,7 +205,7 @@ def history(place: ObjectStore, name: str, key: Trusted) -> Iterator[Signed]:
                 raise ValueError(text)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{place.url}: pointers/{name}/{file} is no pointer: {error!r}", fix="do not use it"
+                f"{place.url}: pointers/{name}/{file} is not a pointer: {error!r}", fix="do not use it"
             ) from error
         if (f"{found.sequence:010d}.json", found.name) != (file, name):
             raise InputError(f"{place.url}: pointers/{name}/{file} says it is another: {found}", fix="do not use it")
@@ -343,7 +343,7 @@ def before_present(found: Iterable[Signed]) -> Pointer | None:
     return None
 
 
-def standing(place: ObjectStore, name: str, key: Trusted) -> Pointer:
+def current_pointer(place: ObjectStore, name: str, key: Trusted) -> Pointer:
     """Return what a name stands for now.
 
     Raises:
@@ -368,7 +368,7 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
         InputError: there is no such pointer, it has ended or is older than one seen before, or a file is not what the
             owner of the key signed.
     """
-    pointer = standing(place, name, key)
+    pointer = current_pointer(place, name, key)
     kept = out / f"{name}.pointer.json"
     seen = read_value(kept, Pointer, missing="", fix=f"remove {kept}") if kept.exists() else pointer
     if (pointer.sequence, pointer.digest) != (seen.sequence, seen.digest) and pointer.sequence <= seen.sequence:
@@ -416,7 +416,7 @@ def verify(
                 f"{name} is followed by its signature",
                 fix="--key KEY.pub or --authority ROOT.pem, or --version VERSION",
             )
-        pointer = standing(place, name, key)
+        pointer = current_pointer(place, name, key)
         version, digest = pointer.version, pointer.digest
     else:
         if version not in (known := present(place)):
@@ -457,8 +457,8 @@ def listed(place: ObjectStore, key: Trusted) -> dict[str, list[dict[str, Any]]]:
     names = [_name_row(place, name, key) for name in place.names("pointers")]
     versions: list[dict[str, Any]] = []
     for version in present(place):
-        standing = [str(n["name"]) for n in names if n["refused"] is None and n["version"] == version]
-        row: dict[str, Any] = {"version": version, "names": ", ".join(standing), "key": "", "refused": None}
+        current = [str(n["name"]) for n in names if n["refused"] is None and n["version"] == version]
+        row: dict[str, Any] = {"version": version, "names": ", ".join(current), "key": "", "refused": None}
         try:
             digest = digest_of(place, f"releases/{version}")
             row["key"] = signer(place, f"releases/{version}/{digest}", digest, key)

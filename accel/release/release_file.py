@@ -45,6 +45,7 @@ from accel.exporters.sources import licence_of
 from accel.run import job
 from accel.run.job import Job, Names
 from accel.triton.tune.cost import Price, parse_prices, read_prices
+from accel.triton.tune.request import TuneOptions
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 OF_THE_RELEASE = {"targets", "out", "device", "command", "model_name"}
@@ -67,21 +68,6 @@ class Strict(BaseModel):
             raise ValueError(error.message) from error
 
 
-class Tuning(Strict):
-    """What ``accel tune`` is asked for a model; the names are those of its options."""
-
-    max_p99_ms: Annotated[AboveZero, Field(description="Budget that 99 % of the requests must keep")]
-    max_p50_ms: Annotated[AboveZero | None, Field(description="Budget of the median")] = None
-    max_p90_ms: Annotated[AboveZero | None, Field(description="Budget that 90 % must keep")] = None
-    max_p95_ms: Annotated[AboveZero | None, Field(description="Budget that 95 % must keep")] = None
-    rate: Annotated[AboveZero | None, Field(description="Requests per second that are to be carried")] = None
-    min_throughput: Annotated[AboveZero | None, Field(description="Items per second to carry")] = None
-    max_memory_mib: Annotated[AboveZero | None, Field(description="What the server's processes may take")] = None
-    max_gpu_memory_mib: Annotated[AboveZero | None, Field(description="What may be in use on its GPUs")] = None
-    mode: Annotated[Literal["predict", "brute", "quick", "optuna"], Field(description="How it searches")] = "predict"
-    budget_s: Annotated[AboveZero | None, Field(description="How long to measure  [default: 900]")] = None
-
-
 def _options() -> Any:
     """Return the model of a job file's keys of which none has to be given, and of ``tune``."""
     fields: dict[str, Any] = {}
@@ -91,7 +77,10 @@ def _options() -> Any:
             free.default, free.default_factory, free.alias, free.validation_alias = None, None, None, None
             kind: Any = {"source": str, "triton": dict[str, Any]}.get(name, info.annotation)
             fields[info.alias or name] = (kind | None, free)
-    fields["tune"] = (Tuning | None, Field(None, description="Ship what accel tune finds; null: as it was measured"))
+    fields["tune"] = (
+        TuneOptions | None,
+        Field(None, description="Ship what accel tune finds; null: as it was measured"),
+    )
     return create_model("Options", __base__=Strict, **fields)
 
 
@@ -276,7 +265,7 @@ class ModelPlan:
     required: tuple[str, ...]
     licence: str | None = None
     accepted: str | None = None
-    tune: Tuning | None = None
+    tune: TuneOptions | None = None
 
     @property
     def everything(self) -> list[Any]:
@@ -409,7 +398,7 @@ def _said(error: Any) -> str:
     if kind == "extra_forbidden":
         parts = {"models": ModelEntry, "pools": MachinePool, "defaults": Options}
         parts |= {"licences": Licences, "retention": Retention}
-        part = Tuning if "tune" in error["loc"][:-1] else parts.get(str(error["loc"][0]), ReleaseFile)
+        part = TuneOptions if "tune" in error["loc"][:-1] else parts.get(str(error["loc"][0]), ReleaseFile)
         known = list((part if len(error["loc"]) > 1 else ReleaseFile).model_fields)
         return f"unknown key {key!r}{nearest(key, known)}"
     if kind == "missing":

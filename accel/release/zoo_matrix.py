@@ -163,7 +163,7 @@ def read(folder: Path) -> list[Row]:
     """Read the rows that ``check`` left in a folder, by name.
 
     Raises:
-        InputError: a file is no row.
+        InputError: a file is not a row.
     """
     rows = []
     for path in sorted(folder.glob("*.json")):
@@ -174,7 +174,7 @@ def read(folder: Path) -> list[Row]:
             row["model"], row["variants"], row["hardware"]["id"]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{path} is no row of the matrix: {error!r}", fix="delete it, and check that model again"
+                f"{path} is not a row of the matrix: {error!r}", fix="delete it, and check that model again"
             ) from error
         rows.append(row)
     return rows

@@ -41,7 +41,7 @@ def inspect(path: Path) -> dict[str, Any]:
     if (path / document.FILENAME).is_file():
         path = path / document.FILENAME
     if not path.is_file():
-        raise InputError(f"{path} is no file", fix="give an .onnx file, an IR's .xml, or a run directory")
+        raise InputError(f"{path} is not a file", fix="give an .onnx file, an IR's .xml, or a run directory")
     if path.name == document.FILENAME:
         return _run(path)
     if path.suffix == ".onnx":
@@ -50,7 +50,7 @@ def inspect(path: Path) -> dict[str, Any]:
     if path.suffix in readers:
         return readers[path.suffix].inspect(path)
     raise InputError(
-        f"{path.name}: {path.suffix or 'no'} suffix is none that accel inspects",
+        f"{path.name}: {path.suffix or 'no'} suffix is not one that accel inspects",
         fix=f"give .onnx, {', '.join(readers)} or a run",
     )
 

@@ -91,7 +91,7 @@ def states(given: Any) -> Any:
     found: dict[str, str] = {}
     for output, input in pairs:
         if not isinstance(input, str):
-            raise ValueError(f"{output}: {input!r} is no name of an input")
+            raise ValueError(f"{output}: {input!r} is not a name of an input")
         if found.setdefault(input, output) != output:
             raise UsageError(f"--state: the input {input!r} is given two outputs", fix="give each state one pair")
     return found

@@ -109,7 +109,7 @@ def check_source(source: ModelSource, onnx: str) -> None:
     _check_tensors("output", source.outputs)
     inputs, outputs = {s.name for s in source.inputs}, {s.name for s in source.outputs}
     if not {source.mask or source.inputs[0].name, *source.graph.nchw} <= inputs:
-        raise refuse(f"mask {source.mask!r} is no input")
+        raise refuse(f"mask {source.mask!r} is not an input")
     if not source.native.keys() <= inputs | outputs or not {*source.native.values()} <= DATATYPES.keys():
         raise refuse("native names a tensor or dtype that is not there")
     if source.detections is not None and not {*source.detections.names} <= outputs:
@@ -125,7 +125,7 @@ def check_variant(variant: Variant, source: ModelSource) -> None:
     """
     name, device = variant.target.name, variant.target.device
     if name not in typed_targets():
-        raise refuse(f"target {name!r} is none that a kit finishes: expected one of {', '.join(typed_targets())}")
+        raise refuse(f"no kit finishes target {name!r}: expected one of {', '.join(typed_targets())}")
     builder = targets.discover()[name]
     info = builder.targets[name]
     if device not in info.devices:
@@ -167,7 +167,7 @@ def check_settings(settings: Mapping[str, Any], carried: Iterable[str], source: 
     if not isinstance(asked, list | tuple) or not asked or not set(asked) <= set(get_args(Objective)):
         raise refuse(f"objectives are {asked!r}")
     if not isinstance(settings["overrides"], str) or not isinstance(settings["gates"], Mapping):
-        raise refuse("overrides are no text, or gates no numbers by name")
+        raise refuse("overrides are not text, or gates are not numbers by name")
     check_gates(settings["gates"], source)
     for name, least, most in NUMBERS:
         check_number(name, settings[name], least, most)
@@ -217,7 +217,7 @@ def check_files(listed: Iterable[FileRef], needed: Mapping[str, FileRef | None],
 
     Raises:
         InputError: a path leaves the kit, a needed file is not listed or is another one, a file is not listed, or a
-            link or something else that is no plain file lies there.
+            link or something else that is not a plain file lies there.
     """
     found: dict[str, FileRef] = {}
     for file in listed:
@@ -241,7 +241,7 @@ def check_onnx(onnx: OnnxModel, folder: Path) -> None:
     """Hold the ONNX file: where its weights lie is what it says itself.
 
     Raises:
-        InputError: it is no ONNX file, or its weights lie elsewhere than in the files that the kit lists.
+        InputError: it is not an ONNX file, or its weights lie elsewhere than in the files that the kit lists.
     """
     told = {file.path for file in onnx.data}
     if unknown := sorted(set(external_files(folder / onnx.file.path)) - told):
@@ -274,7 +274,7 @@ def check_overrides(text: str, listed: Iterable[str], given: str) -> None:
 
     def confine(path: Path) -> Path:
         if not stays_inside(str(path)) or PurePosixPath(path).parts[0] != given or str(path) not in known:
-            raise refuse(f"overrides: {str(path)!r} is no file of the kit below {given}/")
+            raise refuse(f"overrides: {str(path)!r} is not a file of the kit below {given}/")
         return path
 
     moved(text, confine)
@@ -309,6 +309,6 @@ def _check_profile(profile: Mapping[str, ShapeRange], inputs: tuple[TensorSpec, 
             or min(steps, default=1) < 1
             or any(n % step for shape_at in sizes for n, step in zip(shape_at, steps, strict=True))
         ):
-            raise refuse(f"the profile of {spec.name!r} is {shape}: its sizes are no multiples of {steps}")
+            raise refuse(f"the profile of {spec.name!r} is {shape}: its sizes are not multiples of {steps}")
     if len(profile) != len(inputs):
         raise refuse("the profile names an input that is not there")

@@ -142,7 +142,7 @@ def read(folder: Path) -> DeferredBuild:
     """Read a kit, hold every field against what a kit may be, and every file against its hash.
 
     Raises:
-        InputError: it is no kit, was made by a newer accel, says what no kit may say, or a file is missing or was
+        InputError: it is not a kit, was made by a newer accel, says what no kit may say, or a file is missing or was
             changed.
     """
     path = folder / MANIFEST

@@ -11,10 +11,13 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from accel.bench import ranges
 from accel.bench.load import Generator, Load, Window
@@ -24,6 +27,7 @@ from accel.core.buckets import own_lengths
 from accel.core.errors import InputError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import write_text
+from accel.core.options import OptionTrait, explained
 from accel.core.values import SCHEMA, Measurement, TensorSpec, to_json
 from accel.triton import manifest as manifests, settings
 from accel.triton.folders import link_tree
@@ -32,66 +36,91 @@ from accel.triton.reading import read_points
 from accel.triton.servers import server
 from accel.triton.servers.server import Server
 
-Tool = Literal["accel", "perf_analyzer"]
+MISSING = {"target": "name a repository root, or the HOST:PORT of a server's gRPC"}
+"""How to give what has no default."""
 OUTSIDE = 0.2
 """From this share of requests on that are not as long as those of the conversion, the user is told."""
 CLASSIC_CONCURRENCY = 10
 """Concurrency of the field's table: dynamic batching without and with, one and two instances."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTestRequest:
-    """What ``accel bench`` was asked for.
+class LoadTestRequest(BaseModel):
+    """What ``accel bench`` is asked for. A field with a description is a flag of it, under its alias where it has one.
 
     Attributes:
         target: repository root, or the address of a running server.
-        model: its name; empty for the one that clients of the repository call, or the server's only one.
-        batch: items of each request; None keeps a file's feeds as they are, and means 1 elsewhere.
-        data: file of feeds; None takes the stored samples of the repository, or random values where none can be wrong.
-        mixed: send all stored shape points, not the typical one alone.
-        via: how a server is started: see ``accel.triton.servers.server.start``.
-        out: JSON file for the figures; raw samples lie beside it.
-        allow_changed: see ``accel.triton.servers.server.start``.
-    """
-
-    target: str
-    loads: tuple[Load, ...]
-    model: str = ""
-    batch: int | None = None
-    data: Path | None = None
-    mixed: bool = False
-    tool: Tool = "accel"
-    via: str | None = None
-    method: Method = field(default_factory=Method)
-    out: Path | None = None
-    allow_changed: bool = False
-
-
-def loads(concurrency: str | None, request_rate: str | None, arrivals: str) -> tuple[Load, ...]:
-    """Read what the command line says of the load.
+        model: empty for the one that clients of the repository call, or the server's only one.
+        batch: None keeps a file's feeds as they are, and means 1 elsewhere.
+        data: None takes the stored samples of the repository, or random values where none can be wrong.
+        mixed: not the typical shape alone.
+        via / allow_changed: see ``accel.triton.servers.server.start``.
+        out: JSON file.
 
     Raises:
-        UsageError: both kinds are given, or one cannot be read.
+        UsageError: an option that is missing, unknown or out of its limits, or both kinds of load.
+        InputError: a file of arrival times is broken.
     """
-    if concurrency is not None and request_rate is not None:
-        raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
-    kind, gaps_s = ranges.arrivals(arrivals)
-    if request_rate is None and concurrency is None and gaps_s:
-        return (Load(rate_per_s=len(gaps_s) / sum(gaps_s), arrivals=kind, gaps_s=gaps_s),)
-    if request_rate is not None:
-        return ranges.rates(request_rate, kind, gaps_s)
-    return ranges.concurrencies(concurrency or "1:16")
 
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-def tool(name: str) -> Tool:
-    """Return the load generator of a name.
+    target: Annotated[
+        str, OptionTrait.ARGUMENT, Field(description="Repository, or HOST:PORT of a running server's gRPC")
+    ]
+    model: Annotated[str, Field(description="Name on the server  [default: the one clients call]")] = ""
+    concurrency: Annotated[
+        str | None, Field(description="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
+    ] = None
+    request_rate: Annotated[str | None, Field(description="Open loop, per second: RATE or START:END:STEP")] = None
+    arrivals: Annotated[str, Field(description="Gaps of an open loop: constant, poisson or a file of times")] = (
+        "constant"
+    )
+    table: Annotated[
+        bool, Field(description="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
+    ] = False
+    batch: Annotated[int | None, Field(ge=1, description="Items of each request  [default: 1]")] = None
+    data: Annotated[Path | None, Field(description="perf_analyzer's .json, or .npz  [default: stored samples]")] = None
+    mixed: Annotated[bool, Field(alias="mixed_lengths", description="Send all stored shapes")] = False
+    shared_memory: Annotated[bool, Field(description="Tensors in system shared memory")] = False
+    tool: Annotated[
+        Literal["accel", "perf_analyzer"], Field(alias="load", description="Who generates it: accel or perf_analyzer")
+    ] = "accel"
+    processes: Annotated[int, Field(ge=1, description="Processes that send")] = 1
+    via: Annotated[
+        Literal["embedded", "local", "docker"] | None, Field(description="Server: embedded, local or docker")
+    ] = None
+    seconds: Annotated[float, Field(ge=0.05, description="Length of a window")] = 2.0
+    seed: Annotated[int, Field(description="Decides the order of samples and Poisson gaps")] = 0
+    allow_changed: Annotated[
+        bool, Field(description="Run the launch.sh of a folder that differs from its manifest")
+    ] = False
+    out: Annotated[Path | None, Field(description=".json for figures; raw samples beside it")] = None
 
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in get_args(Tool):
-        raise UsageError(f"--load {name} is unknown", fix=f"give {' or '.join(get_args(Tool))}")
-    return cast(Tool, name)
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """The points to measure."""
+        kind, gaps_s = ranges.arrivals(self.arrivals)
+        if self.request_rate is None and self.concurrency is None and gaps_s:
+            return (Load(rate_per_s=len(gaps_s) / sum(gaps_s), arrivals=kind, gaps_s=gaps_s),)
+        if self.request_rate is not None:
+            return ranges.rates(self.request_rate, kind, gaps_s)
+        return ranges.concurrencies(self.concurrency or "1:16")
+
+    @property
+    def method(self) -> Method:
+        """How each of them is measured."""
+        return Method(self.seconds, self.processes, self.shared_memory, self.seed)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            asked = handler(given)
+        except ValidationError as error:
+            raise explained(error, cls, MISSING, typed=given) from error
+        if asked.concurrency is not None and asked.request_rate is not None:
+            raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
+        _ = asked.loads  # wrong ones are refused at once
+        return asked
 
 
 def bench(asked: LoadTestRequest, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:
@@ -127,7 +156,9 @@ def batching_sweep(
         AccelError: as ``bench``.
     """
     if not Path(asked.target).is_dir():
-        raise UsageError(f"--table changes configs, and {asked.target} is no repository", fix="name a repository root")
+        raise UsageError(
+            f"--table changes configs, and {asked.target} is not a repository", fix="name a repository root"
+        )
     load = Load(concurrency=CLASSIC_CONCURRENCY)
     with tempfile.TemporaryDirectory(prefix="table-", dir=temporary.root()) as scratch:
         served = Path(scratch) / "repository"
@@ -136,7 +167,7 @@ def batching_sweep(
                 notice(text)
             link_tree(running.root, served)  # the Python-backend variant, where one is served: it is made once
             subject = _subject(asked, running, scratch)
-        changing = replace(asked, allow_changed=True)  # the copies, whose original was checked
+        changing = asked.model_copy(update={"allow_changed": True})  # the copies, whose original was checked
         with _document(asked, running, subject, show) as points:
             for batching, instances in itertools.product((False, True), (1, 2)):
                 root = Path(scratch) / f"{'with' if batching else 'without'}-{instances}"
@@ -176,7 +207,7 @@ def _server(asked: LoadTestRequest, target: str, logs: str) -> Server:
         log = Path(logs) / "server.log"
         return server.start(Path(target), via=asked.via, log=log, allow_changed=asked.allow_changed)
     if "/" in target.removeprefix("grpc://").removeprefix("http://").rstrip("/") or ":" not in target:
-        raise InputError(f"{target} is no folder", fix="name a repository root, or the HOST:PORT of a server's gRPC")
+        raise InputError(f"{target} is not a folder", fix="name a repository root, or the HOST:PORT of a server's gRPC")
     return server.connect(target)
 
 

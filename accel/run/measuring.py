@@ -31,6 +31,7 @@ from accel.run.results import VariantState, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Answered, Stage, Stages
 from accel.run.tasks import Described
+from accel.triton.servers import server as servers
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
 LEAST_CALLS = 4
@@ -220,7 +221,7 @@ def measure_served(
     key = store.key(
         repositories=[(name, stage.key) for name, stage in emitted.items()],
         samples=made.samples.sha256,
-        via=job.via,
+        server=servers.identity(job.via),
         rounds=job.rounds,
         budget_s=job.budget_s,
         limit=job.constraints.max_p99_ms,

@@ -37,9 +37,9 @@ from accel.core.values import (
     Failed,
     ModelSource,
     OnnxModel,
+    PrecisionConverted,
     Skipped,
     TaskSpan,
-    Typed,
     extended,
     to_json,
 )
@@ -303,7 +303,7 @@ def _typing(result: VariantState) -> Typing | None:
     """Say how the ONNX file was typed and what that cost, where the precision is made there."""
     if result.typing is None or result.typed_proof is None:
         return None
-    typed: Typed = result.typing.value
+    typed: PrecisionConverted = result.typing.value
     return Typing(
         onnx=typed.onnx.file,
         facts=typed.facts,

@@ -24,7 +24,7 @@ from accel.core.accuracy import parity
 from accel.core.errors import StageError, UsageError, WorkerDied
 from accel.core.hardware import Hardware
 from accel.core.processes import Worker
-from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, Skipped, Typed, Variant
+from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, PrecisionConverted, Skipped, Variant
 from accel.exporters import sources
 from accel.exporters.axes import extents, with_fixed
 from accel.exporters.processing_files import find
@@ -39,6 +39,7 @@ from accel.run.tasks import Described, Emitted, Ran
 from accel.triton import manifest as manifests, overrides as changes, releases, settings as schedules
 from accel.triton.launch import image
 from accel.triton.overrides import file_hashes
+from accel.triton.request import EmitRequest
 from accel.triton.rescheduled import emit, size
 
 T = TypeVar("T")
@@ -249,7 +250,7 @@ class Stages:
         onnx: Stage[OnnxModel],
         *,
         report_progress: Callable[[str], None] | None = None,
-    ) -> Stage[Typed]:
+    ) -> Stage[PrecisionConverted]:
         """Type the exported ONNX file for a variant whose precision is made there; arguments as of ``build``."""
         made = described.value
         key = store.key(
@@ -261,18 +262,18 @@ class Stages:
             **_builder(variant),
         )
 
-        def make(folder: Path) -> Typed:
+        def make(folder: Path) -> PrecisionConverted:
             files = folder / FILES
             files.mkdir()
             with self.worker(variant.id, report_progress=report_progress) as worker:
                 return worker.call(tasks.prepare, self._request(variant, described, onnx), files)
 
-        return self._stage(f"typed-{variant.id}", key, Typed, make)
+        return self._stage(f"typed-{variant.id}", key, PrecisionConverted, make)
 
     def prove_typed(
         self,
         variant: Variant,
-        typed: Stage[Typed],
+        typed: Stage[PrecisionConverted],
         described: Stage[Described],
         reference: Stage[Answered],
         *,
@@ -316,7 +317,7 @@ class Stages:
     def kit(
         self,
         variant: Variant,
-        typed: Stage[Typed],
+        typed: Stage[PrecisionConverted],
         proof: Stage[Proof],
         described: Stage[Described],
         reference: Stage[Answered],
@@ -553,20 +554,22 @@ class Stages:
                 artifact,
                 built.folder / FILES,
                 made.source,
-                release=self._job.triton_release,
+                EmitRequest(
+                    release=self._job.triton_release,
+                    model_version=self._job.model_version,
+                    parity=proof.value.parity if proof else None,
+                    grouping=proof.value.groups.grouping if proof else None,
+                    ungrouped=proof.value.groups.why_not if proof else None,
+                    python=python_variant,
+                    overrides=overrides,
+                    threads=self._job.threads,
+                    hardware=self._hardware.id,
+                ),
                 root=folder / REPOSITORY,
-                model_version=self._job.model_version,
                 samples=described.folder / made.samples.shapes.path,
                 reference=reference.folder / reference.value.file,
                 streams=described.folder / made.samples.streams.path if made.samples.streams else None,
-                parity=proof.value.parity if proof else None,
-                grouping=proof.value.groups.grouping if proof else None,
-                ungrouped=proof.value.groups.why_not if proof else None,
-                python=python_variant,
-                overrides=overrides,
                 pipeline=pipeline,
-                threads=self._job.threads,
-                hardware=self._hardware.id,
             )
 
         return self._stage(f"emit-{artifact.variant.id}{PYTHON_VARIANT if python_variant else ''}", key, Emitted, make)

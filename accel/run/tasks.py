@@ -28,10 +28,10 @@ from accel.core.values import (
     ModelSource,
     OnnxModel,
     Parity,
+    PrecisionConverted,
     Repository,
     SampleSet,
     Skipped,
-    Typed,
     file_refs,
 )
 from accel.exporters.axes import cut, hidden_axes, sizes_of
@@ -42,7 +42,7 @@ from accel.exporters.streams import Run, Streams, play
 from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import NarrowedModel
-from accel.triton.grouping import Grouping
+from accel.triton.request import EmitRequest, ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReferenceCost:
     """How many feeds a source answered, and the CPU time that took."""
 
     feeds: int
@@ -110,7 +110,7 @@ def describe(request: SourceRequest, out_dir: Path) -> Described:
     return Described(source, samples.make_samples(source, request, out_dir, run=run))
 
 
-def reference(described: Described, samples_folder: Path, out: Path) -> Asked:
+def reference(described: Described, samples_folder: Path, out: Path) -> ReferenceCost:
     """Run the source itself, FP32 on CPU, over all feeds; write its answers to ``out``.
 
     Coverage feeds get as long as samples and shapes took, and at least ``COVERAGE_S``, and what they are answered
@@ -145,7 +145,7 @@ def reference(described: Described, samples_folder: Path, out: Path) -> Asked:
             fix="its mask does not hide padding, or rows depend on each other: measure without the objective traffic",
         )
     write_feeds(out, found | played)
-    return Asked(len(found), time.process_time() - cpu)
+    return ReferenceCost(len(found), time.process_time() - cpu)
 
 
 def _check_metric(described: Described, samples_folder: Path, feeds: "Feeds", found: "Feeds") -> None:
@@ -162,7 +162,7 @@ def _check_metric(described: Described, samples_folder: Path, feeds: "Feeds", fo
         raise SampleError(
             f"{source.gate[0]} of {source.name} itself is {own:g} over {described.samples.gate_items} samples: nothing "
             "that a variant could keep",
-            fix="the labels are not in the model's own order or form, or the metric is none where higher is better",
+            fix="the labels are not in the model's own order or form, or the metric is one where lower is better",
         )
 
 
@@ -262,7 +262,7 @@ def arithmetic(
     return arithmetic.measure(folder / onnx.file.path, feed, batch=batch, scratch=out_dir, threads=threads)
 
 
-def prepare(request: BuildRequest, out_dir: Path) -> Typed:
+def prepare(request: BuildRequest, out_dir: Path) -> PrecisionConverted:
     """Type the ONNX file of one variant."""
     variant = request.variant
     builder = targets.discover()[variant.target.name]
@@ -286,7 +286,7 @@ def build(request: BuildRequest, out_dir: Path, parent_sha256: str) -> Artifact:
 
 def typed_answers(
     target: str,
-    typed: Typed,
+    typed: PrecisionConverted,
     folder: Path,
     described: Described,
     samples_folder: Path,
@@ -386,21 +386,13 @@ def emit(
     artifact: Artifact,
     folder: Path,
     source: ModelSource,
+    request: EmitRequest,
     *,
-    release: str,
     root: Path,
-    model_version: int,
     samples: Path,
     reference: Path,
     streams: Path | None,
-    parity: Parity | None,
-    grouping: Grouping | None,
-    ungrouped: str | None,
-    python: bool,
-    overrides: str,
     pipeline: Pipeline | None,
-    threads: int,
-    hardware: str,
 ) -> Emitted:
     """Write the Triton repository of a built variant.
 
@@ -408,12 +400,7 @@ def emit(
         folder: where the artifact's files lie.
         samples / reference: inputs and outputs at the checked shapes.
         streams: what clients of a stateful model send; answers to it are in ``reference``, too.
-        parity: None for a variant that only a server can run.
-        grouping / ungrouped: how requests of different lengths share calls, or why they do not.
-        python: serve it through the Python backend.
-        overrides: what the user changes in the config, as the text of a partial ``config.pbtxt``.
         pipeline: the steps of an ensemble around the model, or None.
-        hardware: id of the machine.
     """
     from accel.triton import ensemble, repository
 
@@ -430,29 +417,14 @@ def emit(
         emitted = repository.emit(
             artifact,
             folder,
-            inputs=source.inputs,
-            outputs=source.outputs,
-            states=source.states,
-            initial=initial,
-            unproved=source.unproved_int64,
-            mask=source.mask,
-            detections=source.detections,
-            call=source.call,
-            parity=parity,
-            grouping=grouping,
-            ungrouped=ungrouped,
-            python=python,
+            model=ServedModel.of(source),
+            request=request,
             builder=targets.discover()[artifact.variant.target.name],
-            release=release,
             root=root,
             run_dir=root.parent,
-            model_name=source.name,
-            model_version=model_version,
             samples=samples,
             reference=reference,
-            overrides=overrides,
-            threads=threads,
-            hardware=hardware,
+            initial=initial,
         )
     if isinstance(emitted, Skipped):
         return Emitted(None, emitted.reason)

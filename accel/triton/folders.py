@@ -23,7 +23,8 @@ def link(files: tuple[FileRef, ...], source: Path, *, target: Path, root: Path) 
             raise InputError(f"artifact file {origin} is missing", fix="build the variant again") from error
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
             raise InputError(
-                f"artifact file {origin} has {status.st_size} bytes or is no plain file, expected {file.bytes} bytes",
+                f"artifact file {origin} has {status.st_size} bytes or is not a plain file: expected "
+                f"{file.bytes} bytes",
                 fix="build the variant again",
             )
         link_or_copy(origin, copy)

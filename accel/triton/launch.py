@@ -31,11 +31,6 @@ PRE_STOP_S, MARGIN_S = 10, 20
 DEPLOYMENT = "kubernetes.yaml"
 SERVER_BYTES = 3 << 30
 """Memory of a server and its runtimes, its shared memory (1 GiB) and what larger requests take than were measured."""
-CONFIG_NAMES_SINCE = "24.05"
-"""First release with ``--model-config-name``; every release of the table has it.
-
-Source: triton-inference-server/server, src/command_line_parser.cc, at r24.05 and r24.04.
-"""
 
 
 def script(

@@ -80,7 +80,7 @@ def from_file(path: Path) -> str:
     """Read ``--triton-config``; files that it names are looked for beside it.
 
     Raises:
-        InputError: it cannot be read, is no ModelConfig in text form, or names a file that is not there.
+        InputError: it cannot be read, is not a ModelConfig in text form, or names a file that is not there.
     """
     with raised_as(InputError, (OSError, UnicodeDecodeError), f"--triton-config {path} cannot be read"):
         text = path.read_text(encoding="utf-8")
@@ -340,7 +340,7 @@ def _anchored(given: Any, folder: Path, source: str) -> str:
     for holder, field, _ in _files(given):
         named = getattr(holder, field)
         if "\0" in named or not (path := (folder / named).resolve()).is_file():
-            raise InputError(f"{source}: {field} {named!r} is no file beside it")
+            raise InputError(f"{source}: {field} {named!r} is not a file beside it")
         setattr(holder, field, str(path))
     return to_text(given)
 

@@ -55,7 +55,7 @@ def write_model(
     module = type(builder).__module__
     if getattr(sys.modules.get(module), "BUILDER", None) is None:
         raise InputError(
-            f"the builder of {artifact.variant.target.name} is no module's BUILDER, so the server could not find it",
+            f"the builder of {artifact.variant.target.name} is not a module's BUILDER, so the server could not find it",
             fix=f"set BUILDER in {module}",
         )
     folder.mkdir(parents=True, exist_ok=True)

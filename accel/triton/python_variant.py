@@ -27,6 +27,7 @@ from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_initial, read_points
 from accel.triton.releases import TritonRelease, release as find_release
 from accel.triton.repository import emit
+from accel.triton.request import EmitRequest, ServedModel
 
 
 def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
@@ -65,27 +66,31 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         made = emit(
             manifest.artifact,
             files,
-            inputs=manifest.model_inputs,
-            outputs=manifest.model_outputs,
-            states={s.input.name: s.output for s in manifest.states or ()},
-            initial=read_initial(root, manifest),
+            model=ServedModel(
+                model_name=name,
+                inputs=manifest.model_inputs,
+                outputs=manifest.model_outputs,
+                states={s.input.name: s.output for s in manifest.states or ()},
+                unproved_int64=manifest.unproved_int64,
+                mask=manifest.mask,
+                detections=manifest.detections,
+                call=manifest.call,
+            ),
+            request=EmitRequest(
+                release=release,
+                model_version=manifest.version,
+                parity=manifest.parity,
+                grouping=manifest.grouping,
+                ungrouped=manifest.ungrouped,
+                python=True,
+                overrides=_batch_asked(manifest),
+            ),
             builder=builder,
-            release=release,
             root=fresh,
             run_dir=out.parent,
-            model_name=name,
-            model_version=manifest.version,
             samples=samples,
             reference=reference,
-            parity=manifest.parity,
-            unproved=manifest.unproved_int64,
-            mask=manifest.mask,
-            detections=manifest.detections,
-            call=manifest.call,
-            grouping=manifest.grouping,
-            ungrouped=manifest.ungrouped,
-            python=True,
-            overrides=_batch_asked(manifest),
+            initial=read_initial(root, manifest),
         )
         if isinstance(made, Skipped):
             raise UnavailableError(made.reason, fix=made.fix)

@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import Builder, targets
-from accel.core.calls import CallForm
 from accel.core.errors import InputError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import replacing
 from accel.core.values import (
     VERSION_FOLDER,
     Artifact,
-    Detections,
     FileRef,
-    Parity,
     Repository,
     Skipped,
     TensorSpec,
@@ -40,10 +37,10 @@ from accel.triton.config import (
 )
 from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
-from accel.triton.grouping import Grouping
 from accel.triton.launch import DEPLOYMENT, kubernetes, script, write_launch
 from accel.triton.python_model import GROUPED, PLAIN, STATEFUL, write_model
 from accel.triton.releases import differences, release as find_release, unservable
+from accel.triton.request import EmitRequest, ServedModel
 from accel.triton.samples import FIRST_STEP, Warmup, load_points, warmup, write_reference
 from accel.triton.sequences import State, initial_file, scheduling
 from accel.triton.verify import verify
@@ -61,53 +58,24 @@ def emit(
     artifact: Artifact,
     artifact_folder: Path,
     *,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
+    model: ServedModel,
+    request: EmitRequest,
     builder: Builder,
-    release: str,
     root: Path,
     run_dir: Path,
-    model_name: str,
-    model_version: int,
     samples: Path,
     reference: Path,
-    states: Mapping[str, str] | None = None,
     initial: Feed | None = None,
-    parity: Parity | None = None,
-    unproved: tuple[str, ...] = (),
-    mask: str | None = manifests.MASK,
-    detections: Detections | None = None,
-    call: CallForm | None = None,
-    grouping: Grouping | None = None,
-    ungrouped: str | None = None,
-    python: bool = False,
-    overrides: str = "",
-    threads: int | None = None,
-    hardware: str | None = None,
 ) -> Repository | Skipped:
     """Write the repository of one artifact at ``root``, replacing an earlier one only by a whole new one.
 
     Args:
         artifact_folder: where the artifact's files lie; they are hard-linked, or copied to another file system.
-        inputs / outputs: what clients are promised: names, dtypes and dims with their batch axis.
-        release: Triton release to emit for.
         run_dir: the run's folder; ``Repository.root`` is relative to it.
         samples / reference: ``.npz`` files with the keys ``<point>/<input>`` and ``<point>/<output>`` for the shape
             points ``min``, ``odd``, ``opt`` and ``max``; used for warmup and stored for ``accel verify``. Of a stateful
             model the points are the steps of a stream, ``0``, ``1``, ….
-        states: of a stateful model, by input that holds a state the output that left it; clients see neither.
-            ``initial`` has those of a first step, by input.
-        parity: what the gate found in process; a served answer is held against it.
-        unproved: 64-bit values inside the model that are not proved to fit int32.
-        mask: name of the input that is 0 at padded positions.
-        detections: the outputs that are compared as sets of rows.
-        call: how Python code calls the model.
-        grouping: how requests of different lengths may share calls, where the Python backend serves them; ``ungrouped``
-            says why they may not.
-        python: serve it through the Python backend, whatever backend the builder would choose.
-        overrides: what the user changes in the config, as the text of a partial ``config.pbtxt`` (``overrides``).
-        threads: CPU threads it was measured with; None leaves them to the backend.
-        hardware: id of the machine; the config also gets that name below ``configs/``.
+        initial: of a stateful model, the states of a first step by input.
 
     Returns:
         The repository, or why that release cannot serve the artifact.
@@ -118,21 +86,22 @@ def emit(
             lack the opt shape, or an override contradicts the layout, the contract or what the backend can do.
         OutputError: the folder cannot be written.
     """
-    row = find_release(release)
+    row, model_name, model_version = find_release(request.release), model.model_name, request.model_version
+    overrides, threads, hardware = request.overrides, request.threads, request.hardware
     check_model_name(model_name)
     if model_version < 1:
         raise UsageError(f"model version {model_version} is not a version folder of Triton", fix="give 1 or more")
     served = (
         TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
-        if python
-        else builder.triton(artifact, release)
+        if request.python
+        else builder.triton(artifact, request.release)
     )
     if isinstance(served, Skipped):
         return served
-    kept, begin = _states(inputs, states or {}), initial or {}
+    kept, begin = _states(model.inputs, model.states), initial or {}
     shown = (
-        tuple(s for s in inputs if s.name not in {state.input.name for state in kept}),
-        tuple(s for s in outputs if s.name not in {state.output for state in kept}),
+        tuple(s for s in model.inputs if s.name not in {state.input.name for state in kept}),
+        tuple(s for s in model.outputs if s.name not in {state.output for state in kept}),
     )
     implicit = bool(kept) and _keeps(served, artifact, kept)
     if kept and not implicit:
@@ -144,7 +113,7 @@ def emit(
     if kept:
         contract = _of_steps(contract, kept, implicit=implicit)
     contract = _batched(contract, overrides, artifact.variant.id)
-    groups = grouping if is_python and contract.batch else None
+    groups = request.grouping if is_python and contract.batch else None
     own_file = STATEFUL if kept else GROUPED if groups else PLAIN
     with replacing(root) as fresh:
         renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
@@ -184,7 +153,7 @@ def emit(
         emitted = Repository(
             root=os.path.relpath(root, run_dir).replace(os.sep, "/"),
             models=models,
-            release=release,
+            release=request.release,
             backend=served.backend,
             unverified=differences(
                 *(artifact.built.versions, row),
@@ -252,16 +221,16 @@ def emit(
                 unverified=emitted.unverified,
                 requires=requires or {},
                 artifact=artifact,
-                parity=parity,
-                unproved_int64=unproved,
+                parity=request.parity,
+                unproved_int64=model.unproved_int64,
                 reference_points=tuple(points),
                 overrides=edits,
                 hardware=hardware,
-                mask=mask,
-                detections=detections,
-                call=call,
-                grouping=grouping,
-                ungrouped=ungrouped,
+                mask=model.mask,
+                detections=model.detections,
+                call=model.call,
+                grouping=request.grouping,
+                ungrouped=request.ungrouped,
                 states=kept or None,
             ),
             fresh,
@@ -361,7 +330,7 @@ def _write_data(
 
     Raises:
         InputError: warm-up data of another size than its dims say, a name that is taken, or a file for a compute
-            capability that is no file of the artifact.
+            capability that is not a file of the artifact.
     """
     data = [d for sample in model.model_warmup for d in sample.inputs.values() if d.input_data_file]
     content = {f"warmup/{d.input_data_file}": warm[d.input_data_file] for d in data if d.input_data_file in warm}
@@ -382,7 +351,9 @@ def _write_data(
         target.write_bytes(value)
     for name in model.cc_model_filenames.values():
         if name not in {f.path for f in files}:
-            raise InputError(f"cc_model_filenames of {model.name!r} names {name!r}, which is no file of the artifact")
+            raise InputError(
+                f"cc_model_filenames of {model.name!r} names {name!r}, which is not a file of the artifact"
+            )
 
 
 def _rename(specs: tuple[TensorSpec, ...], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:

@@ -116,7 +116,7 @@ def _config_files(root: Path, model: str) -> list[str]:
 
 def _config(root: Path, manifest: Manifest, model: str, file: str) -> Iterator[Finding]:
     if PurePosixPath(model).name != model or model in (".", ".."):
-        yield Finding("error", FILENAME, "models", f"{model!r} is no folder name", AGAIN)
+        yield Finding("error", FILENAME, "models", f"{model!r} is not a folder name", AGAIN)
         return
     try:
         config = parse((root / file).read_text(encoding="utf-8"))
@@ -168,7 +168,7 @@ def _warmup(root: Path, manifest: Manifest, model: str, config: Any) -> Iterator
             size, path = byte_size(data), root / file
             if PurePosixPath(data.input_data_file).name != data.input_data_file:
                 yield Finding(
-                    "error", f"{model}/config.pbtxt", f"model_warmup.{name}", f"{file} is no file name", AGAIN
+                    "error", f"{model}/config.pbtxt", f"model_warmup.{name}", f"{file} is not a file name", AGAIN
                 )
             elif not path.is_file() or size not in (None, path.stat().st_size):
                 found = path.stat().st_size if path.is_file() else "no file"

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from accel.core.files import write_text
 from benchmarks.compatibility import forked, listing, running
 from benchmarks.compatibility.source import KINDS, Kind, Source
 
@@ -69,9 +70,7 @@ def _row(source: Source, asked: argparse.Namespace) -> bool:
         return False
     row = running.run(source, asked.targets, asked.out / "work", limit_s=asked.limit_s, warm=asked.warm)
     file.parent.mkdir(parents=True, exist_ok=True)
-    whole = file.with_suffix(".part")
-    whole.write_text(json.dumps(row, indent=1) + "\n")
-    whole.replace(file)
+    write_text(file, json.dumps(row, indent=1) + "\n")
     if not asked.keep:
         shutil.rmtree(asked.out / "work" / source.id, ignore_errors=True)
     word = running.verdict(row)

@@ -11,30 +11,30 @@ from pathlib import Path
 
 from accel.core import document
 
-Made = list[tuple[str, str, Path]]
+Artifacts = list[tuple[str, str, Path]]
 """What a command left: a label (empty for that of the command), the role of ``child.py``, and the path."""
 
 
-def onnx_file(out: Path) -> Made:
+def onnx_file(out: Path) -> Artifacts:
     """The last ONNX file but for those of a tool's cache."""
     files = [f for f in out.rglob("*.onnx") if "cache" not in f.relative_to(out).parts]
     files.sort(key=lambda f: f.stat().st_mtime)
     return [("", "onnx", files[-1])] if files else []
 
 
-def ir_file(out: Path) -> Made:
+def ir_file(out: Path) -> Artifacts:
     """The last IR but for those of tokenizers."""
     files = sorted((f for f in out.rglob("*.xml") if "tokenizer" not in f.name), key=lambda f: f.stat().st_mtime)
     return [("", "openvino", files[-1])] if files else []
 
 
-def navigated(out: Path) -> Made:
+def navigated(out: Path) -> Artifacts:
     """What Model Navigator's recipe copied."""
     roles = {".onnx": "onnx", ".pt": "torchscript"}
     return [("", roles[f.suffix], f) for f in out.glob("chosen.*")]
 
 
-def chosen(out: Path) -> Made:
+def chosen(out: Path) -> Artifacts:
     """What accel chose, and all else that passed."""
     run = out / "run"
     told = document.read(run)
@@ -53,7 +53,7 @@ class Make:
 
     label: str
     commands: tuple[tuple[str, ...], ...]
-    found: Callable[[Path], Made]
+    found: Callable[[Path], Artifacts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ def test_the_front_page_shows_lines_of_it():
     assert set(lines(shown[1])) <= set(lines(first_block()))
 
 
+@pytest.mark.campaign
 def test_the_code_runs_word_for_word(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)

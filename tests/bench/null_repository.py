@@ -21,6 +21,7 @@ from accel.core.values import (
     file_refs,
 )
 from accel.triton.repository import emit
+from accel.triton.request import EmitRequest, ServedModel
 
 INPUTS = (TensorSpec("input_ids", "int64", ("batch", "seq"), (0, 49)),)
 OUTPUTS = (TensorSpec("pooled", "float32", ("batch", 4)),)
@@ -49,20 +50,17 @@ def write(run_dir: Path, *, name: str = "nothing", latency_ms: float = 0.0) -> P
     built = BUILDER.build(request, NullOptions(latency_ms), folder)
     artifact = Artifact(variant, file_refs(folder), "0" * 64, built, 0.0)
     root = run_dir / f"repository-{name}"
+    proved = Parity(True, {"sqnr_db": 80.0}, {}, (OutputParity("pooled", 0.0, None, None, True, None, 0.0, 0.0),))
     made = emit(
         artifact,
         folder,
-        inputs=INPUTS,
-        outputs=OUTPUTS,
+        model=ServedModel(model_name=name, inputs=INPUTS, outputs=OUTPUTS),
+        request=EmitRequest(release=RELEASE, parity=proved),
         builder=BUILDER,
-        release=RELEASE,
         root=root,
         run_dir=run_dir,
-        model_name=name,
-        model_version=1,
         samples=run_dir / "samples.npz",
         reference=run_dir / "reference.npz",
-        parity=Parity(True, {"sqnr_db": 80.0}, {}, (OutputParity("pooled", 0.0, None, None, True, None, 0.0, 0.0),)),
     )
     assert isinstance(made, Repository)
     return root

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from accel.bench import machine_noise, rounds
-from accel.bench.machine_noise import Look, Turn, disturbed, summary
+from accel.bench.machine_noise import NoiseSample, Turn, disturbed, summary
 from accel.bench.race import Contest, Race
 from accel.core.values import Failed
 
@@ -33,19 +33,19 @@ def spent(which, before, seconds=0.2, limit_s=60):
     deadline = time.monotonic() + limit_s
     while True:
         time.sleep(0.1)
-        now = Look.now()
+        now = NoiseSample.now()
         turn = now.since(before)
         if getattr(turn, which) * (now.at - before.at) >= seconds or time.monotonic() > deadline:
             return turn
 
 
 def test_a_neighbours_cpu_time_is_others_and_a_childs_is_own(neighbour):
-    before = Look.now()
-    assert spent("others_cores", before).others_cores * (Look.now().at - before.at) >= 0.2
+    before = NoiseSample.now()
+    assert spent("others_cores", before).others_cores * (NoiseSample.now().at - before.at) >= 0.2
     own = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
-        before = Look.now()
-        assert spent("own_cores", before).own_cores * (Look.now().at - before.at) >= 0.2
+        before = NoiseSample.now()
+        assert spent("own_cores", before).own_cores * (NoiseSample.now().at - before.at) >= 0.2
     finally:
         own.kill()
         own.wait()
@@ -109,7 +109,7 @@ def interleaved(monkeypatch, noises):
         def since(self, before):
             return next(seen, quiet())
 
-    monkeypatch.setattr(machine_noise, "Look", Scripted)
+    monkeypatch.setattr(machine_noise, "NoiseSample", Scripted)
     monkeypatch.setattr(rounds, "CALM_S", 0.0)
     runner = Counting()
     race = Race([Contest((("a", "b1"),), frozenset("a"), 3, least=3)])

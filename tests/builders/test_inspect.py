@@ -53,7 +53,7 @@ def test_an_ir_with_bytes_of_no_text(tmp_path):
     for text, broken in ((b'type="MatMul"', b'type="Mat\x80"'), (b'names="y"', b'names="\xff"')):
         assert text in whole
         path.write_bytes(whole.replace(text, broken))
-        with pytest.raises(InputError, match="is no OpenVINO IR"):
+        with pytest.raises(InputError, match="is not an OpenVINO IR"):
             inspect(path)
 
 

@@ -22,6 +22,7 @@ from accel.graph.fuse import lend_shapes
 from accel.graph.products import products_by_type
 from accel.triton import lint, repository
 from accel.triton.releases import NEWEST
+from accel.triton.request import EmitRequest, ServedModel
 
 WIDTH = 32
 PROFILE = {"x": ShapeRange((1, WIDTH), (2, WIDTH), (8, WIDTH))}
@@ -168,14 +169,11 @@ def test_repositories_of_gpu_targets_pass_the_linter(tmp_path, folder, name, rel
     repository.emit(
         made,
         files,
-        inputs=SPECS[0],
-        outputs=SPECS[1],
+        model=ServedModel(model_name="mlp", inputs=SPECS[0], outputs=SPECS[1]),
+        request=EmitRequest(release=release),
         builder=targets.discover()[name],
-        release=release,
         root=tmp_path / "repository",
         run_dir=tmp_path,
-        model_name="mlp",
-        model_version=1,
         samples=tmp_path / "samples.npz",
         reference=tmp_path / "reference.npz",
     )

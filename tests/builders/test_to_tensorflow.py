@@ -36,6 +36,7 @@ from accel.exporters.tensorflow_runtime import import_tensorflow
 from accel.triton.config import parse
 from accel.triton.lint import lint
 from accel.triton.repository import emit
+from accel.triton.request import EmitRequest, ServedModel
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -212,17 +213,13 @@ def test_triton_serves_it_up_to_its_last_tensorflow(
         return emit(
             artifact,
             out,
-            inputs=source.inputs,
-            outputs=source.outputs,
+            model=ServedModel(model_name="rows", inputs=source.inputs, outputs=source.outputs),
+            request=EmitRequest(release=release, threads=2),
             builder=BUILDER,
-            release=release,
             root=tmp_path / "root",
             run_dir=tmp_path,
-            model_name="rows",
-            model_version=1,
             samples=tmp_path / "samples.npz",
             reference=tmp_path / "reference.npz",
-            threads=2,
         )
 
     repository = emitted("25.02")

@@ -28,10 +28,10 @@ from accel.core.values import (
     ModelSource,
     OnnxModel,
     Parity,
+    PrecisionConverted,
     SampleSet,
     Skipped,
     Target,
-    Typed,
     Variant,
 )
 from accel.exporters.request import SourceRequest
@@ -114,7 +114,7 @@ class Bench:
         samples = self.folder / "samples"
         return out, self.task(target, tasks.answers, artifact, files, self.described, samples, out, THREADS).precision
 
-    def typed_answers(self, target: Target, typed: Typed, folder: Path) -> Path:
+    def typed_answers(self, target: Target, typed: PrecisionConverted, folder: Path) -> Path:
         """Run a typed ONNX file over all samples on the CPU; returns the answers' file."""
         out = folder / "answers.npz"
         samples = self.folder / "samples"

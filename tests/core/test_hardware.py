@@ -93,7 +93,7 @@ def test_whatever_the_driver_says_is_no_crash(tmp_path, monkeypatch, script, fou
         ("1", ["B"]),
         ("1,0", ["B", "A"]),
         ("GPU-2", ["B"]),
-        ("0,-1,1", ["A"]),  # the list ends at the first entry that is no device
+        ("0,-1,1", ["A"]),  # the list ends at the first entry that is not a device
         ("", []),
         ("MIG-x", ["A", "B"]),
         (None, ["A", "B"]),

@@ -130,7 +130,7 @@ def run(*words):
 
 
 def test_the_command_takes_an_identity(folder):
-    """The folder is no release, which is the only thing wrong with it."""
+    """The folder is not a release, which is the only thing wrong with it."""
     for who, wrong in ((WHO, ["release.json"]), ("other@example.com", ["model.sig", "release.json"])):
         words = ["release", "verify", str(folder), "--identity", who, "--identity-provider", PROVIDER, "--json"]
         found = json.loads(CliRunner().invoke(app, words).stdout)["findings"]

@@ -303,7 +303,7 @@ def test_stop_all_ends_what_runs_and_lets_nothing_start(tasks_file):
 
 @pytest.mark.parametrize("text", ["not JSON", "5", "{}", "[" * 100_000, '{"result": 1}', '{"doing": 1}'])
 def test_what_is_no_message_is_shown_and_not_taken_for_a_lack_of_memory(tasks_file, text):
-    with pytest.raises(WorkerDied, match=r"no message of accel's") as caught:
+    with pytest.raises(WorkerDied, match=r"not a message of accel's") as caught:
         run("garbage", tasks_file, text=text)
     assert text[:80] in str(caught.value)
     assert "memory" not in str(caught.value)

@@ -139,7 +139,7 @@ def test_it_leaves_plain_files_only(log: Path, tmp_path: Path, kind: str) -> Non
     """accel itself would write to where a link leads, and put what it points at into a repository."""
     out = tmp_path / "out"
     out.mkdir()
-    with pytest.raises(StageError, match=r"left value\.json, which is no plain file"):
+    with pytest.raises(StageError, match=r"left value\.json, which is not a plain file"):
         run("put", log, out_dir=str(out), kind=kind, target=str(tmp_path / "outside"))
 
 

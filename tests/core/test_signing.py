@@ -79,7 +79,7 @@ def test_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path, key_p
     _, other = key_pair(tmp_path, "other")
     with pytest.raises(InputError, match="is not what the owner of"):
         signing.verify(folder, other)
-    with pytest.raises(InputError, match="no public key"):
+    with pytest.raises(InputError, match="not a public key"):
         signing.verify(folder, tmp_path / "other.pem")
 
 
@@ -96,9 +96,9 @@ def test_the_signature_may_lie_beside_the_folder(tmp_path: Path, key_pair) -> No
 @pytest.mark.parametrize("content", ["", "no key"])
 def test_what_is_no_key_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "key.pem").write_text(content)
-    with pytest.raises(InputError, match="no private key"):
+    with pytest.raises(InputError, match="not a private key"):
         signing.check_key(tmp_path / "key.pem")
-    with pytest.raises(InputError, match="no private key"):
+    with pytest.raises(InputError, match="not a private key"):
         signing.check_key(tmp_path / "missing.pem")
 
 
@@ -111,9 +111,9 @@ def test_a_key_of_an_unknown_curve_is_refused(signed: tuple[Path, Path], tmp_pat
     der[der.index(curve) + 4] ^= 1
     odd = tmp_path / "odd.pub"
     odd.write_text("\n".join((pem[0], base64.encodebytes(der).decode().strip(), pem[-1])))
-    with pytest.raises(InputError, match="no public key"):
+    with pytest.raises(InputError, match="not a public key"):
         signing.verify(folder, odd)
-    with pytest.raises(InputError, match="no public key"):
+    with pytest.raises(InputError, match="not a public key"):
         signing.check_text("text", b"", odd)
 
 

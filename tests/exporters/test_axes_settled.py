@@ -53,7 +53,7 @@ def test_an_axis_begins_and_ends_where_the_model_does(
 def test_sizes_that_the_user_gave_are_not_changed() -> None:
     with pytest.raises(StageError, match="at its typical shapes, and not at its smallest"):
         settle(takes(lambda n: n >= 4), IDS, LONG, given={"seq"})
-    with pytest.raises(UsageError, match=r"takes multiples of 4 only.*and 510 is none"):
+    with pytest.raises(UsageError, match=r"takes multiples of 4 only.*510 is not one"):
         settle(takes(lambda n: n % 4 == 0), IDS, {"ids": ShapeRange((1, 4), (1, 128), (16, 510))}, given={"seq"})
 
 

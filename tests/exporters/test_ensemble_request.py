@@ -49,11 +49,11 @@ def pre(**changes: Any) -> dict[str, Any]:
     ("value", "why"),
     [
         ({"before": {}}, "ensemble has no key 'before'"),
-        ({"folder": "none"}, "ensemble.folder is 'none', which is no folder here"),
+        ({"folder": "none"}, "ensemble.folder is 'none', which is not a folder here"),
         ({"pre": "steps.py:prepare"}, "needs its tensors declared"),
         (pre(function="steps.py"), "expected file.py:function"),
         (pre(function="other.py:prepare"), "ensemble.pre: cannot read .*other.py: No such file"),
-        (pre(function="broken.py:prepare"), "broken.py is no Python file"),
+        (pre(function="broken.py:prepare"), "broken.py is not a Python file"),
         (pre(function="steps.py:prepar"), "defines no function 'prepar' .did you mean prepare"),
         (pre(inputs=[]), "declares no inputs: nothing says what clients send"),
         (pre(inputs=WORDS), "ensemble.pre.inputs is .*: expected a list"),

@@ -93,7 +93,7 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="cannot be read"):
         read_feeds(path)
     np.save(tmp_path / "one.npy", np.ones(3))
-    with pytest.raises(SampleError, match="no zip archive"):
+    with pytest.raises(SampleError, match="not a zip archive"):
         read_feeds(tmp_path / "one.npy")
 
 
@@ -193,8 +193,8 @@ def test_samples_that_do_not_fit_are_refused(tmp_path: Path, change: dict, says:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "s.jsonl:1 is no JSON"),
-        ("[" * 100_000, "s.jsonl:1 is no JSON"),
+        ("{", "s.jsonl:1 is not JSON"),
+        ("[" * 100_000, "s.jsonl:1 is not JSON"),
         ('{"ids": [NaN], "mask": [1]}', "sample 0: input 'ids' has dtype float64, expected int64"),
         ("[1]", "s.jsonl:1: expected"),
         ('{"text": 3}', "s.jsonl:1: expected"),
@@ -214,7 +214,7 @@ def test_bad_lines_are_refused(tmp_path: Path, line: str, says: str) -> None:
 
 def test_lines_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
     (tmp_path / "s.jsonl").write_bytes(b'{"text": "caf\xe9"}\n')
-    with pytest.raises(SampleError, match=r"s\.jsonl is no UTF-8 text: byte 13 is 0xe9"):
+    with pytest.raises(SampleError, match=r"s\.jsonl is not UTF-8 text: byte 13 is 0xe9"):
         make_samples(*with_samples(tmp_path / "s.jsonl"), tmp_path / "out")
     (tmp_path / "s.jsonl").write_text('\ufeff{"ids": [1], "mask": [1]}\n{"ids": [2], "mask": [1], "note": "\u2028"}')
     with pytest.raises(SampleError, match=r"s\.jsonl:2: input 'note' holds"):

@@ -138,7 +138,7 @@ ROW, ROWS = (8,), ("batch", 8)
     ],
 )
 def test_a_form_is_taken_as_it_is(form: str, inputs: dict, outputs: list, forms: Path) -> None:
-    """Nested tensors are called by their path; what is no tensor is given to the model every time."""
+    """Nested tensors are called by their path; what is not a tensor is given to the model every time."""
     source = describe(recognise(f"{forms}:{form}"))
     assert {s.name: s.dims for s in source.inputs} == inputs
     assert all(s.dtype == "float32" for s in source.inputs if s.name != "edges")

@@ -132,7 +132,7 @@ def arguments(factory: Path, out: Path, names: str) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_killed_at_several_points_it_goes_on_and_decides_alike(tmp_path, monkeypatch):
     """SIGKILL while building, after the first build, and while measuring; then once to the end, with nothing left over.
 

@@ -90,10 +90,10 @@ def test_a_kit_that_would_run_a_factory_is_refused(copied, tmp_path):
 
 HOME = "/etc/passwd"
 ATTACKS = {
-    "target": (put("variant", "target", {"name": "torch", "device": "cpu"}), "none that a kit finishes"),
-    "null": (put("variant", "target", {"name": "null", "device": "cpu"}), "none that a kit finishes"),
+    "target": (put("variant", "target", {"name": "torch", "device": "cpu"}), "no kit finishes target"),
+    "null": (put("variant", "target", {"name": "null", "device": "cpu"}), "no kit finishes target"),
     "device": (put("variant", "target", "device", "cpu"), "does not run on"),
-    "unknown target": (put("variant", "target", "name", "../x"), "none that a kit finishes"),
+    "unknown target": (put("variant", "target", "name", "../x"), "no kit finishes target"),
     "static": (put("variant", "static", "../../x"), "static is"),
     "option": (put("variant", "options", {"plugins": "/tmp/evil.so"}), "no option 'plugins'"),
     "option's type": (put("variant", "options", {"keep": "/x"}), "options"),
@@ -103,12 +103,12 @@ ATTACKS = {
     "path of the source": (put("source", "reference", HOME), "source is onnx"),
     "zoo": (lambda d: d["source"].update(kind="zoo", reference="no-such-model"), "the zoo of this accel has no"),
     "gate of the source": (put("source", "gate", ["accuracy", -1.0]), "expected None"),
-    "mask": (put("source", "mask", "nothing"), "is no input"),
+    "mask": (put("source", "mask", "nothing"), "is not an input"),
     "input": (put("source", "inputs", 0, "dims", [-1, "batch"]), "which no tensor is"),
     "dtype": (put("source", "inputs", 0, "dtype", "object0"), "which no tensor is"),
     "no outputs": (put("source", "outputs", []), "has no output"),
     "profile": (put("variant", "profile", {}), "no shapes of"),
-    "multiple": (put("source", "profile", "ids", "multiple", [0, 7]), "no multiples of"),
+    "multiple": (put("source", "profile", "ids", "multiple", [0, 7]), "not multiples of"),
     "huge profile": (put("source", "profile", "ids", "max", [10**12, 9]), "expected sizes"),
     "gate": (put("settings", "gates", {"fp16": -300.0}), "gate fp16 is -300"),
     "infinite gate": (put("settings", "gates", {"sqnr_db": 1e308}), "gate sqnr_db is"),
@@ -134,14 +134,17 @@ ATTACKS = {
     "other onnx": (put("onnx", "file", "sha256", "0" * 64), "another file"),
     "gate samples": (put("samples", "gate", "path", HOME), "is not listed"),
     "terminal": (put("command", "accel convert \x1b]0;x\x07"), "not printable"),
-    "label file": (put("settings", "overrides", f'output {{ name: "hidden" label_filename: "{HOME}" }}'), "no file of"),
+    "label file": (
+        put("settings", "overrides", f'output {{ name: "hidden" label_filename: "{HOME}" }}'),
+        "not a file of",
+    ),
     "label file above": (
         put("settings", "overrides", 'output { name: "hidden" label_filename: "given/../../x" }'),
-        "no file of",
+        "not a file of",
     ),
     "warm-up file": (
         put("settings", "overrides", f'model_warmup {{ inputs {{ key: "x" value {{ input_data_file: "{HOME}" }} }} }}'),
-        "no file of",
+        "not a file of",
     ),
     "library": (
         put("settings", "overrides", 'model_operations { op_library_filename: "/tmp/evil.so" }'),
@@ -264,6 +267,6 @@ def test_a_signature_says_who_made_the_kit(factory, run, keys, tmp_path):
 
 
 def test_a_key_that_cannot_sign_is_refused_before_anything_is_done(factory, keys, tmp_path):
-    with pytest.raises(InputError, match="no private key"):
+    with pytest.raises(InputError, match="not a private key"):
         convert(factory, tmp_path / "run", "null", sign_kits=keys / "maker.pub")
     assert not (tmp_path / "run").exists()

@@ -81,6 +81,7 @@ def test_again_serves_nothing_anew(served, factory):
     assert json.dumps(again["decisions"]) == json.dumps(document["decisions"])
 
 
+@pytest.mark.campaign
 def test_the_server_alone_can_decide(served, factory):
     document, out = served
     only = convert(factory, out, "torch,openvino", bench="triton", via="embedded")

@@ -136,7 +136,7 @@ def test_a_users_function_scores_what_the_known_one_does(files: Path, tmp_path: 
         ),
         ({"metric": "metric.py:text", "labels": "kind"}, "returned str, expected a number", "def metric(outputs"),
         ({"metric": "metric.py:breaks", "labels": "kind"}, "breaks raised TypeError", "def metric(outputs"),
-        ({"metric": "cer", "labels": "kind"}, "is no list of characters", "file.py:function"),
+        ({"metric": "cer", "labels": "kind"}, "is not a list of characters", "file.py:function"),
         (
             {"metric": "accuracy", "labels": "kind", "samples": "few.npz"},
             "3 labels under 'kind' for 4 items",

@@ -114,7 +114,7 @@ def test_rows_that_were_checked_apart_add_up(tmp_path: Path) -> None:
     assert "- **skipped** `tf`: one, two: no \\| TensorFlow" in text
     assert zoo_matrix.failures(ROWS) == ["two: openvino@cpu: boom\nlong log"]
     (tmp_path / "one.json").write_text("{}")
-    with pytest.raises(InputError, match=r"one\.json is no row"):
+    with pytest.raises(InputError, match=r"one\.json is not a row"):
         zoo_matrix.write(tmp_path)
 
 

@@ -115,5 +115,5 @@ def test_what_is_no_archive_is_one_message(tmp_path, text, key_pair):
     _, public = key_pair(tmp_path, "key")
     done = accel("release", "import", tmp_path / "bad", "--key", public, "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert "is no bundle of a release" in done.stderr
+    assert "is not a bundle of a release" in done.stderr
     assert "Traceback" not in done.stderr

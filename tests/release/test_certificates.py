@@ -169,7 +169,7 @@ def test_a_leaf_of_an_unknown_root_is_refused_also_where_it_brings_the_root_or_h
 
 
 def test_an_authority_vouches_only_through_authorities(tmp_path, root, team, own):
-    """A certificate that is not an authority's makes no other; one in the middle alone is no root."""
+    """A certificate that is not an authority's makes no other; one in the middle alone is not a root."""
     below = owner(tmp_path, "below", own)
     for chain, given in (((below, own, team), root), ((own,), root), ((own, team), team)):
         folder = release(tmp_path, "1", *chain)
@@ -364,7 +364,7 @@ def test_a_pointer_is_by_the_certificate_that_it_brings(tmp_path, root, team, ow
     ):
         file.chmod(0o644)
         file.write_text(json.dumps(sound | change))
-        with pytest.raises(InputError, match=r"is not what the owner of|is no pointer"):
+        with pytest.raises(InputError, match=r"is not what the owner of|is not a pointer"):
             publishing.pull(place, "production", tmp_path / "out", key=vouched)
     file.write_text(json.dumps(sound))
     assert publishing.pull(place, "production", tmp_path / "out", key=vouched).name == "1"
@@ -372,6 +372,6 @@ def test_a_pointer_is_by_the_certificate_that_it_brings(tmp_path, root, team, ow
 
 def test_what_is_no_certificate_is_told_before_anything_is_done(tmp_path, root, own):
     folder = release(tmp_path, "1", own)
-    assert "is no certificate" in run("publish", folder, "--to", tmp_path / "place", "--authority", own.key, code=2)
-    assert "is no certificate" in run("verify", folder, "--authority", tmp_path / "missing", code=2)
+    assert "is not a certificate" in run("publish", folder, "--to", tmp_path / "place", "--authority", own.key, code=2)
+    assert "is not a certificate" in run("verify", folder, "--authority", tmp_path / "missing", code=2)
     assert not (tmp_path / "place").exists()

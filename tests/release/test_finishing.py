@@ -27,7 +27,7 @@ from dataclasses import replace
 from accel.builders import ConvertingBuilder, TargetInfo
 from accel.builders.tensorrt.typing import TypedSession
 from accel.builders.to_onnxruntime import BUILDER as ORT
-from accel.core.values import Skipped, Target, Typed
+from accel.core.values import Skipped, Target, PrecisionConverted
 
 class LaterBuilder(ConvertingBuilder):
     options, packages, backends = ORT.options, ORT.packages, ORT.backends
@@ -38,7 +38,7 @@ class LaterBuilder(ConvertingBuilder):
 
     def prepare(self, request, options, out_dir):
         shutil.copytree(request.onnx_folder, out_dir, dirs_exist_ok=True)
-        return Typed(request.onnx, {"typed": "as it was"})
+        return PrecisionConverted(request.onnx, {"typed": "as it was"})
 
     def build(self, request, options, out_dir):
         return ORT.build(replace(request, variant=as_ort(request.variant)), options, out_dir)

@@ -118,7 +118,7 @@ def test_every_pool_is_built_by_a_node_that_offers_it(built):
     assert "a on there: measure done" in done.stderr
     assert done.stderr.count("a on here: export done") == 1  # for both machines
     assert exported(folder / "store") == 1
-    with pytest.raises(CheckFailed, match=r"simulated-other-\S+ is no hardware"):
+    with pytest.raises(CheckFailed, match=r"simulated-other-\S+ is not hardware"):
         publishing.fit(folder / "store" / "1", folder / "nobody.pub")
 
 
@@ -218,6 +218,7 @@ def _children(pid):
     return []
 
 
+@pytest.mark.campaign
 def test_machines_without_a_common_folder_build_over_an_object_store(built, cluster, caches, tmp_path):
     """Runs go from node to node, and to the driver, by the bucket alone; with an empty folder nothing is done again."""
     folder, _ = built

@@ -174,7 +174,7 @@ def test_list_goes_on_and_prune_keeps_what_others_point_at(place, keys, tmp_path
     refused = {row["name"]: row["refused"] for row in found["names"]}
     assert refused["production"] is None
     assert trust.fingerprint(stranger[1]) in refused["theirs"]
-    assert "is no pointer" in refused["broken"]
+    assert "is not a pointer" in refused["broken"]
     assert "theirs: " in done.stderr
     assert "broken: " in done.stderr
     assert "Traceback" not in done.stderr

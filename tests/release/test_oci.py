@@ -205,7 +205,7 @@ def test_a_registry_that_is_not_there_and_a_name_that_is_none(tmp_path, key_pair
     with pytest.raises(UnavailableError, match=r"cannot be used.*"):
         forms.publish(root, [f"oci://127.0.0.1:{port}/models"], key=public)
     for wrong in ("oci://host", "oci://host/Name", "oci://host/name:tag"):
-        with pytest.raises(UsageError, match="is no repository"):
+        with pytest.raises(UsageError, match="is not a repository"):
             oci.Registry(wrong)
 
 
@@ -218,5 +218,5 @@ def test_long_names_have_tags_of_their_own():
 @pytest.mark.parametrize("index", ['{"manifests": ["x"]}', '{"manifests": [{}]}', "[]", "[" * 100_000])
 def test_an_index_of_something_else_is_an_error(tmp_path, index):
     (tmp_path / "index.json").write_text(index)
-    with pytest.raises(InputError, match=r"is no index of an OCI layout"):
+    with pytest.raises(InputError, match=r"is not an index of an OCI layout"):
         oci.Layout(tmp_path).digest("1")

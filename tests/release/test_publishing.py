@@ -201,7 +201,7 @@ def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_p
 
 @pytest.mark.parametrize("content", [b"\xff" * 64, b"", b"../" * 20, b"a" * 70_000])
 def test_a_digest_that_is_none_is_refused(signed, tmp_path, content):
-    """It names a folder, so what is no sha256 could lead anywhere; bytes of no text were a traceback."""
+    """It names a folder, so what is not a sha256 could lead anywhere; bytes of no text were a traceback."""
     folder, private, public = signed
     place = publishing.ObjectStore(str(tmp_path / "place"))
     publishing.publish(folder / "1", place, key=public)
@@ -374,5 +374,5 @@ def test_an_odd_pointer_is_refused_even_if_its_owner_signed_it(tmp_path, key_pai
     file = tmp_path / "place/pointers/production/0000000001.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps(signed) if wrong else "[" * 100_000)
-    with pytest.raises(InputError, match="is no pointer"):
+    with pytest.raises(InputError, match="is not a pointer"):
         next(publishing.pointers(publishing.ObjectStore(str(tmp_path / "place")), "production", public))

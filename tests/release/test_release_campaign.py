@@ -13,7 +13,7 @@ def test_a_release_after_a_kill_is_as_the_undisturbed_one(tmp_path, monkeypatch)
     import release_campaign
 
     found = release_campaign.kills(1, tmp_path, models=1, targets=("ort",))
-    *_, run = found["runs"]  # one that ended before its kill is no run with a kill
+    *_, run = found["runs"]  # one that ended before its kill is not a run with a kill
     assert found["kills"] == 1, found
     assert run["same"], run
     assert (run["not_whole"], run["alive"], run["half"]) == ([], [], [])

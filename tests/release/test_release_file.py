@@ -39,7 +39,7 @@ BAD = {
         "line 3: models.m.rounds: Input should be greater than or equal to 2"
     ],
     "models:\n  m:\n    targets: cpu": ["line 4: models.m.targets: unknown key", "line 3: models.m: source is missing"],
-    "models:\n  m: {source: minilm, shape: x}": ["line 3: models.m.shape: 'x' is no shape"],
+    "models:\n  m: {source: minilm, shape: x}": ["line 3: models.m.shape: 'x' is not a shape"],
     "models:\n  m:\n    source: gone.onnx": ["line 3: models.m: no ONNX file at gone.onnx"],
     "models:\n  m:\n    source: minilm\n    pools: [cpo]": [
         "line 5: models.m.pools: unknown pool 'cpo' (did you mean cpu?)"

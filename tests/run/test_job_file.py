@@ -75,8 +75,8 @@ def test_an_ordinary_file_with_aliases_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"shape": ["x:1x" + "9" * 5000]}, "no shape"),
-        ({"range": ["x=0:" + "9" * 5000]}, "no range"),
+        ({"shape": ["x:1x" + "9" * 5000]}, "not a shape"),
+        ({"range": ["x=0:" + "9" * 5000]}, "not a range"),
         ({"gate": ["fp32=" + "9" * 5000]}, "NAME=VALUE"),
     ],
 )

@@ -1,6 +1,6 @@
 """Artifacts of the embedding model for each backend, and an ``emit`` with everything but the artifact filled in."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from live import Live
 from accel.core import environments
 from accel.core.values import Artifact, Repository, ShapeRange
 from accel.triton.repository import emit
+from accel.triton.request import EmitRequest, ServedModel
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,23 @@ class Bench:
         """Emit for 26.05 with the backend's own TritonModel unless ``changes`` say otherwise."""
         backend = artifact.variant.target.name
         source = changes.pop("source", embedding.source())
-        arguments: dict[str, Any] = {
+        given: dict[str, Any] = {
             "inputs": source.inputs,
             "outputs": source.outputs,
-            "unproved": source.unproved_int64,
-            "builder": embedding.EmbeddingBuilder(SERVED[backend]),
+            "unproved_int64": source.unproved_int64,
+            "model_name": "embedding",
             "release": "26.05",
+            "builder": embedding.EmbeddingBuilder(SERVED[backend]),
             "root": self.root(artifact),
             "run_dir": self.run_dir,
-            "model_name": "embedding",
-            "model_version": 1,
             "samples": self.samples,
             "reference": self.reference,
-        }
-        return emit(artifact, self.folder(backend), **(arguments | changes))
+        } | changes
+        model, request = (
+            kind(**{f.name: given.pop(f.name) for f in fields(kind) if f.name in given})
+            for kind in (ServedModel, EmitRequest)
+        )
+        return emit(artifact, self.folder(backend), model=model, request=request, **given)
 
 
 @pytest.fixture

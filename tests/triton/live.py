@@ -22,8 +22,10 @@ from accel.core.values import (
 from accel.exporters.sources import recognise
 from accel.run import tasks
 from accel.run.tasks import Described
+from accel.triton import manifest as manifests
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit
+from accel.triton.request import EmitRequest, ServedModel
 
 P, R = ParamSpec("P"), TypeVar("R")
 THREADS = 2
@@ -96,7 +98,7 @@ class Live:
         return cls(folder, described.source, described.samples, onnx)
 
     def root(self, target: str, *, static: bool = False, release: str = NEWEST, **changes: Any) -> Path:
-        """Return the repository of a target, built, proved and emitted; ``changes`` go to ``emit``."""
+        """Return the repository of a target, built, proved and emitted; ``changes`` go to ``EmitRequest``."""
         profile, suffix = self.source.profile, None
         if static:
             profile, suffix = {n: ShapeRange(r.opt, r.opt, r.opt) for n, r in profile.items()}, "1x6"
@@ -108,18 +110,18 @@ class Live:
             emitted = emit(
                 artifact,
                 self._files(variant),
-                inputs=self.source.inputs,
-                outputs=self.source.outputs,
-                parity=self._prove(artifact),
+                model=ServedModel(
+                    model_name="tiny",
+                    inputs=self.source.inputs,
+                    outputs=self.source.outputs,
+                    mask=changes.pop("mask", manifests.MASK),
+                ),
+                request=EmitRequest(release=release, parity=self._prove(artifact), **changes),
                 builder=targets.discover()[target],
-                release=release,
                 root=root,
                 run_dir=self.folder,
-                model_name="tiny",
-                model_version=1,
                 samples=self.folder / "samples" / self.samples.shapes.path,
                 reference=self.folder / "reference.npz",
-                **changes,
             )
             assert not isinstance(emitted, Skipped), emitted
             self.roots[key] = root

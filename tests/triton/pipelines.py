@@ -16,6 +16,7 @@ from accel.exporters.processing_files import find
 from accel.exporters.sources import recognise
 from accel.triton import ensemble
 from accel.triton.repository import emit
+from accel.triton.request import EmitRequest, ServedModel
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -47,14 +48,11 @@ def repository(text: str, folder: Path, target: str, shapes: Shapes, *, release:
     emitted = emit(
         Artifact(variant, file_refs(folder / "built"), "0" * 64, built, 0.0),
         folder / "built",
-        inputs=source.inputs,
-        outputs=source.outputs,
+        model=ServedModel.of(source),
+        request=EmitRequest(release=release),
         builder=builder,
-        release=release,
         root=folder / "repository",
         run_dir=folder,
-        model_name=source.name,
-        model_version=1,
         samples=folder / drawn.shapes.path,
         reference=folder / "reference.npz",
     )

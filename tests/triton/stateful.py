@@ -16,6 +16,7 @@ from accel.run import tasks
 from accel.run.stream_check import check_streams
 from accel.run.tasks import Described
 from accel.triton.releases import NEWEST
+from accel.triton.request import EmitRequest
 
 THREADS = 2
 GRU = '''
@@ -88,23 +89,18 @@ class Stateful:
         """Emit the repository."""
         root = self.folder / f"repositories-{len(list(self.folder.iterdir()))}" / files.name
         root.parent.mkdir()
-        arguments: dict[str, Any] = {
-            "release": NEWEST,
-            "root": root,
-            "model_version": 1,
-            "samples": self.folder / "samples" / self.described.samples.shapes.path,
-            "reference": self.folder / "reference.npz",
-            "streams": self.folder / "samples" / "streams.npz",
-            "parity": verdict,
-            "grouping": None,
-            "ungrouped": None,
-            "python": False,
-            "overrides": "",
-            "pipeline": None,
-            "threads": THREADS,
-            "hardware": "here",
-        }
-        emitted = tasks.emit(artifact, files, replace(self.described.source, name=name), **(arguments | changes))
+        asked: dict[str, Any] = {"release": NEWEST, "parity": verdict, "threads": THREADS, "hardware": "here"}
+        emitted = tasks.emit(
+            artifact,
+            files,
+            replace(self.described.source, name=name),
+            EmitRequest(**asked | changes),
+            root=root,
+            samples=self.folder / "samples" / self.described.samples.shapes.path,
+            reference=self.folder / "reference.npz",
+            streams=self.folder / "samples" / "streams.npz",
+            pipeline=None,
+        )
         assert emitted.repository is not None, emitted.reason
         assert targets.backend(emitted.repository.backend).name == emitted.repository.backend
         return root

@@ -21,6 +21,7 @@ from accel.core.values import (
 )
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit, verify
+from accel.triton.request import EmitRequest, ServedModel
 
 TARGETS = [
     name
@@ -63,14 +64,11 @@ def test_a_built_artifact_becomes_a_repository(bench, name, static):
     repository = emit(
         artifact,
         folder,
-        inputs=embedding.source().inputs,
-        outputs=embedding.source().outputs,
+        model=ServedModel(model_name="embedding", inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
+        request=EmitRequest(release=NEWEST),
         builder=builder,
-        release=NEWEST,
         root=root,
         run_dir=run_dir,
-        model_name="embedding",
-        model_version=1,
         samples=bench.samples,
         reference=bench.reference,
     )

@@ -370,6 +370,7 @@ def picture_repository(folder: Path, spec: TensorSpec) -> Path:
     """Emit a repository of a model that takes pictures; it is not run here."""
     from accel.core.values import ShapeRange
     from accel.triton.repository import emit
+    from accel.triton.request import EmitRequest, ServedModel
 
     shape = (1, *spec.dims[1:])
     (folder / "artifact").mkdir()
@@ -384,14 +385,11 @@ def picture_repository(folder: Path, spec: TensorSpec) -> Path:
     emit(
         artifact,
         folder / "artifact",
-        inputs=(spec,),
-        outputs=outputs,
+        model=ServedModel(model_name="seen", inputs=(spec,), outputs=outputs),
+        request=EmitRequest(release="26.05"),
         builder=embedding.EmbeddingBuilder(TritonModel("onnxruntime", "weights.npy", True)),
-        release="26.05",
         root=root,
         run_dir=folder,
-        model_name="seen",
-        model_version=1,
         samples=folder / "samples.npz",
         reference=folder / "reference.npz",
     )

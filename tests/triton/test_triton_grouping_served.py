@@ -12,8 +12,6 @@ import pytest
 from live import THREADS, Live
 
 import accel
-from accel.bench.load import Load
-from accel.bench.served import Method
 from accel.builders import targets
 from accel.core import environments
 from accel.core.accuracy import parity
@@ -292,8 +290,7 @@ def test_bench_says_p99_by_length_and_that_the_traffic_shifted(root: Path, tmp_p
     data, told, seen = tmp_path / "sent.npz", list[str](), list[dict[str, Any]]()
     feeds = [dict.fromkeys(("input_ids", "attention_mask"), np.ones((1, n), np.int64)) for n in (4, 12, 38, 50, 60)]
     np.savez(data, **{f"{i}/{n}": v for i, feed in enumerate(feeds) for n, v in feed.items()})
-    load, method = Load(concurrency=8), Method(seconds=0.3)
-    asked = load_test.LoadTestRequest(str(root), (load,), data=data, via="embedded", method=method)
+    asked = load_test.LoadTestRequest(target=str(root), concurrency="8", data=data, via="embedded", seconds=0.3)
     load_test.bench(asked, seen.append, told.append)
     assert [said for said in told if said.startswith("40% of the requests fall outside the lengths")]
     point = seen[0]["measurements"][0]

@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from accel.builders.targets import discover
 from accel.core.values import Target
-from accel.triton.launch import CONFIG_NAMES_SINCE, NEEDS, kubernetes, memory_of, require, script, with_memory
+from accel.triton.launch import NEEDS, kubernetes, memory_of, require, script, with_memory
 from accel.triton.releases import RELEASES, release
 from accel.triton.servers import processes
 from accel.triton.verify import verify
@@ -137,7 +137,8 @@ def test_a_config_is_chosen_by_name_and_must_be_there(emitted):
 
 
 def test_every_release_knows_named_configs():
-    assert min(RELEASES) >= CONFIG_NAMES_SINCE
+    """``--model-config-name`` came with 24.05: server, src/command_line_parser.cc, at r24.05 and r24.04."""
+    assert min(RELEASES) >= "24.05"
 
 
 def test_docker_runs_the_same_script_in_the_image(emitted, bench):

@@ -248,10 +248,10 @@ def test_external_weights_of_onnx(tmp_path):
 
 
 def test_a_missing_folder_and_a_file(tmp_path):
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         lint(tmp_path / "gone", NEWEST)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         lint(tmp_path / "file", NEWEST)
     with pytest.raises(UsageError, match="unknown Triton release"):
         lint(tmp_path, "99.99")
@@ -334,7 +334,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
     os.mkfifo(root / "launch.sh")
     (root / CONFIG).unlink()
     os.mkfifo(root / CONFIG)
-    assert [(file, why) for file, _, why in errors(root)] == [(CONFIG, "it is no plain file")]
+    assert [(file, why) for file, _, why in errors(root)] == [(CONFIG, "it is not a plain file")]
 
 
 def test_huge_dims_of_a_warm_up_are_only_counted(tmp_path):
@@ -421,7 +421,7 @@ def test_the_command_says_what_verify_says_and_leaves_with_1_on_errors(tmp_path)
 def test_the_command_on_bad_input(tmp_path):
     done = accel("lint", tmp_path / "gone")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is no folder" in done.stderr
+    assert "is not a folder" in done.stderr
     done = accel("lint", tmp_path, "--triton-release", "26.99")
     assert done.returncode == 2
     assert "unknown Triton release" in done.stderr

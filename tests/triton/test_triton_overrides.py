@@ -279,7 +279,7 @@ def test_models_of_the_python_backend_answer_once():
         ("dynamic_batching {", r"o\.pbtxt:1:1"),
         ("model_warmup: [ ]", r"o\.pbtxt:1:17 .*empty list"),
         ("optimization { execution_accelerators { gpu_execution_accelerator: [] } }", "empty list"),
-        ('output { name: "y" label_filename: "absent.txt" }', "label_filename 'absent.txt' is no file"),
+        ('output { name: "y" label_filename: "absent.txt" }', "label_filename 'absent.txt' is not a file"),
     ],
 )
 def test_a_text_that_is_wrong_is_refused_with_its_line(tmp_path, text, message):
@@ -391,7 +391,7 @@ def test_batching_can_be_switched_off_without_clients_noticing(bench):
         ("openvino", "dynamic_batching {}", "cannot batch"),
         ("openvino", "instance_group { kind: KIND_GPU }", "KIND_CPU"),
         ("aoti", "dynamic_batching {}", "cannot batch"),
-        ("onnxruntime", 'cc_model_filenames { key: "9.0" value: "../h100.onnx" }', "no file of the artifact"),
+        ("onnxruntime", 'cc_model_filenames { key: "9.0" value: "../h100.onnx" }', "not a file of the artifact"),
     ],
 )
 def test_what_the_backend_cannot_do_is_refused(bench, backend, text, message):

@@ -15,6 +15,7 @@ from accel.triton import repository
 from accel.triton.lint import lint, plans
 from accel.triton.manifest import read
 from accel.triton.releases import RELEASES
+from accel.triton.request import EmitRequest, ServedModel
 from accel.triton.servers import server as servers
 
 FACTS = {"tensorrt": "10.16.1.11", "compute_capability": "9.0", "gpu": "an H200", "driver": "580.1"}
@@ -27,14 +28,11 @@ def emit_plan(bench, artifact, release):
     return repository.emit(
         artifact,
         bench.folder("trt-fp16"),
-        inputs=embedding.INPUTS,
-        outputs=embedding.OUTPUTS,
+        model=ServedModel(model_name="embedding", inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
+        request=EmitRequest(release=release),
         builder=BUILDER,
-        release=release,
         root=bench.root(artifact),
         run_dir=bench.run_dir,
-        model_name="embedding",
-        model_version=1,
         samples=bench.samples,
         reference=bench.reference,
     )
@@ -42,7 +40,7 @@ def emit_plan(bench, artifact, release):
 
 @pytest.fixture
 def emit(bench):
-    """Emit a plan as the TensorRT builder describes it; the file is no real plan, and nothing here opens it."""
+    """Emit a plan as the TensorRT builder describes it; the file is not a real plan, and nothing here opens it."""
 
     def emitted(release="26.05", **facts):
         folder = bench.folder("trt-fp16")
@@ -186,9 +184,9 @@ CONTRADICTIONS = {
     "mixed_batch_hint_dims": ([*with_batch(WHOLE[:2]), *WHOLE[2:]], 0, "dims", "of others not"),
     "mixed_batch_hint_shape_values": ([*WHOLE[:3], *with_batch(WHOLE[3:])], 0, "dims", "of others not"),
     "too_few_inputs": (WHOLE[1:], 8, "input.input_ids", "is missing"),
-    "too_many_inputs": ([EXTRA, *WHOLE], 8, "input.extra", "is no input of manifest.json"),
-    "unknown_input": (changed(0, name="ids"), 8, "input.ids", "is no input of manifest.json"),
-    "unknown_output": (changed(2, name="hiddens"), 8, "output.hiddens", "is no output of manifest.json"),
+    "too_many_inputs": ([EXTRA, *WHOLE], 8, "input.extra", "is not an input of manifest.json"),
+    "unknown_input": (changed(0, name="ids"), 8, "input.ids", "is not an input of manifest.json"),
+    "unknown_output": (changed(2, name="hiddens"), 8, "output.hiddens", "is not an output of manifest.json"),
     "a larger batch": (WHOLE, 9, "max_batch_size", "a profile up to 8"),
 }  # fmt: skip
 """The kinds of the server's qa/L0_model_config/autofill_noplatform/tensorrt, each in the terms of this model."""

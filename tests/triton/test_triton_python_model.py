@@ -147,7 +147,7 @@ def test_a_release_that_cannot_take_numpy_2_refuses_to_load(bench, tmp_path):
 def test_a_builder_the_server_could_not_find_is_refused(bench, monkeypatch):
     artifact = bench.artifact("python")
     monkeypatch.delattr(embedding, "BUILDER")
-    with pytest.raises(InputError, match="no module's BUILDER"):
+    with pytest.raises(InputError, match="not a module's BUILDER"):
         bench.emit(artifact)
 
 

@@ -214,7 +214,7 @@ def test_sequences_that_are_mixed_up_are_found(served: Any, openvino: Path, tmp_
 def test_bench_sends_sequences(openvino: Path, tmp_path: Path):
     shown: list[Any] = []
     asked = load_test.LoadTestRequest(
-        str(openvino), (Load(concurrency=3),), method=Method(0.3, shared_memory=True), out=tmp_path / "bench.json"
+        target=str(openvino), concurrency="3", seconds=0.3, shared_memory=True, out=tmp_path / "bench.json"
     )
     load_test.bench(asked, shown.append, lambda text: None)
     (point,) = shown[0]["measurements"]

@@ -109,7 +109,9 @@ def test_concurrent_requests_are_batched(running, live):
 
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(send, range(100, 260)))
-    after = statistics(running)
+    limit = time.monotonic() + 5  # the server counts a request after it was answered
+    while (after := statistics(running))["inferences"] - before["inferences"] < 160 and time.monotonic() < limit:
+        time.sleep(0.05)
     inferences, executions = (after[k] - before[k] for k in ("inferences", "executions"))
     assert inferences == 160
     assert executions < inferences
@@ -185,7 +187,7 @@ def test_a_running_server_is_found_by_its_url(running, live):
     with pytest.raises(UnavailableError, match="no Triton server answers"):
         server.connect("127.0.0.1:9")
     for url in ("ftp://here:8001", "here:port", "a b:1", "here:99999"):
-        with pytest.raises(UsageError, match="no address of a server"):
+        with pytest.raises(UsageError, match="not an address of a server"):
             server.connect(url)
 
 

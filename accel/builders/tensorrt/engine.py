@@ -127,7 +127,7 @@ def read_layers(text: str, products: Collection[str] = ()) -> tuple[Layer, ...]:
     """Read the inspector's JSON text; layers that it only names are of unknown precision.
 
     Raises:
-        StageError: it is no JSON, or has no list of layers.
+        StageError: it is not JSON, or has no list of layers.
     """
     try:
         found = json.loads(text)["Layers"]

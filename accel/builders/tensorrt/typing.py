@@ -18,14 +18,14 @@ from accel.builders.declared import copy_onnx
 from accel.builders.tensorrt.options import TensorRtOptions
 from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed
-from accel.core.values import BuildRequest, ModelSource, Typed, to_json
+from accel.core.values import BuildRequest, ModelSource, PrecisionConverted, to_json
 from accel.exporters.check import read_onnx
 
 REPORT = "typing.json"
 ENTRY = "model.onnx"
 
 
-def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, out_dir: Path) -> Typed:
+def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, out_dir: Path) -> PrecisionConverted:
     """Write the typed ONNX file and ``typing.json`` into ``out_dir``.
 
     Args:
@@ -50,7 +50,7 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
         raise StageError(f"the {precision} ONNX file breaks a rule of TensorRT: {first.message}{more}", fix=first.fix)
     report = {"precision": precision, **facts, "findings": to_json(findings), "products": products.names(out)}
     (out_dir / REPORT).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-    return Typed(read_onnx(out), report)
+    return PrecisionConverted(read_onnx(out), report)
 
 
 class TypedSession(Session):
@@ -104,7 +104,7 @@ def read_report(folder: Path) -> Mapping[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise InputError(f"{folder / REPORT} is no JSON: {error}", fix="make the kit again") from error
+        raise InputError(f"{folder / REPORT} is not JSON: {error}", fix="make the kit again") from error
     return found
 
 

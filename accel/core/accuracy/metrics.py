@@ -86,8 +86,8 @@ def character_accuracy(outputs: Sequence[Item], labels: Sequence[Any], inputs: S
         value = output[name]
         if not isinstance(label, list) or value.ndim != (2 if value.dtype.kind == "f" else 1):
             raise SampleError(
-                f"label {str(label)[:40]!r} of item {number} is no list of characters, or the output {name!r} of shape "
-                f"{list(value.shape)} does not hold them",
+                f"label {str(label)[:40]!r} of item {number} is not a list of characters, or the output {name!r} of "
+                f"shape {list(value.shape)} does not hold them",
                 fix=OWN,
             )
         edits += edit_distance(ctc(value) if value.dtype.kind == "f" else value.tolist(), label)
@@ -139,14 +139,15 @@ def _classes(outputs: Sequence[Item], labels: Sequence[Any]) -> tuple[np.ndarray
         value, right = output[name], np.asarray(label)
         if right.dtype.kind not in "iub":
             raise SampleError(
-                f"label {str(label)[:40]!r} of item {number} is no class", fix="classes are whole numbers"
+                f"label {str(label)[:40]!r} of item {number} is not a class", fix="classes are whole numbers"
             )
         if value.dtype.kind == "f" and value.ndim == right.ndim + 1:
             axis = 0 if right.ndim > 1 else -1  # of pictures the class comes first
             count = value.shape[axis]
             if count < 2 or right.max(initial=0) >= count:
                 raise SampleError(
-                    f"label {right.max(initial=0)} of item {number} is no class of output {name!r}, which has {count}",
+                    f"label {right.max(initial=0)} of item {number} is not a class of output {name!r}, which has "
+                    f"{count}",
                     fix=OWN if count < 2 else "classes are numbered from 0",
                 )
             value = value.argmax(axis=axis)

@@ -80,7 +80,7 @@ NEAR_DB = 3.0
 """How near to its gate a mean over part of the samples says nothing of all of them. A share is near where less than
 half is left of what its gate lets be lost."""
 FEW_ITEMS = 32
-"""Of fewer distinct gate samples the mean is no mean: ``tolerance_db`` stands for SQNR, and accuracy is unproved."""
+"""Of fewer distinct gate samples the mean says little: ``tolerance_db`` stands for SQNR, and accuracy is unproved."""
 
 FLAT_DB = 100.0
 """A reference that varies over the samples by less than this below its level does not vary: FP32 rounds at 110 dB."""
@@ -668,7 +668,7 @@ def _verdict(
 def settled(verdict: Parity) -> bool:
     """Say whether a verdict on part of the feeds stands without the others, as far as samples go.
 
-    What one feed fails by itself no other feed mends. A mean over the samples settles nothing near its gate; what is
+    What one feed fails by itself no other feed repairs. A mean over the samples settles nothing near its gate; what is
     asked of each feed alone (coverage) may of course still fail at one that was not asked.
     """
     means = {name: verdict.found[name] for name in verdict.gate if name not in ("shape_db", "agreement")}

@@ -55,7 +55,7 @@ class Fact:
     """What holds for one value in every run that keeps to the declared ranges.
 
     Attributes:
-        dtype: element type; 0 where it is unknown or the value is no tensor.
+        dtype: element type; 0 where it is unknown or the value is not a tensor.
         bounds: bounds of every element; None where nothing is known (floats that may be NaN, strings).
         dims: bounds of each axis, or None where even the rank is unknown.
         items: bounds element by element, for short tensors of rank 0 or 1; its length is the exact length.

@@ -22,7 +22,7 @@ READ_BYTES = 16 * 2**20
 """External integer data above this size is not read; such a value counts as unknown."""
 _FOLLOWED_FLOATS = 1024
 Kind = tuple[int, Dims | None]
-"""Element type of a value (0 where it is no tensor) and bounds of its sizes."""
+"""Element type of a value (0 where it is not a tensor) and bounds of its sizes."""
 
 
 def real_inputs(model: ir.Model) -> list[ir.Value]:

@@ -40,12 +40,12 @@ def lint(root: Path, release: str) -> tuple[Finding, ...]:
         Errors first, then warnings, by file and field; empty when all is well.
 
     Raises:
-        InputError: ``root`` is no folder.
+        InputError: ``root`` is not a folder.
         UsageError: an unknown release.
     """
     row = releases.release(release)
     if not root.is_dir():
-        raise InputError(f"{root} is no folder", fix="name the root of a Triton model repository")
+        raise InputError(f"{root} is not a folder", fix="name the root of a Triton model repository")
     root = root.resolve()
     manifest, unread = _manifest(root)
     models, found = load(root, row, manifest)

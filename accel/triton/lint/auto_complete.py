@@ -27,7 +27,7 @@ class Said:
     """What ``auto_complete_config`` says.
 
     Attributes:
-        calls: method of the config object and its first argument, ``UNKNOWN`` where that is no literal.
+        calls: method of the config object and its first argument, ``UNKNOWN`` where that is not a literal.
         returns: whether it returns something.
     """
 

@@ -179,10 +179,12 @@ def _profile_names(model: LintedModel, field: str, profiles: Mapping[str, str]) 
         entries = [entry.rpartition(":") for entry in text.split(",")]
         for name, _, shape in entries:
             if not re.fullmatch(r"\d+(x\d+)*", shape.strip()):
-                why = f"{shape!r} is no shape such as 1x128, so that all profiles are dropped"
+                why = f"{shape!r} is not a shape such as 1x128, so that all profiles are dropped"
                 yield model.warning(f"{field}.{key}", why, "write name:1x128,…")
             elif inputs and name.strip() not in inputs:
-                yield model.warning(f"{field}.{key}", f"{name.strip()!r} is no input of the config", "name an input")
+                yield model.warning(
+                    f"{field}.{key}", f"{name.strip()!r} is not an input of the config", "name an input"
+                )
 
 
 def numpy_below_2(model: LintedModel) -> Iterator[Finding]:

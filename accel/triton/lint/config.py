@@ -266,14 +266,14 @@ def batch_tensors(model: LintedModel) -> Iterator[Finding]:
             yield from model.errors(
                 (given != 1, f"{field}.source_input", f"needs 1, found {given}", "name one"),
                 *(
-                    (source not in inputs, f"{field}.source_input", f"{source!r} is no input", "name an input")
+                    (source not in inputs, f"{field}.source_input", f"{source!r} is not an input", "name an input")
                     for source in value.source_input
                 ),
                 (not known, f"{field}.data_type", "is neither TYPE_INT32 nor TYPE_FP32", "use one of them"),
             )
             for name, times in Counter(() if batch_input else value.target_name).items():
                 yield from model.errors(
-                    (name not in outputs, f"{field}.target_name", f"{name!r} is no output", "name an output"),
+                    (name not in outputs, f"{field}.target_name", f"{name!r} is not an output", "name an output"),
                     (times > 1, f"{field}.target_name", f"{name!r} is named {times} times", "name it once"),
                 )
 
@@ -476,7 +476,7 @@ def instances(model: LintedModel) -> Iterator[Finding]:
             (
                 plan and profile is not None,
                 f"{field}.profile",
-                f"{profile!r} is no profile number",
+                f"{profile!r} is not a profile number",
                 "number it from 0",
             ),
         )

@@ -32,7 +32,7 @@ def steps(model: LintedModel) -> Iterator[Finding]:
         elif "/" in name or unsafe(name):
             yield model.error(f"{field}.model_name", f"{name!r} is unsafe as a path", "name a model of the repository")
         elif name not in model.others:
-            why = f"{name!r} is no model of this repository{nearest(name, model.others)}"
+            why = f"{name!r} is not a model of this repository{nearest(name, model.others)}"
             yield model.error(f"{field}.model_name", why, "correct the name, or add the model")
         elif (inner := model.others[name]) and step.model_version > 0 and step.model_version not in inner.served():
             why = f"version {step.model_version} of {name!r} is not served: {list(inner.served())} is"
@@ -82,7 +82,7 @@ def flow(model: LintedModel) -> Iterator[Finding]:
     yield from _unwritten(model, scheduled, readers, writers)
     for name, found in sorted(writers.items()):
         if name not in readers and name not in outputs:
-            why = f"{name!r} is read by no step and is no output"
+            why = f"{name!r} is read by no step and is not an output"
             yield model.error(STEP.format(found[0]) + ".output_map", why, "drop the entry")
 
 

@@ -72,7 +72,7 @@ def versions(model: LintedModel) -> Iterator[Finding]:
             why = f"counts as version {number[0]}, whose folder is not there"
             yield model.error("", why, f"rename it to {number[0]}, or move it away", file=f"{model.folder}/{name}")
         else:
-            why = "is no version number (digits, no leading zero): the server ignores it"
+            why = "is not a version number (digits, no leading zero): the server ignores it"
             yield model.warning("", why, "rename it, or move it away", file=f"{model.folder}/{name}")
     if not model.versions:
         yield model.error("", "has no version folder", "put the model's files into 1/", file=model.folder)
@@ -181,7 +181,7 @@ def warmup(model: LintedModel) -> Iterator[Finding]:
             for name in missing if len(missing) > len(unknown) else ():
                 yield model.error(f"{field}.{name}", "is missing: every input needs data", "add it")
             for name in unknown:
-                yield model.error(f"{field}.{name}", "is no input of the config", "correct the name")
+                yield model.error(f"{field}.{name}", "is not an input of the config", "correct the name")
         for name, data in sample.inputs.items():
             yield from _warmup_input(model, f"{field}.{name}", inputs.get(name), data)
 

@@ -115,7 +115,7 @@ def read_bytes(root: Path, path: Path, *, limit: int) -> bytes:
     """Read a plain file inside ``root`` (resolved).
 
     Raises:
-        InputError: it lies outside (perhaps through a link), is no plain file, is larger than ``limit`` or unreadable.
+        InputError: it lies outside (perhaps through a link), is not a plain file, too large (``limit``) or unreadable.
     """
     # A loop of links is a RuntimeError in Python 3.11.
     with raised_as(InputError, (OSError, RuntimeError), "it cannot be read"):
@@ -124,7 +124,7 @@ def read_bytes(root: Path, path: Path, *, limit: int) -> bytes:
             raise InputError("it is a link that leaves the repository")
         status = resolved.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise InputError("it is no plain file")
+            raise InputError("it is not a plain file")
         if status.st_size > limit:
             raise InputError(f"it has {status.st_size} bytes, more than the {limit} that lint reads")
         return resolved.read_bytes()
@@ -134,9 +134,9 @@ def read_text(root: Path, path: Path, *, limit: int = LARGEST_CONFIG_BYTES) -> s
     """Read a plain UTF-8 file inside ``root``.
 
     Raises:
-        InputError: as ``read_bytes``, or it is no UTF-8.
+        InputError: as ``read_bytes``, or it is not UTF-8.
     """
-    with raised_as(InputError, UnicodeDecodeError, "it is no text in UTF-8"):
+    with raised_as(InputError, UnicodeDecodeError, "it is not text in UTF-8"):
         return read_bytes(root, path, limit=limit).decode("utf-8")
 
 

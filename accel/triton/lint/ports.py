@@ -71,10 +71,10 @@ def _onnx(content: bytes) -> Ports:
     import onnx
     from google.protobuf.message import DecodeError
 
-    with raised_as(InputError, (DecodeError, ValueError), "is no ONNX model, or truncated"):
+    with raised_as(InputError, (DecodeError, ValueError), "is not an ONNX model, or truncated"):
         graph = onnx.load_model_from_string(content).graph
     if not graph.node and not graph.output:
-        raise InputError("is no ONNX model, or truncated: it holds no graph")
+        raise InputError("is not an ONNX model, or truncated: it holds no graph")
     numbers = onnx.helper.get_all_tensor_dtypes()
     types = {number: DATATYPES.get(onnx.helper.tensor_dtype_to_np_dtype(number).name) for number in numbers}
 
@@ -102,7 +102,7 @@ def _openvino(content: bytes, stem: str) -> Ports:
     layers = {layer.get("id"): layer for layer in root.iterfind("./layers/layer")}
     into = {e.get("to-layer"): (e.get("from-layer"), e.get("from-port")) for e in root.iterfind("./edges/edge")}
     inputs, outputs, end = [], [], 0
-    with raised_as(InputError, ValueError, "is no OpenVINO IR"):
+    with raised_as(InputError, ValueError, "is not an OpenVINO IR"):
         for identity, layer in layers.items():
             data = layer.find("data")
             if layer.get("type") == "Parameter":
@@ -122,17 +122,17 @@ def _xml(content: bytes) -> Element:
     builder, parser = TreeBuilder(), expat.ParserCreate()
 
     def refuse(*_: Any) -> None:
-        raise InputError("is no OpenVINO IR: it declares a document type")
+        raise InputError("is not an OpenVINO IR: it declares a document type")
 
     parser.StartDoctypeDeclHandler = refuse
     parser.StartElementHandler = builder.start
     parser.EndElementHandler = builder.end
     parser.CharacterDataHandler = builder.data
-    with raised_as(InputError, (expat.ExpatError, ValueError, AssertionError), "is no OpenVINO IR"):
+    with raised_as(InputError, (expat.ExpatError, ValueError, AssertionError), "is not an OpenVINO IR"):
         parser.Parse(content, True)
         root = builder.close()
     if root.tag != "net" or root.find("layers") is None:
-        raise InputError(f"is no OpenVINO IR: it begins with <{root.tag}>, expected <net> with <layers>")
+        raise InputError(f"is not an OpenVINO IR: it begins with <{root.tag}>, expected <net> with <layers>")
     return root
 
 

@@ -287,7 +287,7 @@ def aoti_names(model: LintedModel) -> Iterator[Finding]:
         for tensor in getattr(model.config, kind):
             if not pattern.fullmatch(tensor.name):
                 known = "INPUT__0, ARGS[0] or KWARGS[name]" if kind == "input" else "OUTPUT__0, RESULT or RESULT[0]"
-                yield model.error(f"{kind}.{tensor.name}", f"is no name of torch_aoti, such as {known}", "rename it")
+                yield model.error(f"{kind}.{tensor.name}", f"is not a name of torch_aoti, such as {known}", "rename it")
     if model.config.max_batch_size > 1:
         # Source: pytorch_backend README, warning below "AOT Inductor Support".
         yield model.warning("max_batch_size", "torch_aoti does not support batches yet", "set 0")
@@ -358,7 +358,7 @@ def _names(model: LintedModel, ports: Ports, file: str) -> Iterator[Finding]:
             port = next((p for p in found if tensor.name in p.names), None)
             if port is None:
                 unknown += 1
-                why = f"is no {kind} of {file}, which has {', '.join(map(repr, usual))}"
+                why = f"is not an {kind} of {file}, which has {', '.join(map(repr, usual))}"
                 yield model.error(f"{kind}.{tensor.name}", why, "correct the name")
             elif tensor.name != port.names[0]:
                 why = f"the backend knows this {kind} of {file} as {port.names[0]!r}, the first of its names"

@@ -21,9 +21,10 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from accel.bench.endpoint import Endpoint
-from accel.core import temporary
+from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.triton import manifest as manifests, python_variant
 from accel.triton.lint import plans
@@ -205,6 +206,21 @@ def lacking(root: Path, *, via: str | None = None, release: str | None = None) -
         return _lacking(root, _way(via)(root, release, Path(scratch)))
 
 
+def identity(via: str | None = None) -> dict[str, Any]:
+    """Return what tells the server that ``start`` would choose from any other: part of the keys of what it measured.
+
+    The image of ``docker`` follows from the release that a repository is for.
+
+    Raises:
+        UsageError: an unknown ``via``.
+    """
+    kind, program = _kind(via), hosts.local_program()
+    if kind == "local" and program is not None:
+        found = Path(program).resolve()
+        return {"via": kind, "program": str(found), "changed": [found.stat().st_size, found.stat().st_mtime_ns]}
+    return {"via": kind, "packages": environments.requirements(hosts.ENVIRONMENT) if kind == "embedded" else []}
+
+
 def connect(url: str, root: Path | None = None) -> Server:
     """Return a server that runs already; ``stop`` leaves it alone.
 
@@ -219,7 +235,7 @@ def connect(url: str, root: Path | None = None) -> Server:
     """
     match = re.fullmatch(r"(?:(grpc|http)://)?([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\]):(\d{1,5})/?", url)
     if match is None or not 1 < int(match[3]) < 65535:
-        raise UsageError(f"{url!r} is no address of a server", fix="give grpc://HOST:PORT or http://HOST:PORT")
+        raise UsageError(f"{url!r} is not an address of a server", fix="give grpc://HOST:PORT or http://HOST:PORT")
     host, port = match[2], int(match[3]) + (match[1] == "http")
     found = metadata(f"{host}:{port}")
     if found is None:
@@ -273,11 +289,15 @@ def _way(via: str | None) -> Callable[[Path, str | None, Path], Host]:
     Raises:
         UsageError: it names none.
     """
+    return hosts.HOSTS[_kind(via)]
+
+
+def _kind(via: str | None) -> str:
     kind = via or ("local" if hosts.local_program() else "embedded")
     if kind not in hosts.HOSTS:
         known = ", ".join(hosts.HOSTS)
         raise UsageError(f"no server is called {kind!r}{nearest(kind, hosts.HOSTS)}", fix=f"{known}, grpc://HOST:PORT")
-    return hosts.HOSTS[kind]
+    return kind
 
 
 def _lacking(root: Path, host: Host) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class Step:
         sys.path.append(str(home))
         spec = importlib.util.spec_from_file_location(f"own_{Path(options['file']).stem}", home / options["file"])
         if spec is None or spec.loader is None:
-            raise ValueError(f"{options['file']} is no Python file")
+            raise ValueError(f"{options['file']} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         # Dataclasses and pickles look their module up by name.
         sys.modules[spec.name] = module

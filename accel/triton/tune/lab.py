@@ -18,7 +18,7 @@ from accel.bench import probing, usage
 from accel.bench.feeds import rebatch
 from accel.bench.goodput import Probe, combined
 from accel.bench.load import Arrivals, Generator, Load, fit_feeds
-from accel.bench.machine_noise import Look, disturbed
+from accel.bench.machine_noise import NoiseSample, disturbed
 from accel.bench.rounds import BUSY_TURNS, REPEATS
 from accel.core import hardware
 from accel.core.errors import AccelError, InputError, StageError
@@ -263,9 +263,9 @@ class Trial:
     def _calmly(self, measure: Callable[[], T]) -> T:
         """Measure again what other processes disturbed, unless they do not stop."""
         for attempt in range(1 + REPEATS):
-            before = Look.now()
+            before = NoiseSample.now()
             found = measure()
-            if not disturbed(Look.now().since(before), hardware.cpu_threads()) or self._disturbed >= BUSY_TURNS:
+            if not disturbed(NoiseSample.now().since(before), hardware.cpu_threads()) or self._disturbed >= BUSY_TURNS:
                 break
             self._disturbed += attempt == REPEATS
         return found

@@ -9,8 +9,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,14 @@ from accel.triton import manifest as manifests
 from accel.triton.servers import server as servers
 from accel.triton.settings import Settings
 from accel.triton.tune import predict as model, search as searches
-from accel.triton.tune.constraints import Judged, TuneLimits, judge, within
-from accel.triton.tune.cost import TUNE_THERE, Price, tuned_elsewhere
-from accel.triton.tune.lab import LEAST, Curve, Goal, Subject, subject, trial
+from accel.triton.tune.constraints import Judged, judge, within
+from accel.triton.tune.cost import TUNE_THERE, tuned_elsewhere
+from accel.triton.tune.lab import Curve, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
 from accel.triton.tune.proof import Contender, choose, prove
+from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
-from accel.triton.tune.space import Space
 
 FILENAME, MEASURED, REPOSITORY, REPORT = "tune.json", "measured.json", "repository", "report.html"
 FINALISTS = 3
@@ -44,37 +43,6 @@ BUDGET_S = 900.0
 CURVES, PROOF, SEARCH = 0.35, 0.6, 0.8
 """Shares of that time after which no further curve is begun, no load proves a prediction that another load has
 contradicted, and no further trial of a search is begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class TuneRequest:
-    """What ``accel tune`` was asked for.
-
-    Attributes:
-        targets: run directories or repositories, all of one client contract.
-        trials: how many configurations ``quick`` and ``optuna`` measure at most; None: an eighth of them.
-        headroom: share of the rate that is kept free.
-        limits: what a configuration must keep besides its latency budgets.
-        probe_s / least: a probe lasts so long, and until so many requests have ended.
-        budget_s: how long to measure; None for ``BUDGET_S``, without a limit for brute.
-        space: the configurations to choose from beside the one that ships; None for accel's own.
-    """
-
-    targets: tuple[Path, ...]
-    goal: Goal
-    mode: Mode = "predict"
-    out: Path | None = None
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    headroom: float = 0.2
-    limits: TuneLimits = field(default_factory=TuneLimits)
-    trials: int | None = None
-    data: Path | None = None
-    via: str | None = None
-    probe_s: float = 1.5
-    least: int = LEAST
-    budget_s: float | None = None
-    seed: int = 0
-    space: Space | None = None
 
 
 def repositories(target: Path, via: str | None) -> Iterator[tuple[str, Path]]:
@@ -143,7 +111,7 @@ class Measuring:
             {
                 "hardware": to_json(hardware.detect()),
                 "data": str(asked.data),
-                "via": asked.via,
+                "server": servers.identity(asked.via),
                 "artifacts": {s.name: [f.sha256 for f in s.manifest.artifact.files] for s in self._subjects},
                 "probe": [asked.probe_s, asked.least],
             },

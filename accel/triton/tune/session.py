@@ -27,8 +27,9 @@ from accel.triton.tune.constraints import within
 from accel.triton.tune.cost import Cost, cheapest, cost
 from accel.triton.tune.lab import Subject
 from accel.triton.tune.limits import NO_TIME
-from accel.triton.tune.measured import DIFFERS, FILENAME, MEASURED, REPORT, REPOSITORY, Measuring, TuneRequest, differs
+from accel.triton.tune.measured import DIFFERS, FILENAME, MEASURED, REPORT, REPOSITORY, Measuring, differs
 from accel.triton.tune.proof import Contender
+from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Option
 
 

@@ -90,7 +90,9 @@ def read(path: Path) -> Space:
     """
     given = read_yaml(path, "space")
     if not isinstance(given, Mapping) or not given or not given.keys() <= {FIELDS, VARIABLES}:
-        raise InputError(f"{path} is no space: expected {FIELDS} and {VARIABLES}", fix="docs/tuning.md has an example")
+        raise InputError(
+            f"{path} is not a space: expected {FIELDS} and {VARIABLES}", fix="docs/tuning.md has an example"
+        )
     fields = {str(name): _choices(path, FIELDS, name, value) for name, value in _section(path, given, FIELDS)}
     for name, choices in fields.items():
         if (why := REFUSED.get(name)) is not None:

@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from accel.core.errors import CheckFailed, StageError, UsageError
 from accel.core.files import replacing
 from accel.core.values import from_json, sha256_json, to_json
 from accel.triton import manifest as manifests
+from accel.triton.servers import server as servers
 from accel.triton.tune import predict as model
 from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.lab import Share, Subject
@@ -33,10 +34,10 @@ from accel.triton.tune.measured import (
     MEASURED,
     REPOSITORY,
     Measuring,
-    TuneRequest,
     differs,
 )
 from accel.triton.tune.proof import Contender, choose, prove
+from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.scheduler import Requests, simulate_together
 from accel.triton.tune.search import Option
 from accel.triton.tune.session import head, told_where, write_document, write_repository
@@ -142,13 +143,15 @@ class _Together:
         self.chosen: Contender | None = None
         self._verdict = ""
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        self._kept = MeasuredStore(out / MEASURED, {"hardware": to_json(hardware.detect()), "via": self._first.via})
+        self._kept = MeasuredStore(
+            out / MEASURED, {"hardware": to_json(hardware.detect()), "server": servers.identity(self._first.via)}
+        )
 
     def measure(self) -> None:
         """Measure each model alone, predict all combinations, and prove the best few."""
         begin, options = time.monotonic(), []
         for name, one in self._models.items():
-            mine = replace(one.asked, budget_s=self._budget_s / len(self._models))
+            mine = one.asked.model_copy(update={"budget_s": self._budget_s / len(self._models)})
             scratch, place = self._scratch / name, self._out / name
             session = Measuring(mine, place, scratch, self._notice, self._progress, self._stage)
             every = session.prepare()

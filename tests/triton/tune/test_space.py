@@ -89,8 +89,8 @@ def test_what_only_forms_batches_needs_no_curve_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("- 1", InputError, "is no space: expected model_config_parameters"),
-        ("knobs: {a: [1]}", InputError, "is no space"),
+        ("- 1", InputError, "is not a space: expected model_config_parameters"),
+        ("knobs: {a: [1]}", InputError, "is not a space"),
         ("environment: [A]", InputError, "environment: expected a mapping"),
         ("environment: {A-B: [x]}", InputError, r"A-B: expected NAME: \[text"),
         ("environment: {A: []}", InputError, "A has no choices"),
@@ -145,7 +145,7 @@ def test_the_script_that_starts_the_server_sets_what_nobody_else_has_set(tmp_pat
     assert said.rstrip().endswith("--more")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_space_is_measured_and_what_answers_otherwise_is_out(tmp_path, quick, monkeypatch):  # noqa: F811
     monkeypatch.setattr(measured, "FINALISTS", 2)
     monkeypatch.setattr(goodput, "MOST_PROBES", 3)

@@ -20,7 +20,6 @@ from accel.triton.servers.asking import metadata
 from accel.triton.servers.processes import choose_ports
 from accel.triton.settings import Settings
 from accel.triton.tune import predict, proof, together
-from accel.triton.tune.lab import Goal
 from accel.triton.tune.scheduler import Requests, SimulatedServer, poisson, simulate, simulate_together
 from accel.triton.verify import verify
 
@@ -96,12 +95,12 @@ def test_what_two_models_cannot_be_asked_is_said(two, words, said):
 def models(two, limit_ms, **more):
     share = {"first": 0.8, "second": 0.2}
     return {
-        name: together.SharedModel(replace(asked(root, prices={}), goal=Goal(limit_ms), **more), share[name])
+        name: together.SharedModel(asked(root, prices={}, max_p99_ms=limit_ms, rate=None, **more), share[name])
         for name, root in two.items()
     }
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_two_models_on_one_server_get_a_configuration_each(two, tmp_path, quick, monkeypatch):  # noqa: F811
     monkeypatch.setattr(together, "FINALISTS", 1)
     monkeypatch.setattr(predict, "setups", lambda sayable, cores: [(1, 1)])

@@ -3,6 +3,8 @@
 import pytest
 
 from accel.core import environments, imports
+from accel.core.errors import UsageError
+from accel.triton.servers import server
 from accel.triton.tune import limits
 from accel.triton.tune.limits import MeasuredStore
 
@@ -32,6 +34,19 @@ def test_an_upgraded_runtime_is_measured_anew(path, monkeypatch):
 def test_code_that_changed_measures_anew(path, monkeypatch):
     monkeypatch.setattr(imports, "code_hash", lambda module: "another")
     assert MeasuredStore(path, CONDITIONS).get("curve") is None
+
+
+def test_another_server_is_another_condition(tmp_path, monkeypatch):
+    program = tmp_path / "tritonserver"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("TRITONSERVER", str(program))
+    before = server.identity()
+    assert before == server.identity("local") != server.identity("embedded")
+    program.write_text("#!/bin/sh\n# of the next release\n")
+    assert server.identity() != before
+    with pytest.raises(UsageError, match="no server is called"):
+        server.identity("elsewhere")
 
 
 def test_the_version_of_the_embedded_server_is_part_of_the_code():

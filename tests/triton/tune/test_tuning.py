@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import null_repository
@@ -18,9 +17,8 @@ from accel.triton import manifest as manifests, settings as schedules
 from accel.triton.config import parse
 from accel.triton.settings import Settings
 from accel.triton.tune import lab, measured, predict, session
-from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.cost import Price
-from accel.triton.tune.lab import Goal
+from accel.triton.tune.request import TuneRequest
 from accel.triton.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -82,7 +80,7 @@ def quick():
 
 def asked(root, **more):
     how = {"probe_s": 0.2, "least": 20, "via": "embedded", "prices": {"elsewhere": Price(1.0)}, "budget_s": 600.0}
-    return measured.TuneRequest((root,), Goal(400.0, rate_per_s=1000.0), **how | more)
+    return TuneRequest(**{"targets": (root,), "max_p99_ms": 400.0, "rate": 1000.0} | how | more)
 
 
 class Told:
@@ -100,7 +98,7 @@ class Told:
         if doing.startswith(self.stop_at):
             raise KeyboardInterrupt
 
-    def tune(self, what: measured.TuneRequest):
+    def tune(self, what: TuneRequest):
         return session.tune(what, notice=self.notices.append, progress=self.progress)
 
 
@@ -198,7 +196,7 @@ def test_a_saturated_server_is_told_soon_and_what_it_left_undone_hits_no_later_l
     """Five times what it can carry: broken before the probe's time is over; the next load finds it idle."""
     root = tuned[0]
     one = lab.subject(root, name="one", scratch=tmp_path, logs=tmp_path, via="embedded")
-    goal = Goal(500.0)
+    goal = lab.Goal(500.0)
     with lab.trial(one, Settings(1, 1, batching=False), tmp_path / "trial") as server:
         begin = time.monotonic()
         over = server.probe(goal, 1_000.0, seconds=60.0, least=20)
@@ -213,7 +211,7 @@ def test_a_budget_that_nothing_holds_names_the_nearest_miss(tuned):
     root, _, _, _, _, folder = tuned
     told = Told()
     with pytest.raises(CheckFailed, match=r"nothing holds p99 within 1 ms: nearest is .* take longer; .* idle server"):
-        told.tune(replace(asked(root), goal=Goal(1.0)))
+        told.tune(asked(root, max_p99_ms=1.0, rate=None))
     assert json.loads((folder / "tune.json").read_text())["decision"]["verdict"] == "impossible"
 
 
@@ -229,7 +227,7 @@ def test_a_prediction_that_real_load_contradicts_is_followed_by_a_search_under_l
     monkeypatch.setattr(measured, "DIFFERS", 0.15)
     monkeypatch.setattr(measured, "PROOF", 0.0)  # as soon as it is seen
     told = Told()
-    made, _ = told.tune(replace(asked(root, out=tmp_path, trials=2, budget_s=80.0), goal=Goal(200.0)))
+    made, _ = told.tune(asked(root, out=tmp_path, trials=2, budget_s=80.0, max_p99_ms=200.0, rate=None))
     (warning,) = [w for w in made["decision"]["warnings"] if "prediction and measurement differ" in w]
     assert "predicted" in warning
     assert "has searched under real load" in warning
@@ -252,13 +250,14 @@ def test_what_the_time_did_not_suffice_for_is_said(tuned, tmp_path):
     assert any("not ended is the search of" in w for w in found["decision"]["warnings"])
 
 
+@pytest.mark.campaign
 def test_a_server_that_dies_in_mid_sweep_costs_what_it_served_and_nothing_else(tmp_path, quick, monkeypatch):
     """The curves and what ships are fine; with a delay it ends under load."""
     root = misbehaving(tmp_path, DIES_IN_MID_SWEEP)
     fine, dying = Settings(1, 1, batching=False), Settings(1, 1, delay_us=500)
     monkeypatch.setattr(predict, "space", lambda one, setups, *, fits: [one.default, dying, fine])
     monkeypatch.setattr(predict, "setups", lambda sayable, cores: [(1, 1)])
-    whole = replace(asked(root, mode="brute", budget_s=None), goal=Goal(400.0))
+    whole = asked(root, mode="brute", budget_s=None, rate=None)
     found, folder = Told().tune(whole)
     rows = {row["label"]: row for row in found["tried"]}
     (name,) = found["unfit"]
@@ -296,7 +295,7 @@ def test_runs_of_other_machines_share_the_table_of_costs(tuned, tmp_path, monkey
     here = found["hardware"]["id"]
     prices = {here: Price(1.0), "quick-machine": Price(1.0)}
     targets = (root, tmp_path / "quick", tmp_path / "untuned")
-    made, _ = Told().tune(replace(asked(root, out=tmp_path / "out", prices=prices), targets=targets))
+    made, _ = Told().tune(asked(root, out=tmp_path / "out", prices=prices, targets=targets))
     assert [c["hardware"] for c in made["costs"]] == [here, "quick-machine"]
     assert [(c["per_s"], c["machines"]) for c in made["costs"]] == [(500.0, 3), (4000.0, 1)]
     assert made["cheapest"].startswith("cheapest for 1000/s with 20% headroom: 1 × quick-machine, 1 USD an hour")
@@ -306,26 +305,26 @@ def test_runs_of_other_machines_share_the_table_of_costs(tuned, tmp_path, monkey
 def test_memory_that_no_server_keeps_within(tuned):
     root = tuned[0]
     with pytest.raises(CheckFailed, match="no configuration keeps within 1 MiB: the smallest server takes"):
-        Told().tune(asked(root, limits=TuneLimits(max_memory_mib=1.0)))
+        Told().tune(asked(root, max_memory_mib=1.0))
 
 
 def test_gpu_memory_that_cannot_be_known_is_no_limit_kept(tuned):
     root = tuned[0]
     with pytest.raises(CheckFailed, match=r"GPU memory of this server cannot be known.* can keep 100 MiB"):
-        Told().tune(asked(root, limits=TuneLimits(max_gpu_memory_mib=100.0)))
+        Told().tune(asked(root, max_gpu_memory_mib=100.0))
 
 
 def test_a_limited_cost_needs_this_machines_price(tuned):
     with pytest.raises(UsageError, match=r"--max-cost needs the price of this machine .*: it has elsewhere"):
-        Told().tune(asked(tuned[0], limits=TuneLimits(max_cost=1.0)))
+        Told().tune(asked(tuned[0], max_cost=1.0))
 
 
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        (TuneLimits(min_throughput_per_s=1e9), r"its throughput per s is .* less than 1e\+09"),
-        (TuneLimits(max_cost=1e-9), "its cost in USD per million is .* more than 1e-09"),
-        (TuneLimits(min_throughput_per_s=1e9, max_cost=1e-9), "its throughput per s .*; its cost in USD"),
+        ({"min_throughput": 1e9}, r"its throughput per s is .* less than 1e\+09"),
+        ({"max_cost": 1e-9}, "its cost in USD per million is .* more than 1e-09"),
+        ({"min_throughput": 1e9, "max_cost": 1e-9}, "its throughput per s .*; its cost in USD"),
     ],
 )
 def test_limits_that_nothing_keeps_give_the_nearest_miss(tuned, tmp_path, limits, said):
@@ -333,7 +332,7 @@ def test_limits_that_nothing_keeps_give_the_nearest_miss(tuned, tmp_path, limits
     shutil.copy(folder / "measured.json", tmp_path)
     prices = {found["hardware"]["id"]: Price(1.0)}
     with pytest.raises(CheckFailed, match=r"nothing keeps every limit: nearest is .*: its ") as told:
-        Told().tune(asked(root, limits=limits, prices=prices, out=tmp_path))
+        Told().tune(asked(root, **limits, prices=prices, out=tmp_path))
     assert re.search(said, told.value.message)
     document = json.loads((tmp_path / "tune.json").read_text())
     assert document["decision"]["chosen"] is None
@@ -346,17 +345,16 @@ def test_a_median_that_nothing_keeps_is_named(tuned, tmp_path, monkeypatch):
     monkeypatch.setattr(measured, "FINALISTS", 0)
     root, *_, folder = tuned
     shutil.copy(folder / "measured.json", tmp_path)
-    goal = replace(asked(root).goal, limits_ms={"p50": 0.01})
     with pytest.raises(CheckFailed, match=r"holds p99 within 400 ms, p50 within 0\.01 ms: .*p50 is .* ms beyond its"):
-        Told().tune(replace(asked(root, out=tmp_path), goal=goal))
+        Told().tune(asked(root, out=tmp_path, max_p50_ms=0.01))
 
 
 def test_limits_that_are_kept_stand_beside_the_choice(tuned, tmp_path):
     root, *_, found, folder = tuned
     shutil.copy(folder / "measured.json", tmp_path)
     prices = {found["hardware"]["id"]: Price(1.0)}
-    limits = TuneLimits(min_throughput_per_s=1.0, max_memory_mib=1e6, max_cost=1e6)
-    made, _ = Told().tune(asked(root, limits=limits, prices=prices, out=tmp_path))
+    limits = {"min_throughput": 1.0, "max_memory_mib": 1e6, "max_cost": 1e6}
+    made, _ = Told().tune(asked(root, **limits, prices=prices, out=tmp_path))
     assert [(j["name"], j["lacks"]) for j in made["limits"]] == [
         ("throughput per s", 0.0),
         ("memory in MiB", 0.0),

@@ -1,0 +1,143 @@
+"""Everything a user asks of ``accel tune``: one model, of which its flags and ``tune:`` of a release file are made."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+
+from accel.bench import ranges
+from accel.bench.load import Arrivals
+from accel.core.options import AboveZero, OptionTrait, explained
+from accel.triton.tune import space as spaces
+from accel.triton.tune.constraints import TuneLimits
+from accel.triton.tune.cost import Price, read_prices
+from accel.triton.tune.lab import LEAST, Goal
+from accel.triton.tune.search import Mode
+from accel.triton.tune.space import Space
+
+MISSING = {
+    "targets": "name run directories or repositories: accel tune runs/bert --max-p99-ms 100",
+    "max_p99_ms": "--max-p99-ms 100: the budget that 99 % of the requests must keep",
+}
+"""How to give what has no default."""
+
+
+def _prices(given: Any) -> Any:
+    return read_prices(Path(given)) if isinstance(given, str | Path) else given
+
+
+def _space(given: Any) -> Any:
+    return spaces.read(Path(given)) if isinstance(given, str | Path) else given
+
+
+class TuneOptions(BaseModel):
+    """What a configuration must hold, and how long and how it is searched: what a release asks of a model, too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    max_p99_ms: Annotated[
+        AboveZero, OptionTrait.BY_MODEL, Field(description="Budget that 99 % of the requests must keep")
+    ]
+    max_p50_ms: Annotated[AboveZero | None, Field(description="Budget of the median")] = None
+    max_p90_ms: Annotated[AboveZero | None, Field(description="Budget that 90 % must keep")] = None
+    max_p95_ms: Annotated[AboveZero | None, Field(description="Budget that 95 % must keep")] = None
+    rate: Annotated[
+        AboveZero | None,
+        OptionTrait.BY_MODEL,
+        Field(description="Requests per second that are to be carried"),
+    ] = None
+    min_throughput: Annotated[AboveZero | None, Field(description="Items per second to carry")] = None
+    max_memory_mib: Annotated[AboveZero | None, Field(description="What the server's processes may take")] = None
+    max_gpu_memory_mib: Annotated[AboveZero | None, Field(description="What may be in use on its GPUs")] = None
+    mode: Annotated[Mode, Field(description="predict, brute, quick or optuna")] = "predict"
+    budget_s: Annotated[AboveZero | None, Field(description="How long to measure  [default: 900; brute: no limit]")] = (
+        None
+    )
+
+
+class TuneRequest(TuneOptions):
+    """One call of ``accel tune`` for one model.
+
+    Attributes:
+        targets: all of one client contract.
+        trials: None: an eighth of the configurations.
+        probe_s / least: a probe lasts so long, and until so many requests have ended.
+        space: beside the configuration that ships.
+
+    Raises:
+        UsageError: an option that is missing, unknown or out of its limits, or a space with fields that cannot vary.
+        InputError: a file of arrival times, prices or a space is missing or broken.
+    """
+
+    targets: Annotated[
+        tuple[Path, ...],
+        OptionTrait.ARGUMENT,
+        OptionTrait.REPEATED,
+        Field(
+            min_length=1, description="Run directories or repositories of one model, or of several that share a server"
+        ),
+    ]
+    arrivals: Annotated[
+        str, Field(description="Open loop: poisson, constant or a file of times; closed: a closed loop")
+    ] = "poisson"
+    prices: Annotated[
+        Mapping[str, Price],
+        BeforeValidator(_prices),
+        OptionTrait.FILE,
+        Field(description="Price list: HARDWARE_ID: {usd_per_hour: 0.17}"),
+    ] = {}
+    headroom: Annotated[float, Field(ge=0, description="Share of --rate that is kept free")] = 0.2
+    max_cost: Annotated[AboveZero | None, Field(description="USD per million inferences, with --prices")] = None
+    space: Annotated[
+        InstanceOf[Space] | None,
+        BeforeValidator(_space),
+        OptionTrait.FILE,
+        Field(description="Configurations to choose from (YAML)  [default: accel's own]"),
+    ] = None
+    trials: Annotated[int | None, Field(ge=1, description="Most that quick and optuna measure  [default: 1/8]")] = None
+    data: Annotated[Path | None, Field(description="Requests to send: .json or .npz  [default: stored sample]")] = None
+    via: Annotated[
+        Literal["embedded", "local", "docker"] | None, Field(description="Server: embedded, local or docker")
+    ] = None
+    probe_s: Annotated[float, Field(ge=0.05, alias="seconds", description="Least length of a probe")] = 1.5
+    least: Annotated[int, Field(ge=10, alias="requests", description="Least requests of a probe")] = LEAST
+    seed: Annotated[int, Field(description="Decides what quick and optuna try")] = 0
+    out: Annotated[Path | None, Field(description="Folder  [default: RUN/tuned]")] = None
+
+    @cached_property
+    def goal(self) -> Goal:
+        """What a configuration must do."""
+        budgets = {"p50": self.max_p50_ms, "p90": self.max_p90_ms, "p95": self.max_p95_ms}
+        arrivals, gaps_s = self._arrivals
+        limits_ms = {name: ms for name, ms in budgets.items() if ms is not None}
+        return Goal(self.max_p99_ms, arrivals, gaps_s, self.rate, limits_ms)
+
+    @cached_property
+    def _arrivals(self) -> tuple[Arrivals | None, tuple[float, ...]]:
+        return (None, ()) if self.arrivals == "closed" else ranges.arrivals(self.arrivals)
+
+    @property
+    def limits(self) -> TuneLimits:
+        """What it must keep besides its latency budgets."""
+        return TuneLimits(self.min_throughput, self.max_memory_mib, self.max_gpu_memory_mib, self.max_cost)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            asked = handler(given)
+        except ValidationError as error:
+            raise explained(error, cls, MISSING, typed=given) from error
+        _ = asked.goal  # a file of times that is wrong is refused at once
+        return asked
