@@ -42,7 +42,7 @@ from accel.exporters.streams import Run, Streams, play
 from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import NarrowedModel
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +417,7 @@ def emit(
         emitted = repository.emit(
             artifact,
             folder,
-            model=ServedModel.of(source),
+            model=ClientModel.of(source),
             request=request,
             builder=targets.discover()[artifact.variant.target.name],
             root=root,

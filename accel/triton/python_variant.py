@@ -27,7 +27,7 @@ from accel.triton.manifest import Manifest
 from accel.triton.reading import CONFIG, read_configs, read_initial, read_points
 from accel.triton.releases import TritonRelease, release as find_release
 from accel.triton.repository import emit
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 
 def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
@@ -66,7 +66,7 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         made = emit(
             manifest.artifact,
             files,
-            model=ServedModel(
+            model=ClientModel(
                 model_name=name,
                 inputs=manifest.model_inputs,
                 outputs=manifest.model_outputs,

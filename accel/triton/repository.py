@@ -40,7 +40,7 @@ from accel.triton.folders import describe, link
 from accel.triton.launch import DEPLOYMENT, kubernetes, script, write_launch
 from accel.triton.python_model import GROUPED, PLAIN, STATEFUL, write_model
 from accel.triton.releases import differences, release as find_release, unservable
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 from accel.triton.samples import FIRST_STEP, Warmup, load_points, warmup, write_reference
 from accel.triton.sequences import State, initial_file, scheduling
 from accel.triton.verify import verify
@@ -58,7 +58,7 @@ def emit(
     artifact: Artifact,
     artifact_folder: Path,
     *,
-    model: ServedModel,
+    model: ClientModel,
     request: EmitRequest,
     builder: Builder,
     root: Path,

@@ -11,7 +11,7 @@ from accel.triton.grouping import Grouping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class ClientModel:
     """The model that clients call.
 
     Attributes:

@@ -21,7 +21,7 @@ from accel.core.values import (
     file_refs,
 )
 from accel.triton.repository import emit
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 INPUTS = (TensorSpec("input_ids", "int64", ("batch", "seq"), (0, 49)),)
 OUTPUTS = (TensorSpec("pooled", "float32", ("batch", 4)),)
@@ -54,7 +54,7 @@ def write(run_dir: Path, *, name: str = "nothing", latency_ms: float = 0.0) -> P
     made = emit(
         artifact,
         folder,
-        model=ServedModel(model_name=name, inputs=INPUTS, outputs=OUTPUTS),
+        model=ClientModel(model_name=name, inputs=INPUTS, outputs=OUTPUTS),
         request=EmitRequest(release=RELEASE, parity=proved),
         builder=BUILDER,
         root=root,

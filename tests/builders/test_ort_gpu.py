@@ -22,7 +22,7 @@ from accel.graph.fuse import lend_shapes
 from accel.graph.products import products_by_type
 from accel.triton import lint, repository
 from accel.triton.releases import NEWEST
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 WIDTH = 32
 PROFILE = {"x": ShapeRange((1, WIDTH), (2, WIDTH), (8, WIDTH))}
@@ -169,7 +169,7 @@ def test_repositories_of_gpu_targets_pass_the_linter(tmp_path, folder, name, rel
     repository.emit(
         made,
         files,
-        model=ServedModel(model_name="mlp", inputs=SPECS[0], outputs=SPECS[1]),
+        model=ClientModel(model_name="mlp", inputs=SPECS[0], outputs=SPECS[1]),
         request=EmitRequest(release=release),
         builder=targets.discover()[name],
         root=tmp_path / "repository",

@@ -36,7 +36,7 @@ from accel.exporters.tensorflow_runtime import import_tensorflow
 from accel.triton.config import parse
 from accel.triton.lint import lint
 from accel.triton.repository import emit
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -213,7 +213,7 @@ def test_triton_serves_it_up_to_its_last_tensorflow(
         return emit(
             artifact,
             out,
-            model=ServedModel(model_name="rows", inputs=source.inputs, outputs=source.outputs),
+            model=ClientModel(model_name="rows", inputs=source.inputs, outputs=source.outputs),
             request=EmitRequest(release=release, threads=2),
             builder=BUILDER,
             root=tmp_path / "root",

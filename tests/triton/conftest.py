@@ -13,7 +13,7 @@ from live import Live
 from accel.core import environments
 from accel.core.values import Artifact, Repository, ShapeRange
 from accel.triton.repository import emit
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Bench:
         } | changes
         model, request = (
             kind(**{f.name: given.pop(f.name) for f in fields(kind) if f.name in given})
-            for kind in (ServedModel, EmitRequest)
+            for kind in (ClientModel, EmitRequest)
         )
         return emit(artifact, self.folder(backend), model=model, request=request, **given)
 

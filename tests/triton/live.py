@@ -25,7 +25,7 @@ from accel.run.tasks import Described
 from accel.triton import manifest as manifests
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 P, R = ParamSpec("P"), TypeVar("R")
 THREADS = 2
@@ -110,7 +110,7 @@ class Live:
             emitted = emit(
                 artifact,
                 self._files(variant),
-                model=ServedModel(
+                model=ClientModel(
                     model_name="tiny",
                     inputs=self.source.inputs,
                     outputs=self.source.outputs,

@@ -16,7 +16,7 @@ from accel.exporters.processing_files import find
 from accel.exporters.sources import recognise
 from accel.triton import ensemble
 from accel.triton.repository import emit
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -48,7 +48,7 @@ def repository(text: str, folder: Path, target: str, shapes: Shapes, *, release:
     emitted = emit(
         Artifact(variant, file_refs(folder / "built"), "0" * 64, built, 0.0),
         folder / "built",
-        model=ServedModel.of(source),
+        model=ClientModel.of(source),
         request=EmitRequest(release=release),
         builder=builder,
         root=folder / "repository",

@@ -21,7 +21,7 @@ from accel.core.values import (
 )
 from accel.triton.releases import NEWEST
 from accel.triton.repository import emit, verify
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 
 TARGETS = [
     name
@@ -64,7 +64,7 @@ def test_a_built_artifact_becomes_a_repository(bench, name, static):
     repository = emit(
         artifact,
         folder,
-        model=ServedModel(model_name="embedding", inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
+        model=ClientModel(model_name="embedding", inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
         request=EmitRequest(release=NEWEST),
         builder=builder,
         root=root,

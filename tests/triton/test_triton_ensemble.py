@@ -370,7 +370,7 @@ def picture_repository(folder: Path, spec: TensorSpec) -> Path:
     """Emit a repository of a model that takes pictures; it is not run here."""
     from accel.core.values import ShapeRange
     from accel.triton.repository import emit
-    from accel.triton.request import EmitRequest, ServedModel
+    from accel.triton.request import ClientModel, EmitRequest
 
     shape = (1, *spec.dims[1:])
     (folder / "artifact").mkdir()
@@ -385,7 +385,7 @@ def picture_repository(folder: Path, spec: TensorSpec) -> Path:
     emit(
         artifact,
         folder / "artifact",
-        model=ServedModel(model_name="seen", inputs=(spec,), outputs=outputs),
+        model=ClientModel(model_name="seen", inputs=(spec,), outputs=outputs),
         request=EmitRequest(release="26.05"),
         builder=embedding.EmbeddingBuilder(TritonModel("onnxruntime", "weights.npy", True)),
         root=root,

@@ -24,7 +24,7 @@ from accel.triton import ensemble, manifest as manifests
 from accel.triton.config import model_config, step, to_text
 from accel.triton.manifest import Manifest
 from accel.triton.repository import emit
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 from accel.triton.servers import server
 from accel.triton.servers.hosts import EMBEDDED_RELEASE
 from model_zoo._pictures import dead_leaves
@@ -236,7 +236,7 @@ def words(place: Path, name: str, *, batches: bool = True) -> Path:
     emit(
         embedding.artifact(run / "files"),
         run / "files",
-        model=ServedModel(model_name=name, inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
+        model=ClientModel(model_name=name, inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
         request=EmitRequest(release=EMBEDDED_RELEASE),
         builder=embedding.EmbeddingBuilder(served),
         root=run / "repository",

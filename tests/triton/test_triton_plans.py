@@ -15,7 +15,7 @@ from accel.triton import repository
 from accel.triton.lint import lint, plans
 from accel.triton.manifest import read
 from accel.triton.releases import RELEASES
-from accel.triton.request import EmitRequest, ServedModel
+from accel.triton.request import ClientModel, EmitRequest
 from accel.triton.servers import server as servers
 
 FACTS = {"tensorrt": "10.16.1.11", "compute_capability": "9.0", "gpu": "an H200", "driver": "580.1"}
@@ -28,7 +28,7 @@ def emit_plan(bench, artifact, release):
     return repository.emit(
         artifact,
         bench.folder("trt-fp16"),
-        model=ServedModel(model_name="embedding", inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
+        model=ClientModel(model_name="embedding", inputs=embedding.INPUTS, outputs=embedding.OUTPUTS),
         request=EmitRequest(release=release),
         builder=BUILDER,
         root=bench.root(artifact),
