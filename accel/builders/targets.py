@@ -16,11 +16,36 @@ from importlib.metadata import entry_points
 
 from accel import builders
 from accel.builders import PYTHON, Backend, Builder, TargetInfo
-from accel.core.errors import UsageError, nearest
+from accel.core.errors import UsageError, first_line, nearest
 from accel.core.values import Int32Runtime, Runtime, Target
 
 ALIASES = {"onnx": "ort"}
 GROUPS = {"cpu": ("cpu",), "gpu": ("cuda",), "all": ("cpu", "cuda")}
+
+
+@functools.cache
+def plugins() -> tuple[tuple[Builder, ...], Mapping[str, str]]:
+    """Return the builders of plug-ins, and why each plug-in that cannot be used cannot be: it hinders no other target.
+
+    Returns:
+        The builders, and by entry point what is wrong with it.
+    """
+    good: list[Builder] = []
+    broken: dict[str, str] = {}
+    for point in entry_points(group="accel.builders"):
+        try:
+            builder = point.load()
+        except Exception as error:  # noqa: BLE001  a plug-in's own
+            broken[point.name] = f"{point.value} cannot be imported: {type(error).__name__}: {first_line(error)}"
+            continue
+        lacking = [name for name in ("targets", "options") if not hasattr(builder, name)]
+        if not isinstance(builder, Builder):
+            broken[point.name] = f"{point.value} is {builder!r}: expected an instance of a subclass of Builder"
+        elif lacking:
+            broken[point.name] = f"{point.value} declares no {' and no '.join(lacking)}"
+        else:
+            good.append(builder)
+    return tuple(good), broken
 
 
 @functools.cache
@@ -36,8 +61,7 @@ def discover() -> Mapping[str, Builder]:
         for m in pkgutil.iter_modules(builders.__path__)
         if m.name.startswith("to_")
     ]
-    offered = [m.BUILDER for m in modules] + [point.load() for point in entry_points(group="accel.builders")]
-    for builder in offered:
+    for builder in (*(m.BUILDER for m in modules), *plugins()[0]):
         for name in builder.targets:
             if name in found:
                 raise UsageError(

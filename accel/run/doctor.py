@@ -83,6 +83,9 @@ def targets_here() -> list[Row]:
                     "about": builder.targets[name].about,
                 }
             )
+    for name, why in targets.plugins()[1].items():
+        row: Row = {"target": name, "device": "?", "available": False, "reason": f"the plug-in {why}", "about": None}
+        rows.append(row | {"fix": "repair the plug-in, or uninstall its package"})
     return rows
 
 

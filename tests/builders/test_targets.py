@@ -1,10 +1,15 @@
 """The target grammar and discovery."""
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from accel.builders import targets
+from accel.builders import Builder, targets
 from accel.core.errors import UsageError
 from accel.core.values import Target
+from accel.run import doctor
 
 
 def names(text, devices=("cpu",)):
@@ -61,15 +66,45 @@ def test_every_target_of_the_design_is_offered():
 
 
 def test_two_builders_for_one_target_are_refused(monkeypatch):
-    class Point:
-        def load(self):
-            return targets.discover()["ort"]
-
-    known = targets.discover()
-    assert "ort" in known
-    monkeypatch.setattr(targets, "entry_points", lambda group: [Point()])
+    ort = targets.discover()["ort"]
+    plug_in(monkeypatch, lambda: ort)
     with pytest.raises(UsageError, match="offered by two"):
         targets.discover.__wrapped__()
+
+
+class NotReady(Builder):
+    targets: Mapping[str, Any] = {"mine": None}
+
+    def available(self, target): ...
+    def build(self, request, options, out_dir): ...
+    def open(self, artifact, folder, *, threads, mode): ...
+    def triton(self, artifact, release): ...
+
+
+def broken():
+    raise ImportError("no libmine.so")
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [
+        (broken, "mine:BUILDER cannot be imported: ImportError: no libmine.so"),
+        (lambda: NotReady, "expected an instance of a subclass of Builder"),
+        (NotReady, "mine:BUILDER declares no options"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_hinders_no_other_target(monkeypatch, load, why):
+    plug_in(monkeypatch, load)
+    assert "ort" in targets.discover.__wrapped__()
+    (row,) = [row for row in doctor.targets_here() if row["target"] == "my-plugin"]
+    assert not row["available"]
+    assert why in row["reason"]
+
+
+def plug_in(monkeypatch, load):
+    point = SimpleNamespace(name="my-plugin", value="mine:BUILDER", load=load)
+    monkeypatch.setattr(targets, "entry_points", lambda group: [point])
+    monkeypatch.setattr(targets, "plugins", targets.plugins.__wrapped__)
 
 
 def test_a_target_is_a_name_and_a_device():
