@@ -34,14 +34,8 @@ def _convert(
     judge(run, job.required)
 
 
-def _job() -> Any:
-    from accel.run.job import Job
-
-    return Job
-
-
 OFFERS = {"source": complete.sources, "targets": complete.targets, "require": complete.targets}
-JobCommand = command_of(_job, _convert, offers=OFFERS, own_at=3)
+JobCommand = command_of("accel.run.job:Job", _convert, offers=OFFERS, own_at=3)
 """``convert``: --config stands beside --targets and --out."""
 
 

@@ -1,5 +1,6 @@
 """Commands whose options are the fields of a pydantic model (``accel.core.options``)."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -15,7 +16,7 @@ SHORT = {"targets": ("-t",), "out": ("-o",)}
 
 
 def command_of(
-    model: Callable[[], Any],
+    model: str,
     body: Callable[..., None],
     *,
     offers: Mapping[str, Complete] | None = None,
@@ -24,7 +25,7 @@ def command_of(
     """Return the class of a command that has an option for each field with a description.
 
     Args:
-        model: imports and returns the model, when the command is called: ``accel --help`` imports no pydantic.
+        model: ``module:Class``, imported when the command is called: ``accel --help`` imports no pydantic.
         body: takes what was given by the keys of the options, None where it was not, and options of its own.
         offers: what completes a key's word.
         own_at: how many of the fields' options stand before the command's first own one; others stand at the end.
@@ -34,7 +35,9 @@ def command_of(
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
             """Make the context of the command that has the options."""
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
-            app.command(help=self.help)(_with_options(body, model(), offers or {}, own_at))
+            module, _, name = model.partition(":")
+            options = getattr(importlib.import_module(module), name)
+            app.command(help=self.help)(_with_options(body, options, offers or {}, own_at))
             return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
 
     return ModelCommand
@@ -64,8 +67,11 @@ def _parameter(key: str, field: Any, offers: Mapping[str, Complete]) -> Paramete
     from accel.core.options import OptionTrait
 
     traits, text = field.metadata, field.description
-    if isinstance(field.default, int | float | str) and not isinstance(field.default, bool) and field.default != "":
-        text += f"  [default: {field.default}]"
+    shown = field.default if isinstance(field.default, str) else None
+    if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+        shown = f"{field.default:g}"
+    if shown and "[default:" not in text:
+        text += f"  [default: {shown}]"
     if OptionTrait.BY_MODEL in traits:
         text += ": 100, or by model bert=100,minilm=20"
     arms = (field.annotation, *get_args(field.annotation))

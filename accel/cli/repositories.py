@@ -139,7 +139,7 @@ def bench() -> None:
 def _bench(as_json: Json = False, **given: Any) -> None:
     from accel.run import load_test
 
-    asked = _request()(**{key: value for key, value in given.items() if value is not None})
+    asked = load_test.LoadTestRequest.typed({key: value for key, value in given.items() if value is not None})
 
     def report(document: dict[str, Any]) -> None:
         rows = [load_test.row(point) for point in document["measurements"]]
@@ -151,13 +151,7 @@ def _bench(as_json: Json = False, **given: Any) -> None:
     (load_test.batching_sweep if asked.table else load_test.bench)(asked, report, note)
 
 
-def _request() -> Any:
-    from accel.run.load_test import LoadTestRequest
-
-    return LoadTestRequest
-
-
-BenchCommand = command_of(_request, _bench, offers={"target": complete.repositories})
+BenchCommand = command_of("accel.run.load_test:LoadTestRequest", _bench, offers={"target": complete.repositories})
 
 
 def _print_server(running: Any, native: str, as_json: bool) -> None:

@@ -2,15 +2,18 @@
 
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from accel.cli.options import command_of
 from accel.cli.output import Json, Quiet, Verbose, note, print_json, show, watching
 from accel.core.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from accel.triton.tune.request import TuneRequest
 
 
 def tune() -> None:
@@ -20,22 +23,11 @@ def tune() -> None:
 def _tune(as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False, **given: Any) -> None:
     from accel.triton.tune import measured, session, together
 
-    request, typed = _request(), {key: value for key, value in given.items() if value is not None}
-    models: dict[str, list[Path]] = {}
-    for target in map(Path, typed.get("targets", ())):
-        models.setdefault(together.model_of(target), []).append(target)
-    p99s, rates = (_by_model(typed.pop(key, None), key, models) for key in ("max_p99_ms", "rate"))
-    if p99s and (missing := [name for name in models if name not in p99s]):
-        raise UsageError(f"--max-p99-ms has no budget of {', '.join(missing)}", fix="give one for each model")
-    mix = together.mix(rates, list(models)) if len(models) > 1 else {}
-    asked = {}
-    for name, paths in models.items() or [("", [])]:
-        own = {"targets": paths, "max_p99_ms": p99s.get(name), "rate": None if mix else rates.get(name)}
-        asked[name] = request(**{key: value for key, value in (typed | own).items() if value})
+    asked, mix = _requests({key: value for key, value in given.items() if value is not None})
     with watching(quiet=quiet, verbose=verbose) as progress:
         told: Any = {"notice": progress.notice, "progress": progress.variant, "stage": progress.stage}
         if mix:
-            place = Path(typed.get("out", Path("runs") / "+".join(models)))
+            place = Path(given["out"] or Path("runs") / "+".join(asked))
             shared = {name: together.SharedModel(one, mix[name]) for name, one in asked.items()}
             found, folder = together.tune_together(shared, place, **told)
         else:
@@ -56,13 +48,35 @@ def _tune(as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False,
     typer.echo(f"repository: {folder / found['repository']}\nreport: {folder / measured.REPORT}")
 
 
-def _request() -> Any:
+TuneCommand = command_of("accel.triton.tune.request:TuneRequest", _tune)
+
+
+def _requests(typed: Mapping[str, Any]) -> "tuple[dict[str, TuneRequest], Mapping[str, float]]":
+    """Return what is asked of each model, and the share of the requests that each gets where several share a server.
+
+    Raises:
+        UsageError: as ``TuneRequest``, or a model has no budget, or what is given by model names others.
+        InputError: a target is neither a run nor a repository, or as ``TuneRequest``.
+    """
+    from accel.triton.tune import together
     from accel.triton.tune.request import TuneRequest
 
-    return TuneRequest
-
-
-TuneCommand = command_of(_request, _tune)
+    models: dict[str, list[Path]] = {}
+    for target in map(Path, typed.get("targets", ())):
+        models.setdefault(together.model_of(target), []).append(target)
+    p99s, rates = (_by_model(typed.get(key), key, models) for key in ("max_p99_ms", "rate"))
+    if p99s and (missing := [name for name in models if name not in p99s]):
+        raise UsageError(f"--max-p99-ms has no budget of {', '.join(missing)}", fix="give one for each model")
+    mix = together.mix(rates, list(models)) if len(models) > 1 else {}
+    common = {key: value for key, value in typed.items() if key not in ("max_p99_ms", "rate")}
+    if not models:
+        TuneRequest.typed(common)  # which says what is missing
+    asked = {}
+    for name, paths in models.items():
+        budget = {"max_p99_ms": p99s[name]} if p99s else {}
+        rate = {"rate": rates[name]} if rates and not mix else {}
+        asked[name] = TuneRequest.typed({**common, "targets": paths, **budget, **rate})
+    return asked, mix
 
 
 def _by_model(text: str | None, key: str, models: Collection[str]) -> dict[str, float]:

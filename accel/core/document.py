@@ -261,7 +261,8 @@ def read(path: Path) -> RunDocument:
     Raises:
         InputError: nothing there, not valid JSON (NaN included), or a schema that this version cannot read.
     """
-    return parse(read_json(path), origin=str(path / FILENAME if path.is_dir() else path))
+    file = path / FILENAME if path.is_dir() else path
+    return parse(read_json(file), origin=str(file))
 
 
 def read_json(path: Path) -> Any:

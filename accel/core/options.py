@@ -7,9 +7,17 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from accel.core.errors import AccelError, InputError, UsageError, nearest
 
@@ -25,31 +33,53 @@ class OptionTrait(Enum):
     FILE = "a flag that takes a file, which is read"
     BY_MODEL = "a flag that takes a number, or NAME=NUMBER,… of several models"
     CARRIED = "matters also where a deferred build is finished"
+    INTERNAL = "set by accel: no key of a file"
+
+
+class Options(BaseModel):
+    """What a command takes; what is wrong with it is an ``AccelError``.
+
+    Attributes:
+        MISSING: how to give each option that has no default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    MISSING: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def typed(cls, given: Mapping[str, Any]) -> Self:
+        """Return the options of a command line, by their keys; an error names them by their flags."""
+        return cls.model_validate(given, context={"typed": given})
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explained(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            raise explained(error, cls, **(info.context or {})) from error
 
 
 def keys(model: type[BaseModel]) -> list[str]:
-    """Return what the options of a model are called."""
-    return [info.alias or name for name, info in model.model_fields.items()]
+    """Return what the options of a model are called, in a file as in Python."""
+    fields = model.model_fields.items()
+    return [info.alias or name for name, info in fields if OptionTrait.INTERNAL not in info.metadata]
 
 
 def explained(
-    error: ValidationError,
-    model: type[BaseModel],
-    missing: Mapping[str, str],
-    config: Path | None = None,
-    typed: Iterable[str] = (),
+    error: ValidationError, model: type[Options], config: Path | None = None, typed: Iterable[str] = ()
 ) -> AccelError:
     """Say what is wrong with options: by its flag what was typed, by its key what a job file holds.
 
     Args:
-        missing: how to give each option that has no default.
         config: file that held what was not typed.
         typed: keys of what was typed.
     """
     errors = [found for found in error.errors() if found["type"] != "default_factory_not_called"]  # others say why
     if all(found["type"] == "missing" for found in errors):
         name = str(errors[0]["loc"][0])
-        return UsageError(f"no {name} given", fix=missing[name])
+        return UsageError(f"no {name} given", fix=model.MISSING[name])
     messages: dict[str, None] = {}
     from_file = False
     keyed = {info.alias or name for name, info in model.model_fields.items() if info.default == {}}
@@ -73,6 +103,5 @@ def explained(
         said = f" is {found['input']!r}: expected {expected}" if expected else f": {plain}"
         messages[label + said] = None
     if from_file:
-        known = [key for key in keys(model) if key != "command"]
-        return InputError(f"job file {config}: {'; '.join(messages)}", fix=f"known keys: {', '.join(known)}")
+        return InputError(f"job file {config}: {'; '.join(messages)}", fix=f"known keys: {', '.join(keys(model))}")
     return UsageError("; ".join(messages))

@@ -10,28 +10,24 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainValidator,
-    ValidationError,
-    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
-from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import SkipJsonSchema
 
 from accel.builders import targets
 from accel.core import hardware, signing
 from accel.core.accuracy.parity import GATES_DB
 from accel.core.errors import InputError, UsageError, nearest
-from accel.core.options import AboveZero, OptionTrait, explained, keys
+from accel.core.options import AboveZero, Options, OptionTrait, keys
 from accel.core.values import GraphChoice, Target
 from accel.core.yaml_file import read_yaml
 from accel.exporters import ensemble_request, sources
@@ -42,12 +38,6 @@ from accel.triton import releases
 
 PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
-
-MISSING = {
-    "source": "accel convert SOURCE --targets cpu; `accel zoo` lists known models",
-    "targets": "--targets cpu, or --targets openvino,ort; `accel targets` lists them",
-}
-"""How to give what has no default."""
 
 
 def _texts(given: Any) -> Sequence[str]:
@@ -149,7 +139,7 @@ Gates = Annotated[dict[str, float], BeforeValidator(_gates, TEXTS | dict[str, An
 Objectives = Annotated[tuple[Objective, ...], BeforeValidator(names, Objective | list[Objective]), Field(min_length=1)]
 
 
-class Job(BaseModel):
+class Job(Options, BaseModel):
     """One conversion. A field with a description is a flag of ``accel convert``, under its alias where it has one.
 
     Attributes:
@@ -164,7 +154,10 @@ class Job(BaseModel):
         InputError: the source or another file is missing or broken.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    MISSING: ClassVar = {
+        "source": "accel convert SOURCE --targets cpu; `accel zoo` lists known models",
+        "targets": "--targets cpu, or --targets openvino,ort; `accel targets` lists them",
+    }
 
     source: Annotated[
         str | SkipJsonSchema[InstanceOf[SourceRequest]],
@@ -342,7 +335,7 @@ class Job(BaseModel):
     ] = False
     options: dict[str, dict[str, Any]] = {}
     triton: Annotated[dict[str, str], WithJsonSchema({"type": "object"})] = {}
-    command: SkipJsonSchema[str] = ""
+    command: Annotated[SkipJsonSchema[str], OptionTrait.INTERNAL] = ""
 
     @cached_property
     def request(self) -> SourceRequest:
@@ -422,39 +415,34 @@ class Job(BaseModel):
         marked = (name for name, info in Job.model_fields.items() if OptionTrait.CARRIED in info.metadata)
         return {name: getattr(self, name) for name in marked}
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _checked(cls, given: Any, handler: "ModelWrapValidatorHandler[Job]", info: ValidationInfo) -> "Job":
-        try:
-            job = handler(given)
-        except ValidationError as error:
-            raise explained(error, Job, MISSING, **(info.context or {})) from error
-        releases.release(job.triton_release)
-        known = [text for target in job.wanted for text in (target.name, str(target))]
-        for text in job.required:  # a target's name, ``name@device``, or a static variant's id
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        releases.release(self.triton_release)
+        known = [text for target in self.wanted for text in (target.name, str(target))]
+        for text in self.required:  # a target's name, ``name@device``, or a static variant's id
             if text.partition("+")[0] not in known:
                 raise UsageError(
                     f"--require {text!r} is not among the targets{nearest(text, known)}", fix="add it to --targets"
                 )
-        if job.sandbox and job.bench in ("triton", "both"):
+        if self.sandbox and self.bench in ("triton", "both"):
             raise UsageError(
-                f"--sandbox holds accel's own processes, and --bench {job.bench} runs a server beside them",
+                f"--sandbox holds accel's own processes, and --bench {self.bench} runs a server beside them",
                 fix="measure in process, or run accel in a container",
             )
-        if "traffic" in job.objectives and job.bench == "triton":
+        if "traffic" in self.objectives and self.bench == "triton":
             raise UsageError("the objective traffic is measured in process", fix="--bench both, or --bench inprocess")
-        if job.traffic is not None and "traffic" not in job.objectives:
+        if self.traffic is not None and "traffic" not in self.objectives:
             raise UsageError(
                 "--traffic is for the objective traffic", fix="--objective traffic, or leave --traffic out"
             )
-        if job.sign_kits is not None:
-            signing.check_key(job.sign_kits)
-        _check_options(job.options)
-        _ = job.request, job.overrides  # wrong ones are refused at once
-        return job
+        if self.sign_kits is not None:
+            signing.check_key(self.sign_kits)
+        _check_options(self.options)
+        _ = self.request, self.overrides  # wrong ones are refused at once
+        return self
 
 
-KEYS = [key for key in keys(Job) if key != "command"]
+KEYS = keys(Job)
 """What a job file may hold."""
 
 

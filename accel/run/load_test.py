@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from accel.bench import ranges
 from accel.bench.load import Generator, Load, Window
@@ -27,7 +27,7 @@ from accel.core.buckets import own_lengths
 from accel.core.errors import InputError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import write_text
-from accel.core.options import OptionTrait, explained
+from accel.core.options import Options, OptionTrait
 from accel.core.values import SCHEMA, Measurement, TensorSpec, to_json
 from accel.triton import manifest as manifests, settings
 from accel.triton.folders import link_tree
@@ -36,15 +36,13 @@ from accel.triton.reading import read_points
 from accel.triton.servers import server
 from accel.triton.servers.server import Server
 
-MISSING = {"target": "name a repository root, or the HOST:PORT of a server's gRPC"}
-"""How to give what has no default."""
 OUTSIDE = 0.2
 """From this share of requests on that are not as long as those of the conversion, the user is told."""
 CLASSIC_CONCURRENCY = 10
 """Concurrency of the field's table: dynamic batching without and with, one and two instances."""
 
 
-class LoadTestRequest(BaseModel):
+class LoadTestRequest(Options, BaseModel):
     """What ``accel bench`` is asked for. A field with a description is a flag of it, under its alias where it has one.
 
     Attributes:
@@ -61,7 +59,7 @@ class LoadTestRequest(BaseModel):
         InputError: a file of arrival times is broken.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    MISSING: ClassVar = {"target": "name a repository root, or the HOST:PORT of a server's gRPC"}
 
     target: Annotated[
         str, OptionTrait.ARGUMENT, Field(description="Repository, or HOST:PORT of a running server's gRPC")
@@ -110,17 +108,12 @@ class LoadTestRequest(BaseModel):
         """How each of them is measured."""
         return Method(self.seconds, self.processes, self.shared_memory, self.seed)
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _checked(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            asked = handler(given)
-        except ValidationError as error:
-            raise explained(error, cls, MISSING, typed=given) from error
-        if asked.concurrency is not None and asked.request_rate is not None:
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.concurrency is not None and self.request_rate is not None:
             raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
-        _ = asked.loads  # wrong ones are refused at once
-        return asked
+        _ = self.loads  # wrong ones are refused at once
+        return self
 
 
 def bench(asked: LoadTestRequest, show: Callable[[dict[str, Any]], None], notice: Callable[[str], None]) -> None:

@@ -1,10 +1,14 @@
 """The command line: what is wrong is one message with a fix and the documented exit code, never a traceback."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from accel.cli import app
 
 
 def accel(*words, cwd=None):
@@ -129,3 +133,11 @@ def test_version_and_help():
     assert done.returncode == 0
     for command in ("convert", "targets", "zoo", "doctor", "env", "inspect", "verify", "report"):
         assert command in done.stdout
+
+
+@pytest.mark.parametrize("command", ["convert", "bench", "tune"])
+def test_an_options_default_is_said_once_and_plainly(command):
+    text = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+    options = re.split(r" (?=--[a-z])", text)
+    assert not [option for option in options if option.count("[default:") > 1]
+    assert not re.search(r"\[default: \d+\.0\]", text)

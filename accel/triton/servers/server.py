@@ -217,7 +217,8 @@ def identity(via: str | None = None) -> dict[str, Any]:
     kind, program = _kind(via), hosts.local_program()
     if kind == "local" and program is not None:
         found = Path(program).resolve()
-        return {"via": kind, "program": str(found), "changed": [found.stat().st_size, found.stat().st_mtime_ns]}
+        status = found.stat()
+        return {"via": kind, "program": str(found), "changed": [status.st_size, status.st_mtime_ns]}
     return {"via": kind, "packages": environments.requirements(hosts.ENVIRONMENT) if kind == "embedded" else []}
 
 

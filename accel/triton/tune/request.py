@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -11,26 +11,18 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
-    ModelWrapValidatorHandler,
-    ValidationError,
     model_validator,
 )
 
 from accel.bench import ranges
 from accel.bench.load import Arrivals
-from accel.core.options import AboveZero, OptionTrait, explained
+from accel.core.options import AboveZero, Options, OptionTrait
 from accel.triton.tune import space as spaces
 from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.cost import Price, read_prices
 from accel.triton.tune.lab import LEAST, Goal
 from accel.triton.tune.search import Mode
 from accel.triton.tune.space import Space
-
-MISSING = {
-    "targets": "name run directories or repositories: accel tune runs/bert --max-p99-ms 100",
-    "max_p99_ms": "--max-p99-ms 100: the budget that 99 % of the requests must keep",
-}
-"""How to give what has no default."""
 
 
 def _prices(given: Any) -> Any:
@@ -66,7 +58,7 @@ class TuneOptions(BaseModel):
     )
 
 
-class TuneRequest(TuneOptions):
+class TuneRequest(TuneOptions, Options, BaseModel):
     """One call of ``accel tune`` for one model.
 
     Attributes:
@@ -79,6 +71,11 @@ class TuneRequest(TuneOptions):
         UsageError: an option that is missing, unknown or out of its limits, or a space with fields that cannot vary.
         InputError: a file of arrival times, prices or a space is missing or broken.
     """
+
+    MISSING: ClassVar = {
+        "targets": "name run directories or repositories: accel tune runs/bert --max-p99-ms 100",
+        "max_p99_ms": "--max-p99-ms 100: the budget that 99 % of the requests must keep",
+    }
 
     targets: Annotated[
         tuple[Path, ...],
@@ -132,12 +129,7 @@ class TuneRequest(TuneOptions):
         """What it must keep besides its latency budgets."""
         return TuneLimits(self.min_throughput, self.max_memory_mib, self.max_gpu_memory_mib, self.max_cost)
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _checked(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            asked = handler(given)
-        except ValidationError as error:
-            raise explained(error, cls, MISSING, typed=given) from error
-        _ = asked.goal  # a file of times that is wrong is refused at once
-        return asked
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        _ = self.goal  # a file of times that is wrong is refused at once
+        return self

@@ -6,14 +6,13 @@ that an option carries within the budget. A server or a recorded surface may sta
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from accel.core.errors import UnavailableError
 from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
 
 Mode = Literal["predict", "brute", "quick", "optuna"]
-MODES: tuple[str, ...] = get_args(Mode)
 Option = tuple[str, Settings]
 """A repository's name, and how it is scheduled."""
 Evaluate = Callable[[Option], float]

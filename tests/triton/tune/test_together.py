@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from accel.bench import goodput
 from accel.bench.goodput import Probe, combined
-from accel.cli import app
+from accel.cli import app, tuning
 from accel.core.errors import CheckFailed, UsageError
 from accel.triton.servers.asking import metadata
 from accel.triton.servers.processes import choose_ports
@@ -90,6 +90,23 @@ def test_what_two_models_cannot_be_asked_is_said(two, words, said):
     found = CliRunner().invoke(app, ["tune", *map(str, two.values()), *words])
     assert isinstance(found.exception, UsageError)
     assert said in found.exception.message
+
+
+def test_zeros_on_the_command_line_are_taken(two):
+    given = {"targets": [two["first"]], "max_p99_ms": "50", "rate": "7", "headroom": 0.0, "seed": 0}
+    asked, mix = tuning._requests(given)
+    (one,) = asked.values()
+    assert (one.headroom, one.seed, one.rate, one.max_p99_ms, mix) == (0.0, 0, 7.0, 50.0, {})
+
+
+def test_each_of_two_models_is_asked_its_own_budget(two):
+    given = {"targets": [*two.values()], "max_p99_ms": "first=50,second=20", "rate": "first=3,second=1"}
+    asked, mix = tuning._requests(given)
+    assert {name: (one.max_p99_ms, one.rate, one.targets) for name, one in asked.items()} == {
+        "first": (50.0, None, (two["first"],)),
+        "second": (20.0, None, (two["second"],)),
+    }
+    assert mix == {"first": 0.75, "second": 0.25}
 
 
 def models(two, limit_ms, **more):
