@@ -2,13 +2,15 @@
 
     .venv/bin/python benchmarks/main_job.py [--runs runs] [--out docs/benchmarks/main_job.json]
     .venv/bin/python benchmarks/main_job.py --against COMMIT [--models bert,minilm,resnet50] [--times 1]
+                                            [--old-home FOLDER]
 
 Cold runs of minilm and bert (removed first), the same again, a factory, `--help`, the parent's memory, the chosen one
 against the same file driven by hand through OpenVINO's own Python API, in turn, in one minute. Takes about 20 minutes.
 
 ``--against`` converts each model with the version of COMMIT, in a worktree of its own, and with this one, cold and in
 turn, and compares the time and the winners; every run adds a row to ``--out`` (docs/benchmarks/old_new.json), and a
-comparison that was stopped goes on.
+comparison that was stopped goes on. ``--old-home`` is an ACCEL_HOME with the environments of that version, where its
+pins are others than this version's; nothing else may run meanwhile.
 """
 
 import argparse
@@ -148,12 +150,19 @@ def model(name: str, runs: Path) -> dict[str, Any]:
     return found
 
 
-def convert_cold(model: str, targets: str, checkout: Path, folder: Path) -> dict[str, Any]:
+def head(checkout: Path) -> str:
+    """Return the commit of a checkout."""
+    words = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def convert_cold(model: str, targets: str, checkout: Path, folder: Path, home: Path | None) -> dict[str, Any]:
     """Convert a model from nothing with the accel of a checkout; nothing that a compiler kept is there either."""
     shutil.rmtree(folder, ignore_errors=True)
     words = [sys.executable, "-m", "accel", "convert", model, "--targets", targets, "-o", str(folder), "--quiet"]
     with tempfile.TemporaryDirectory() as compiled:
         own = {"PYTHONPATH": str(checkout), "TORCHINDUCTOR_CACHE_DIR": compiled}
+        own |= {"ACCEL_HOME": str(home.resolve())} if home else {}
         before, begin = os.times(), time.monotonic()
         done = subprocess.run(words, cwd=checkout, env=os.environ | own, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
@@ -163,7 +172,9 @@ def convert_cold(model: str, targets: str, checkout: Path, folder: Path) -> dict
     return {"model": model, "wall_s": time.monotonic() - begin, "cpu_s": cpu_s, **summary(folder)}
 
 
-def against(commit: str, models: list[str], targets: str, times: int, runs: Path, out: Path) -> None:
+def against(
+    commit: str, models: list[str], targets: str, times: int, runs: Path, out: Path, old_home: Path | None
+) -> None:
     """Convert models with an old version and this one in turn, and print how they compare."""
     here = Path(__file__).resolve().parents[1]
     rows: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
@@ -176,8 +187,10 @@ def against(commit: str, models: list[str], targets: str, times: int, runs: Path
                     for version, checkout in (("old", old), ("new", here)):
                         done = [(r["model"], r["version"], r["number"]) for r in rows]
                         if (model, version, number) not in done:
-                            row = convert_cold(model, targets, checkout, runs.resolve() / f"{version}-{model}")
-                            rows.append({"version": version, "number": number, "commit": commit} | row)
+                            home = old_home if version == "old" else None
+                            row = convert_cold(model, targets, checkout, runs.resolve() / f"{version}-{model}", home)
+                            about = {"version": version, "number": number, "commit": head(checkout)}
+                            rows.append(about | {"hardware": hardware.detect().id} | row)
                             out.parent.mkdir(parents=True, exist_ok=True)
                             out.write_text(json.dumps(rows, indent=1) + "\n")
         finally:
@@ -200,11 +213,13 @@ def main() -> None:
     parser.add_argument("--models", default="bert,minilm,resnet50")
     parser.add_argument("--targets", default="cpu,trt-fp16")
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--old-home", type=Path)
     asked = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     asked.out = asked.out or Path("docs/benchmarks") / ("old_new.json" if asked.against else "main_job.json")
     if asked.against:
-        against(asked.against, asked.models.split(","), asked.targets, asked.times, asked.runs, asked.out)
+        models = asked.models.split(",")
+        against(asked.against, models, asked.targets, asked.times, asked.runs, asked.out, asked.old_home)
         return
     found: dict[str, Any] = {"hardware": hardware.detect().id, "date": time.strftime("%Y-%m-%d")}
     found["bert"] = model("bert", asked.runs)
