@@ -27,6 +27,7 @@ from accel.core.files import lock
 from accel.core.processes import Worker
 from accel.core.progress import Progress
 from accel.core.values import (
+    PYTHON_BACKEND,
     Artifact,
     Decision,
     Deferred,
@@ -474,7 +475,8 @@ def plan(job: Job, source: ModelSource) -> list[Variant]:
             continue
         options = {**_of_all(job, target), **job.options.get(target.name, {})}
         variants.append(Variant(target, dict(source.profile), options=options))
-        if targets.info(target).static and (job.static or target.name in source.static):
+        info = targets.info(target)
+        if info.static and (job.static or info.precision in source.static):
             fixed = {name: ShapeRange(s.opt, s.opt, s.opt) for name, s in source.profile.items()}
             shape = "x".join(str(n) for n in fixed[source.inputs[0].name].opt)
             variants.append(Variant(target, fixed, static=shape, options=options))
@@ -716,7 +718,7 @@ def _parallel(onnx: Stage | None, threads: int) -> int:
 def _cannot_batch(emitted: Stage) -> bool:
     """Say whether a native backend serves the artifact without merging requests, which the Python backend could."""
     repository: Repository | None = emitted.value.repository
-    return repository is not None and repository.backend != "python" and not repository.batches
+    return repository is not None and repository.backend != PYTHON_BACKEND and not repository.batches
 
 
 def _figures(result: VariantState) -> str:

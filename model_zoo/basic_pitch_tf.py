@@ -2,4 +2,6 @@
 
 from model_zoo import _notes
 
-ENTRY = _notes.entry("basic-pitch-tf", "nmp", "tensorflow", "input_2", ("onset", "note", "contour"))
+ENTRY = _notes.entry(
+    "basic-pitch-tf", "nmp", framework="tensorflow", sound="input_2", outputs=("onset", "note", "contour")
+)

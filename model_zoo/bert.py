@@ -59,7 +59,7 @@ ENTRY = Entry(
     tokenizer=_text.minilm_folder,
     mask="attention_mask",
     family="transformer",
-    static=("openvino-fp32",),
+    static=("fp32",),
     # As sentence-transformers wraps an encoder that says nothing of pooling: mean, not normalised.
     pipeline=Pipeline(Tokenize(max_length=512), Pool("mean")),
     small=small,

@@ -18,6 +18,7 @@ import numpy as np
 from accel.core import environments
 from accel.core.feeds import Feed, fit_inputs
 from accel.core.values import (
+    PYTHON_BACKEND,
     Artifact,
     BuildRequest,
     Built,
@@ -64,7 +65,9 @@ def share(threads: int, instances: int) -> str:
     return str(max(1, threads // instances))
 
 
-PYTHON = Backend("python", converts=True, parameters=lambda threads, instances: {"threads": share(threads, instances)})
+PYTHON = Backend(
+    PYTHON_BACKEND, converts=True, parameters=lambda threads, instances: {"threads": share(threads, instances)}
+)
 """Triton's Python backend: runs any builder's session, casts where values fit (``triton/backend_py/model.py``)."""
 
 
@@ -81,6 +84,8 @@ class TargetInfo:
         baseline: the framework whose sources it runs as they are: what speed-ups of such a source are relative to.
         calibration: whether it must have calibration samples.
         int64_as_int32: whether the runtime computes int64 as int32 and wraps: the interior must be proved to fit.
+        through_float: ONNX operators that the runtime computes in float even for integers, so that these must be proved
+            to lie within 2**24.
         prefers_int32: whether it gains by int32 inputs and outputs: they are narrowed unless the user says otherwise.
         static: whether it can be built for one fixed shape (``variant.static``) and may gain by it.
         server_only: only a Triton server runs it: it is built and packaged, and neither proved nor measured in process.
@@ -101,6 +106,7 @@ class TargetInfo:
     baseline: str | None = None
     calibration: bool = False
     int64_as_int32: bool = False
+    through_float: frozenset[str] = frozenset()
     prefers_int32: bool = False
     static: bool = False
     server_only: bool = False

@@ -18,19 +18,20 @@ def narrow_file(
     level: Literal["keep", "io", "interior"] = "io",
     ranges: Mapping[str, tuple[int, int]] | None = None,
     shapes: Mapping[str, ShapeRange] | None = None,
-    runtime: str = narrow.ONNX_RUNTIME.name,
+    runtime: str | None = None,
 ) -> NarrowReport:
     """Narrow the INT64 values of an ONNX file that are proved to fit INT32.
 
     Args:
         source / out / level / ranges / shapes: as ``accel.graph.narrow.narrow_file``.
-        runtime: whose kernels limit ``interior``: ``ort``, ``openvino``, ``tensorrt``, or a plug-in's.
+        runtime: whose kernels limit ``interior``: ``ort`` (for None), ``openvino``, ``tensorrt``, or a plug-in's.
 
     Raises:
         UsageError: nobody narrows for that runtime.
         AccelError: as ``accel.graph.narrow.narrow_file``.
     """
     known = targets.int32_runtimes()
+    runtime = runtime or narrow.ONNX_RUNTIME.name
     if runtime not in known:
         *others, last = known
         expected = f"{', '.join(others)} or {last}{nearest(runtime, known)}"

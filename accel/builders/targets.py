@@ -82,6 +82,11 @@ def int32_runtimes() -> dict[str, Int32Runtime]:
     return {b.narrows.name: b.narrows for b in discover().values() if b.narrows is not None}
 
 
+def through_float() -> frozenset[str]:
+    """Return the operators that the runtime of any target computes in float even for integers."""
+    return frozenset().union(*(info.through_float for b in discover().values() for info in b.targets.values()))
+
+
 def family(name: str) -> str:
     """Return the first word of a target's name: what runs it (``openvino`` of ``openvino-int8``)."""
     return name.partition("-")[0]

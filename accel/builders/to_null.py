@@ -16,7 +16,17 @@ from accel.builders import Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
 from accel.core.errors import UsageError
 from accel.core.feeds import Feed
-from accel.core.values import Artifact, BuildRequest, Built, Runtime, Skipped, Target, TensorSpec, TritonModel
+from accel.core.values import (
+    PYTHON_BACKEND,
+    Artifact,
+    BuildRequest,
+    Built,
+    Runtime,
+    Skipped,
+    Target,
+    TensorSpec,
+    TritonModel,
+)
 
 ENTRY = "null.json"
 
@@ -67,7 +77,7 @@ class NullBuilder(Builder):
 
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
         """Serve it through the Python backend, in every release."""
-        return TritonModel("python", artifact.built.entry, dynamic_batching=True)
+        return TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=True)
 
 
 class NullSession(Session):

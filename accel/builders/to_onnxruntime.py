@@ -18,6 +18,7 @@ import numpy as np
 from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
 from accel.builders.calibration import calibration_feeds, range_feeds
 from accel.builders.declared import copy_onnx, reconcile
+from accel.builders.openvino_integers import THROUGH_FLOAT
 from accel.builders.ort_providers import (
     CUDA,
     ENGINES,
@@ -117,6 +118,7 @@ class OrtBuilder(Builder):
         "ort-openvino": _cpu(
             *("fp32", "plain ONNX, OpenVINO execution provider"),
             int64_as_int32=True,
+            through_float=THROUGH_FLOAT,
             environment=OPENVINO_ENVIRONMENT,
         ),
         "ort-cuda": _cuda("fp32", "CUDA execution provider, TF32 off"),

@@ -20,12 +20,14 @@ import numpy as np
 from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
+from accel.builders.openvino_integers import THROUGH_FLOAT
 from accel.builders.openvino_mixing import SHORT, Mixed, Mixing, save
 from accel.builders.requirements import demand, missing, missing_gpu, versions
 from accel.core import hardware
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import (
+    PYTHON_BACKEND,
     Artifact,
     BuildRequest,
     Built,
@@ -120,6 +122,7 @@ _info = functools.partial(
     runtime=RUNTIME,
     static=True,
     int64_as_int32=True,
+    through_float=THROUGH_FLOAT,
     prefers_int32=True,
 )
 
@@ -222,7 +225,7 @@ class OpenVinoBuilder(Builder):
         """
         name = artifact.variant.target.name
         if name == "openvino-fp32":
-            return TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+            return TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=artifact.variant.static is None)
         parameters = {"HINT_BF16": "YES"} if name == "openvino-bf16" else {}
         return TritonModel("openvino", artifact.built.entry, dynamic_batching=False, parameters=parameters)
 

@@ -55,7 +55,9 @@ def narrow(
     min_shape: Annotated[Strings, typer.Option(help="input_ids:1x1,…")] = None,
     max_shape: Annotated[Strings, typer.Option(help="input_ids:16x512,…")] = None,
     level: Annotated[str, typer.Option(help="keep, io or interior")] = "io",
-    runtime: Annotated[str, typer.Option(help="Whose kernels limit the interior: ort, openvino or tensorrt")] = "ort",
+    runtime: Annotated[
+        str | None, typer.Option(help="Whose kernels limit the interior; another word lists them  [default: ort]")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON")] = None,
     as_json: Json = False,
 ) -> None:

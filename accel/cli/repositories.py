@@ -87,10 +87,11 @@ def run_server(
     as_json: Json = False,
 ) -> None:
     """Serve a repository with a real Triton server, on this machine only, until Ctrl-C."""
+    from accel.core.values import PYTHON_BACKEND
     from accel.triton import manifest
     from accel.triton.servers import server
 
-    if backend not in (None, "python"):
+    if backend not in (None, PYTHON_BACKEND):
         raise UsageError(f"--backend {backend}: expected python", fix="leave it out for the backend of the repository")
     if via is not None and ":" in via:
         raise UsageError(f"--via {via} is a server that runs already", fix="accel verify --serve --via takes it")
@@ -99,7 +100,7 @@ def run_server(
         via=via,
         log=log or server.fresh_log(),
         release=triton_release,
-        python_backend=backend == "python",
+        python_backend=backend == PYTHON_BACKEND,
         cache_bytes=cache_mib << 20,
         allow_changed=allow_changed,
         backend_directory=backend_directory,

@@ -23,6 +23,8 @@ from accel.core.calls import CallForm
 SCHEMA = 1
 """Version of the JSON forms in this module. Readers take the two before it and refuse newer ones."""
 
+PYTHON_BACKEND = "python"
+"""Triton's Python backend: no target's own, it runs the session of any."""
 VERSION_FOLDER = "<version folder>"
 """Stands in a ``TritonModel`` for the folder that the artifact's files will lie in; see there."""
 
@@ -153,13 +155,15 @@ class ModelSource:
         family: what kind of network it is; picks NNCF's model type and the samples' form.
         gate: name of the task metric, and the least share of the source's own score that passes, when there is one.
         metric: the user's task metric: ``accuracy``, or ``/p/file.py:function``; None where the zoo has one, or nobody.
-        static: targets for which the zoo also asks for a build fixed at the opt shape.
+        static: precisions in which the zoo also asks for a build fixed at the opt shape.
         part: part of a transformers model that this is; None for the whole.
         samples: what the samples are: ``zoo``, ``random`` or the path that the user gave (``--samples``).
         notice: one line the user must see (weights could not be had, inputs are random), or None.
         native: what the model itself takes or gives, by input or output, where clients see another dtype (``int64``
             behind an int32 contract).
         unproved_int64: 64-bit values inside the model that are not proved to fit int32, each with the interval found.
+        inexact_int64: operators with integer inputs that are not proved to lie within 2**24, each with the interval
+            found: some runtimes compute these in float.
         detections: the outputs that are compared as sets of rows, when there are any.
         graph: what was chosen of a TensorFlow source.
         call: how Python code calls it; None where its inputs and outputs are all that is known.
@@ -191,6 +195,7 @@ class ModelSource:
     notice: str | None = None
     native: Mapping[str, str] = field(default_factory=dict)
     unproved_int64: tuple[str, ...] = ()
+    inexact_int64: tuple[tuple[str, str], ...] = ()
     detections: Detections | None = None
     graph: GraphChoice = field(default_factory=GraphChoice)
     call: CallForm | None = None
@@ -198,6 +203,11 @@ class ModelSource:
     computes: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     states: Mapping[str, str] = field(default_factory=dict)
     initial: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unproved_integers(self) -> tuple[str, ...]:
+        """Everything that is not proved of its integers."""
+        return (*self.unproved_int64, *(reason for _, reason in self.inexact_int64))
 
     @property
     def client_inputs(self) -> tuple[TensorSpec, ...]:

@@ -53,7 +53,7 @@ class Entry:
         mask: name of the input that is 0 at padded positions.
         family: what kind of network it is.
         detections: the outputs that are compared as sets of rows: order and padding mean nothing in them.
-        static: targets for which a build fixed at the opt shape is worth making.
+        static: precisions in which a build fixed at the opt shape is worth making.
         gate: name of the task metric and the least share of the source's own score that passes; a floor in dB stays
             beside it.
         metric: scores outputs of the gate's feeds by labels (``accel.core.accuracy.metrics``). Without ``labels`` the

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from accel.core.document import RunDocument, VariantRecord
-from accel.core.values import LAYERS, Decision, Measurement, OutputParity, to_json
+from accel.core.values import LAYERS, PYTHON_BACKEND, Decision, Measurement, OutputParity, to_json
 from accel.report.formats import decibels, metric, metric_name, pairs, seconds, size
 
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
@@ -356,7 +356,7 @@ class RunView:
     def served_line(self) -> str:
         """What answered, where it was not the backend that the repository was emitted for."""
         text = "A real Triton server answered, loaded through gRPC on this machine, which the load generator shared."
-        if any(p.backend == "python" for _, p in self.served):
+        if any(p.backend == PYTHON_BACKEND for _, p in self.served):
             text += " “python” is the Python-backend variant: the same artifact, answered by Triton's Python backend."
         return text
 

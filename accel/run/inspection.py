@@ -87,7 +87,7 @@ def inspect_source(request: SourceRequest, options: Sequence[str] = ()) -> dict[
     if source.samples == "random":
         hard.append("INT8 targets need real inputs: --samples FILE (.npz, .jsonl or file.py:generator)")
     if any(s.dtype == "int64" for s in source.inputs):
-        hard.append("64-bit integers: --ints io lets clients send 32-bit ones, which OpenVINO and TensorRT compute in")
+        hard.append("64-bit integers: --ints io lets clients send 32-bit ones, which some runtimes compute in")
     open_axes = {str(d) for s in source.outputs for d in s.dims if isinstance(d, str)} - extents(
         source.inputs, source.profile
     ).keys()

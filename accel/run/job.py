@@ -233,7 +233,7 @@ class Job(Options, BaseModel):
         Field(description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
     ] = Field(default_factory=default_ints)
     allow_unproved_int64: Annotated[
-        bool, Field(description="Accept OpenVINO, which has int32 for int64, where values are not proved to fit")
+        bool, Field(description="Accept runtimes that compute int64 as int32 where values are not proved to fit")
     ] = False
     static: Annotated[bool, Field(description="Also build for the one typical shape")] = False
     model_name: Annotated[str | None, Field(description="Name on the server")] = None

@@ -23,7 +23,7 @@ from accel.core.feeds import write_feeds
 from accel.core.files import replace_folder
 from accel.core.hardware import Hardware, available_memory_bytes
 from accel.core.processes import Worker
-from accel.core.values import Failed, Measurement, ModelSource
+from accel.core.values import PYTHON_BACKEND, Failed, Measurement, ModelSource
 from accel.run import points as timed, serving, store
 from accel.run.decide import Objective, finalists
 from accel.run.job import Job
@@ -243,7 +243,7 @@ def measure_served(
                     backend=stage.value.repository.backend,
                     precision=proof.value.precision,
                     has_python_variant=owners[name].python_variant is not None
-                    and stage.value.repository.backend != "python",
+                    and stage.value.repository.backend != PYTHON_BACKEND,
                     job=job,
                     feeds=[sample.inputs for sample in samples],
                     expected=Expected(

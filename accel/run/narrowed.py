@@ -18,11 +18,13 @@ class NarrowedModel:
 
     Attributes:
         unproved: values inside that a runtime computing int64 as int32 could change, with the interval found.
+        inexact: operators that a runtime computing them in float could change, each with the interval found.
     """
 
     onnx: OnnxModel
     report: NarrowReport
     unproved: tuple[str, ...]
+    inexact: tuple[tuple[str, str], ...] = ()
 
 
 def applied(source: ModelSource, narrowed: NarrowedModel) -> ModelSource:
@@ -40,4 +42,5 @@ def applied(source: ModelSource, narrowed: NarrowedModel) -> ModelSource:
         outputs=seen(source.outputs),
         native={**source.native, **changed},
         unproved_int64=narrowed.unproved,
+        inexact_int64=narrowed.inexact,
     )

@@ -219,8 +219,8 @@ def _notice(run: Run) -> str | None:
     """Return the line that nobody may miss."""
     source = run.described.source
     lines = [run.described.notice] if run.described.notice else []
-    if source.unproved_int64 and run.job.allow_unproved_int64:
-        lines.append("int64 values that are not proved to fit int32 may wrap in OpenVINO (--allow-unproved-int64)")
+    if source.unproved_integers and run.job.allow_unproved_int64:
+        lines.append("int64 values that are not proved to fit int32 may wrap or lose digits (--allow-unproved-int64)")
     if run.first_tried:
         left = ", ".join(r.variant.id for r in run.results if isinstance(r.outcome, Skipped) and r.outcome.left)
         lines.append(f"a first verdict: {run.first_tried}; left to try without --quick: {left or 'nothing'}")
@@ -240,7 +240,7 @@ def _integers(run: Run) -> Integers:
         narrowed=report.count("narrowed") if report else 0,
         kept=report.count("kept") if report else 0,
         preconditions=tuple(report.inputs) if report else (),
-        unproved_int64=tuple(run.described.source.unproved_int64),
+        unproved_int64=run.described.source.unproved_integers,
         allow_unproved_int64=run.job.allow_unproved_int64,
     )
 

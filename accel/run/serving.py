@@ -22,7 +22,7 @@ from accel.bench.race import LEAST_ROUNDS
 from accel.bench.served import Span, VariantLabels, mark, summarise
 from accel.core.errors import AccelError, CheckFailed, StageError
 from accel.core.feeds import Feed
-from accel.core.values import Measurement
+from accel.core.values import PYTHON_BACKEND, Measurement
 from accel.run.job import Job
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ServerRunner:
         promised = manifest.read(server.root)
         model = promised.models[0]
         if model in server.python_models:
-            self._labels = replace(self._labels, backend="python")
+            self._labels = replace(self._labels, backend=PYTHON_BACKEND)
         self._served_root = server.root
         self._check("served")
         log = self.log.with_name(f"{self.name}.load.log")

@@ -24,7 +24,18 @@ from accel.core.accuracy import parity
 from accel.core.errors import StageError, UsageError, WorkerDied
 from accel.core.hardware import Hardware
 from accel.core.processes import Worker
-from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, PrecisionConverted, Skipped, Variant
+from accel.core.values import (
+    PYTHON_BACKEND,
+    Artifact,
+    BuildRequest,
+    ModelSource,
+    OnnxModel,
+    Parity,
+    PrecisionConverted,
+    Skipped,
+    Target,
+    Variant,
+)
 from accel.exporters import sources
 from accel.exporters.axes import extents, with_fixed
 from accel.exporters.processing_files import find
@@ -231,15 +242,15 @@ class Stages:
 
     def narrow(self, described: Stage[Described], onnx: Stage[OnnxModel], worker: Worker) -> Stage[NarrowedModel]:
         """Narrow the exported model's integers at the job's level, as far as that is proved."""
-        source = described.value.source
+        source, in_float = described.value.source, tuple(sorted(targets.through_float()))
         key = store.key(
-            params={"source": source, "onnx": onnx.value, "level": self._job.ints},
+            params={"source": source, "onnx": onnx.value, "level": self._job.ints, "through_float": in_float},
             code=store.code_hash("graph", "run/narrowed.py"),
             versions=self._versions,
         )
 
         def make(folder: Path) -> NarrowedModel:
-            return worker.call(tasks.narrow, source, onnx.value, onnx.folder, folder, self._job.ints)
+            return worker.call(tasks.narrow, source, onnx.value, onnx.folder, folder, self._job.ints, in_float)
 
         return self._stage("narrow", key, NarrowedModel, make)
 
@@ -435,13 +446,13 @@ class Stages:
         """
         artifact, made = built.value, described.value
         asked = targets.info(artifact.variant.target).precision
-        int32_inside = targets.info(artifact.variant.target).int64_as_int32
+        unproved = () if self._job.allow_unproved_int64 else _unproved(made.source, artifact.variant.target)
         gates = dict(self._job.gates)
         parts = {
             "build": built.key,
             "reference": reference.key,
             "gates": gates,
-            "unproved": made.source.unproved_int64 if int32_inside and not self._job.allow_unproved_int64 else (),
+            "unproved": unproved,
             "code": store.code_hash(
                 *("core/accuracy", "run/tasks.py", "run/group_check.py", "run/stream_check.py", "triton/grouping.py"),
                 *("builders/__init__.py", *(("exporters/streams.py",) if made.source.states else ())),
@@ -467,9 +478,9 @@ class Stages:
                 held = made.source.computes
             verdict = _on(ran, self.judge(worker, held, found, described, reference))
             found.unlink()
-            if made.source.unproved_int64 and int32_inside and not self._job.allow_unproved_int64:
-                values = "; ".join(made.source.unproved_int64[:3])
-                more = len(made.source.unproved_int64) - 3
+            if unproved:
+                values = "; ".join(unproved[:3])
+                more = len(unproved) - 3
                 reason = f"computes int64 as int32, and these values are not proved to fit: {values}"
                 reason += f"; and {more} more" if more > 0 else ""
                 reason += " (bound the inputs with --range and --max-shape, or accept it with --allow-unproved-int64)"
@@ -585,7 +596,7 @@ class Stages:
             return emitted.value
 
         name = manifests.read(emitted.folder / REPOSITORY).variant
-        name += PYTHON_VARIANT if repository.backend == "python" else ""
+        name += PYTHON_VARIANT if repository.backend == PYTHON_BACKEND else ""
         return self._stage(f"memory-{name}", store.key(emitted=emitted.key, memory=peak), Emitted, make)
 
     def rescheduled(self, emitted: Stage[Emitted], largest: int, reason: str) -> Stage[Emitted]:
@@ -612,7 +623,7 @@ class Stages:
             emit(root, change, folder / REPOSITORY, reason=reason)
             return emitted.value
 
-        name = manifest.variant + (PYTHON_VARIANT if repository.backend == "python" else "")
+        name = manifest.variant + (PYTHON_VARIANT if repository.backend == PYTHON_BACKEND else "")
         key = store.key(emitted=emitted.key, largest=largest, reason=reason)
         return self._stage(f"schedule-{name}", key, Emitted, make)
 
@@ -720,9 +731,16 @@ def _on(ran: Ran, verdict: Parity) -> Parity:
     return dataclasses.replace(verdict, notes=(note, *verdict.notes), partly=partly)
 
 
+def _unproved(source: ModelSource, target: Target) -> tuple[str, ...]:
+    """Return the integers of a model that a target's runtime could change, for all that is proved."""
+    info = targets.info(target)
+    wrapped = source.unproved_int64 if info.int64_as_int32 else ()
+    return (*wrapped, *(reason for operator, reason in source.inexact_int64 if operator in info.through_float))
+
+
 def _versions(*packages: str) -> dict[str, str]:
     """Return package → installed version, with Python's and NumPy's, which every stage runs on."""
-    return versions([*packages, "numpy"]) | {"python": sys.version.split()[0]}
+    return versions([*packages, "numpy"]) | {"Python": sys.version.split()[0]}
 
 
 def _builder(variant: Variant) -> dict[str, Any]:

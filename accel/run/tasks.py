@@ -228,19 +228,26 @@ def check(described: Described, samples_folder: Path, reference: Path, onnx: Onn
 
 
 def narrow(
-    source: ModelSource, onnx: OnnxModel, folder: Path, out_dir: Path, level: Literal["keep", "io", "interior"]
+    source: ModelSource,
+    onnx: OnnxModel,
+    folder: Path,
+    out_dir: Path,
+    level: Literal["keep", "io", "interior"],
+    through_float: tuple[str, ...],
 ) -> NarrowedModel:
     """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32.
 
     Args:
         folder: where the files of ``onnx`` lie.
+        through_float: operators that some runtime computes in float even for integers.
     """
     file, out = folder / onnx.file.path, out_dir / onnx.file.path
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     report = narrow_file(file, out, level=level, ranges=ranges, shapes=source.profile)
-    unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile)
-    values = tuple(u.reason for u in unproved)
-    return NarrowedModel(read_onnx(out), report, values)
+    unproved = prove_int32_interior(file, ranges=ranges, shapes=source.profile, through_float=frozenset(through_float))
+    values = tuple(u.reason for u in unproved if not u.through_float)
+    inexact = tuple((u.op, u.reason) for u in unproved if u.through_float)
+    return NarrowedModel(read_onnx(out), report, values, inexact)
 
 
 def arithmetic(

@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from accel.builders import targets
 from accel.core.dtypes import DATATYPES, datatype
 from accel.core.errors import InputError, UsageError
-from accel.core.values import TensorSpec
+from accel.core.values import PYTHON_BACKEND, TensorSpec
 
 BATCHING: Mapping[str, Any] = {
     "default_queue_policy": {
@@ -172,7 +172,7 @@ def check(model: Any) -> None:
     if model.response_cache.enable and (sequences or model.model_transaction_policy.decoupled):
         other = "sequence_batching" if sequences else "a decoupled model_transaction_policy"
         raise InputError(f"{name!r} has response_cache with {other}: no release caches that", fix="leave one out")
-    if model.backend == "python" and model.model_transaction_policy.decoupled:
+    if model.backend == PYTHON_BACKEND and model.model_transaction_policy.decoupled:
         raise InputError(
             f"{name!r} has a decoupled model_transaction_policy: accel's model.py answers each request once",
             fix="leave it out",

@@ -26,7 +26,7 @@ from typing import Any
 from accel.core.errors import InputError
 from accel.core.files import load_json, stays_inside, writing
 from accel.core.processing import CustomStep, File, Pipeline, Tokenize
-from accel.core.values import SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
+from accel.core.values import PYTHON_BACKEND, SCHEMA, TensorSpec, file_ref, from_json, sha256_file, to_json
 from accel.triton import launch, manifest as manifests
 from accel.triton.config import BATCHING, allow_lengths, model_config, step, to_text
 from accel.triton.manifest import Manifest
@@ -242,7 +242,7 @@ def _write_step(fresh: Path, model: StepModel, manifest: Manifest) -> None:
         _configured(model.outputs, manifest),
         max_batch_size=manifest.max_batch_size,
         version=manifest.version,
-        backend="python",
+        backend=PYTHON_BACKEND,
         default_model_filename="model.py",
         dynamic_batching=BATCHING if manifest.max_batch_size > 1 else None,
     )

@@ -89,7 +89,7 @@ def script(
         policies=list(zip(policies, cores, nodes, strict=True)),
         openmp=openmp,
         python=PYTHON_ENV if requires is not None else "",
-        engines=_caches(models),
+        inside=any(map(_names_own_files, models)),
         cached=cached,
         cache_bytes=CACHE_BYTES,
         exit_s=EXIT_TIMEOUT_S,
@@ -122,11 +122,10 @@ def _flags(models: Sequence[Any]) -> list[str]:
     return ["--rate-limit=execution_count"] if any(r.resources or r.priority for r in limiters) else []
 
 
-def _caches(models: Sequence[Any]) -> bool:
-    """Say whether a model has a TensorRT engine cache in the repository itself."""
-    accelerators = [a for m in models for a in m.optimization.execution_accelerators.gpu_execution_accelerator]
-    paths = [a.parameters.get("trt_engine_cache_path", "") for a in accelerators]
-    return any(path and not path.startswith("/") for path in paths)
+def _names_own_files(model: Any) -> bool:
+    """Say whether an accelerator's parameter names a file or folder of the model's own, relative to the repository."""
+    accelerators = model.optimization.execution_accelerators.gpu_execution_accelerator
+    return any(value.startswith(f"{model.name}/") for a in accelerators for value in a.parameters.values())
 
 
 def _policies(models: Sequence[Any]) -> list[str]:

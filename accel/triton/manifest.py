@@ -9,7 +9,17 @@ from typing import Literal
 from accel.core.calls import CallForm
 from accel.core.errors import InputError
 from accel.core.files import read_value, write_text
-from accel.core.values import SCHEMA, UNLESS_NONE, Artifact, Detections, FileRef, Parity, TensorSpec, to_json
+from accel.core.values import (
+    PYTHON_BACKEND,
+    SCHEMA,
+    UNLESS_NONE,
+    Artifact,
+    Detections,
+    FileRef,
+    Parity,
+    TensorSpec,
+    to_json,
+)
 from accel.triton.grouping import Grouping
 from accel.triton.sequences import State
 
@@ -40,7 +50,7 @@ class Manifest:
         artifact: the artifact that is served, with its variant, its files below the version folder, and the builder's
             own account (precision, packages that took part, facts).
         parity: what the gate found when the artifact ran in process; None where it was not held against one.
-        unproved_int64: 64-bit values inside the model that are not proved to fit int32 (OpenVINO would wrap them).
+        unproved_int64: 64-bit values inside the model that are not proved to fit int32: some runtimes would wrap them.
         reference_points: shape points whose inputs and outputs lie in ``reference.npz``, under the keys
             ``inputs/<point>/<name>`` and ``outputs/<point>/<name>``; of a stateful model the steps of one stream, in
             order, and ``initial/<name>``.
@@ -106,7 +116,7 @@ class Manifest:
     @property
     def groups(self) -> bool:
         """Whether requests of different lengths share calls."""
-        return self.grouping is not None and self.backend == "python" and self.max_batch_size > 0
+        return self.grouping is not None and self.backend == PYTHON_BACKEND and self.max_batch_size > 0
 
 
 @dataclass(frozen=True, slots=True)

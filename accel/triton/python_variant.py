@@ -18,7 +18,7 @@ from accel.core import temporary
 from accel.core.errors import OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
-from accel.core.values import Repository, Skipped
+from accel.core.values import PYTHON_BACKEND, Repository, Skipped
 from accel.triton import ensemble, manifest as manifests, overrides
 from accel.triton.config import check, check_model_name, parse, to_text
 from accel.triton.folders import describe, link_tree
@@ -134,7 +134,7 @@ def _keep(native: Any, origin: Path, folder: Path) -> None:
     emitted = parse(file.read_text(encoding="utf-8"))
     kept = type(native)()
     kept.CopyFrom(native)
-    if native.backend != "python":
+    if native.backend != PYTHON_BACKEND:
         for name in ("platform", "optimization", "cc_model_filenames", "parameters", "input", "output"):
             kept.ClearField(name)
         kept.name, kept.backend = emitted.name, emitted.backend

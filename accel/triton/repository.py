@@ -16,6 +16,7 @@ from accel.core.errors import InputError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import replacing
 from accel.core.values import (
+    PYTHON_BACKEND,
     VERSION_FOLDER,
     Artifact,
     FileRef,
@@ -92,7 +93,7 @@ def emit(
     if model_version < 1:
         raise UsageError(f"model version {model_version} is not a version folder of Triton", fix="give 1 or more")
     served = (
-        TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+        TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=artifact.variant.static is None)
         if request.python
         else builder.triton(artifact, request.release)
     )
@@ -105,10 +106,10 @@ def emit(
     )
     implicit = bool(kept) and _keeps(served, artifact, kept)
     if kept and not implicit:
-        served = TritonModel("python", artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+        served = TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=artifact.variant.static is None)
     if (reason := unservable(served, row)) is not None:
         return reason
-    is_python = served.backend == "python"
+    is_python = served.backend == PYTHON_BACKEND
     contract = agree(artifact, *shown, served=served)
     if kept:
         contract = _of_steps(contract, kept, implicit=implicit)
@@ -273,7 +274,7 @@ def _check_sequences(model: Any) -> None:
             f"{model.name!r} is stateful, and the overrides give it dynamic_batching",
             fix="change sequence_batching.oldest",
         )
-    if model.backend == "python" and model.sequence_batching.HasField("direct"):
+    if model.backend == PYTHON_BACKEND and model.sequence_batching.HasField("direct"):
         raise InputError(
             f"{model.name!r} keeps its states by sequence, and the overrides ask for the strategy direct",
             fix="keep sequence_batching.oldest",

@@ -41,7 +41,7 @@ class ClientModel:
             inputs=source.inputs,
             outputs=source.outputs,
             states=source.states,
-            unproved_int64=source.unproved_int64,
+            unproved_int64=source.unproved_integers,
             mask=source.mask,
             detections=source.detections,
             call=source.call,

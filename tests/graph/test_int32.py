@@ -440,11 +440,13 @@ class TestReport:
         assert types(tmp_path / "b.onnx")["shape"] == I64
         assert types(narrow_out(source, tmp_path / "c.onnx", ranges))["shape"] == I32
 
-    def test_openvino_operators_that_use_float_count_beyond_2_24(self, tmp_path: Path) -> None:
+    def test_operators_that_a_runtime_computes_in_float_count_beyond_2_24(self, tmp_path: Path) -> None:
         source = save(tmp_path / "a.onnx", [node("Mod", ["x", "seven"], ["y"])], [info("x")], [info("y")], {"seven": 7})
-        assert prove_int32_interior(source, ranges={"x": (0, 2**24)}) == ()
-        (found,) = prove_int32_interior(source, ranges={"x": (0, 2**24 + 1)})
-        assert found.op == "Mod"
+        through_float = frozenset({"Mod"})
+        assert prove_int32_interior(source, ranges={"x": (0, 2**24)}, through_float=through_float) == ()
+        assert prove_int32_interior(source, ranges={"x": (0, 2**24 + 1)}) == ()
+        (found,) = prove_int32_interior(source, ranges={"x": (0, 2**24 + 1)}, through_float=through_float)
+        assert (found.op, found.through_float) == ("Mod", True)
         assert "float" in found.reason
 
 

@@ -56,7 +56,7 @@ def match(truth: Arrays, found: Arrays, declared: Detections) -> Matched:
     """
     counts = [_counts(side, declared) for side in (truth, found)]
     names = (declared.boxes, declared.scores)
-    kept = [{n: np.full(truth[n].shape, np.nan, np.result_type(truth[n], np.float32)) for n in names} for _ in "tf"]
+    kept = [{n: np.full(truth[n].shape, np.nan, np.result_type(truth[n], np.float32)) for n in names} for _ in range(2)]
     paired = nonfinite = 0
     for item, (have, got) in enumerate(zip(*counts, strict=True)):
         mine, theirs = (

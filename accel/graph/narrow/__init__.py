@@ -147,13 +147,18 @@ def prove_int32_interior(
     *,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     shapes: Mapping[str, ShapeRange] | None = None,
+    through_float: frozenset[str] = frozenset(),
 ) -> tuple[Unproved, ...]:
     """List the values of a model that are not proved to fit int32; an empty result is the proof.
 
     All integer types wider than 32 bits or unsigned with 32 count, in the main graph, in sub-graphs and in functions
     (which are inlined for the analysis). Slice markers (INT64_MAX, INT64_MIN as start or end) keep their meaning when
-    they saturate, which OpenVINO does. Operators that OpenVINO computes in float count with their integer inputs
-    beyond 2**24.
+    they saturate, as OpenVINO's do.
+
+    Args:
+        source / ranges / shapes: as for ``narrow_file``.
+        through_float: operators that a runtime computes in float even for integers; they count with their integer
+            inputs beyond 2**24.
 
     Raises:
         UsageError: a range or shape contradicts the model.
@@ -163,11 +168,11 @@ def prove_int32_interior(
 
     from accel.graph import passes
     from accel.graph.narrow.analysis import analyse
-    from accel.graph.narrow.reasons import OPENVINO_THROUGH_FLOAT, unproved
+    from accel.graph.narrow.reasons import unproved
 
     _check_source(source)
     model = passes.load(source)
     with _no_collector():
         passes.run(model, InlinePass())
-        analysis = analyse(model, ranges=ranges or {}, shapes=shapes or {}, watch=OPENVINO_THROUGH_FLOAT)
+        analysis = analyse(model, ranges=ranges or {}, shapes=shapes or {}, watch=through_float)
     return tuple(unproved(model, analysis))

@@ -16,25 +16,6 @@ from accel.graph.narrow.selection import harmless
 
 Role = Literal["input", "output", "constant", "inner"]
 
-OPENVINO_THROUGH_FLOAT = frozenset(
-    [
-        "Div",
-        "Mod",
-        "Pow",
-        "ReduceSum",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceMean",
-        "ReduceProd",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceSumSquare",
-    ]
-)
-"""Operators that OpenVINO's CPU plugin computes in float even for integers: exact up to 2**24 only.
-
-Source: measured by benchmarks/openvino_int64.py; tests/graph/test_openvino_int64.py fails when another one joins them.
-"""
 FLOAT_EXACT = (-(2**24), 2**24)
 
 
@@ -147,8 +128,8 @@ def unproved(model: ir.Model, analysis: Analysis) -> Iterator[Unproved]:
         yield Unproved(name, op, lo, hi, reason)
     for path, op, lo, hi in analysis.watched:
         if lo < FLOAT_EXACT[0] or hi > FLOAT_EXACT[1]:
-            reason = f"{path!r}: OpenVINO computes {op} in float, which is exact only up to 2**24: [{lo}, {hi}]"
-            yield Unproved(path, op, lo, hi, reason)
+            reason = f"{path!r}: {op} is computed in float, which is exact only up to 2**24: [{lo}, {hi}]"
+            yield Unproved(path, op, lo, hi, reason, through_float=True)
 
 
 _MOVES = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Concat"})
@@ -157,7 +138,7 @@ _MOVES = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flat
 def _is_marker(value: ir.Value, facts: Mapping[ir.Value, Fact]) -> bool:
     """Say whether only starts and ends of Slice come of a value, and what is beyond int32 of it is constant.
 
-    An end beyond every axis means "to the end", and means it still where OpenVINO cuts the constant to int32. Between
+    An end beyond every axis means "to the end", and means it still where a runtime cuts the constant to int32. Between
     the two the value may be moved, never computed with.
     """
     fact = facts.get(value)

@@ -182,6 +182,8 @@ class Unproved:
         op: the operator that makes it, or ``input`` or ``constant``.
         lo / hi: the interval found, both inclusive.
         reason: one sentence.
+        through_float: whether the operator's integer inputs are meant, which only a runtime that computes it in float
+            could change.
     """
 
     name: str
@@ -189,3 +191,4 @@ class Unproved:
     lo: int
     hi: int
     reason: str
+    through_float: bool = False

@@ -9,6 +9,7 @@ from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
 from accel.core.files import load_json
+from accel.core.values import PYTHON_BACKEND
 from accel.triton import manifest as manifests
 from accel.triton.servers.processes import reachable
 
@@ -44,7 +45,7 @@ def python_models_at(address: str, root: Path) -> frozenset[str]:
             backend = client.get_model_config(model, client_timeout=5).config.backend
     except InferenceServerException:
         return frozenset()
-    return frozenset({model} if backend == "python" != manifest.backend else ())
+    return frozenset({model} if backend == PYTHON_BACKEND != manifest.backend else ())
 
 
 def http_name(address: str) -> str | None:

@@ -14,6 +14,7 @@ from accel.builders import targets
 from accel.core import environments
 from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.files import link_or_copy, remove
+from accel.core.values import PYTHON_BACKEND
 from accel.triton import manifest as manifests
 from accel.triton.folders import link_tree
 from accel.triton.launch import image
@@ -75,9 +76,9 @@ def embedded(root: Path, release: str | None, scratch: Path) -> Host:
     stub = server / "python_backend_stubs" / HERE / "triton_python_backend_stub"
     if not stub.is_file():
         raise UnavailableError(f"the embedded server has no stub for Python {HERE}", fix="use Python 3.11 to 3.13")
-    backend = scratch / "backends" / "python"
+    backend = scratch / "backends" / PYTHON_BACKEND
     backend.mkdir(parents=True)
-    for file in (*(server / "backends" / "python").iterdir(), stub):
+    for file in (*(server / "backends" / PYTHON_BACKEND).iterdir(), stub):
         if file.is_file():
             link_or_copy(file, backend / file.name)  # the server follows links, and refuses what lies elsewhere
     libraries = (sysconfig.get_config_var("LIBDIR"), packages / "nvidia_pytriton.libs")
@@ -92,7 +93,7 @@ def embedded(root: Path, release: str | None, scratch: Path) -> Host:
         via="embedded",
         program=str(server / "bin" / "tritonserver"),
         release=EMBEDDED_RELEASE,
-        backends=frozenset({"python"}),
+        backends=frozenset({PYTHON_BACKEND}),
         environment=environment,
         flags=(f"--backend-directory={backend.parent}", f"--cache-directory={server / 'caches'}"),
         python=HERE,

@@ -26,6 +26,7 @@ from typing import Any
 from accel.bench.endpoint import Endpoint
 from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
+from accel.core.values import PYTHON_BACKEND
 from accel.triton import manifest as manifests, python_variant
 from accel.triton.lint import plans
 from accel.triton.reading import read_configs
@@ -362,7 +363,7 @@ def _served(root: Path, host: Host, scratch: Path, *, python_backend: bool) -> t
             raise InputError(f"{root} is not of accel's making, so it has no Python-backend variant{why}")
         return root, frozenset()
     manifest = manifests.read(root)
-    native = manifest.backend != "python"
+    native = manifest.backend != PYTHON_BACKEND
     foreign = host.release not in (None, manifest.release)
     if not (missing or (python_backend and native) or (foreign and not native)):
         return root, frozenset()

@@ -23,6 +23,7 @@ from accel.bench.rounds import BUSY_TURNS, REPEATS
 from accel.core import hardware
 from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
+from accel.core.values import PYTHON_BACKEND
 from accel.triton import manifest as manifests, rescheduled, settings as schedules
 from accel.triton.folders import link_tree
 from accel.triton.manifest import Manifest
@@ -434,7 +435,7 @@ def subject(
     served = scratch / "served"
     with servers.start(root, via=via, log=logs / f"{name}.server.log") as running:
         link_tree(running.root, served)
-        backend = "python" if running.python_models else manifest.backend
+        backend = PYTHON_BACKEND if running.python_models else manifest.backend
     promised = manifests.read(served)
     worker, _ = manifests.holder(served, promised)
     config = read_configs(served)[worker]

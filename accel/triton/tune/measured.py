@@ -19,7 +19,7 @@ from accel.bench.machine_noise import Turn
 from accel.core import document, hardware
 from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.feeds import Feed
-from accel.core.values import from_json, to_json
+from accel.core.values import PYTHON_BACKEND, from_json, to_json
 from accel.triton import manifest as manifests
 from accel.triton.servers import server as servers
 from accel.triton.settings import Settings
@@ -280,7 +280,7 @@ class Measuring:
         todo: list[tuple[Subject, Setup]] = []
         for one in self._subjects:
             # An AOTInductor package takes its threads from the environment alone.
-            sayable = one.backend == "python" or one.default.threads is not None
+            sayable = one.backend == PYTHON_BACKEND or one.default.threads is not None
             if self._asked.space is None:
                 wanted = [Setup(*pair) for pair in model.setups(sayable, self._cores)]
             else:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.graph.narrow.reasons import OPENVINO_THROUGH_FLOAT
+from accel.builders.openvino_integers import THROUGH_FLOAT
 
 pytestmark = pytest.mark.slow
 _SCRIPT = Path(__file__).parents[2] / "benchmarks" / "openvino_int64.py"
@@ -23,7 +23,7 @@ def test_values_inside_int32_come_back_exactly_or_their_operator_is_known() -> N
     table = openvino_int64.measure()
     assert not any(row["inside int32"].startswith("refused") for row in table.values()), table
     inexact = {op for op, row in table.items() if row["inside int32"] != "exact"} - DOUBLE_IS_FLOAT
-    assert {op.split()[0] for op in inexact} <= OPENVINO_THROUGH_FLOAT, inexact
+    assert {op.split()[0] for op in inexact} <= THROUGH_FLOAT, inexact
 
 
 def test_values_beyond_int32_do_wrap() -> None:
