@@ -143,7 +143,10 @@ def parse(text: str, *, devices: Sequence[str], only: bool = False) -> tuple[Tar
             continue
         if name not in known:
             options = [*known, *ALIASES, *GROUPS]
-            raise UsageError(f"unknown target {name!r}{nearest(name, options)}", fix="`accel targets` lists them all")
+            unusable = "".join(f"; the plug-in {point!r} cannot be used: {why}" for point, why in plugins()[1].items())
+            raise UsageError(
+                f"unknown target {name!r}{nearest(name, options)}{unusable}", fix="`accel targets` lists them all"
+            )
         offered = known[name].targets[name].devices
         if only and not device:
             device = devices[0]

@@ -25,6 +25,7 @@ from accel.core.processing import Pipeline
 from accel.core.values import (
     Artifact,
     BuildRequest,
+    Built,
     ModelSource,
     OnnxModel,
     Parity,
@@ -288,6 +289,10 @@ def build(request: BuildRequest, out_dir: Path, parent_sha256: str) -> Artifact:
     options = builder.options(**variant.options)
     start = time.monotonic()
     built = builder.build(request, options, out_dir)
+    if not isinstance(built, Built):
+        raise StageError(
+            f"{type(builder).__qualname__}.build returned {built!r} for {variant.target}: expected a Built"
+        )
     return Artifact(variant, file_refs(out_dir), parent_sha256, built, time.monotonic() - start)
 
 

@@ -99,6 +99,8 @@ def test_a_plugin_that_cannot_be_used_hinders_no_other_target(monkeypatch, load,
     (row,) = [row for row in doctor.targets_here() if row["target"] == "my-plugin"]
     assert not row["available"]
     assert why in row["reason"]
+    with pytest.raises(UsageError, match=f"unknown target 'mine'.*'my-plugin' cannot be used: .*{why}"):
+        targets.parse("mine", devices=("cpu",))
 
 
 def plug_in(monkeypatch, load):

@@ -10,8 +10,9 @@ import pytest
 
 from accel.builders import Builder, targets
 from accel.core import imports
-from accel.core.values import Target, Variant
-from accel.run import stages
+from accel.core.errors import StageError
+from accel.core.values import BuildRequest, Target, Variant
+from accel.run import stages, tasks
 
 BUILDERS = {type(b).__module__: b for b in targets.discover().values()}
 PLUGIN = """
@@ -20,6 +21,7 @@ from accel.builders import Builder, TargetInfo
 class Mine(Builder):
     targets = {"mine": TargetInfo(("cpu",), "fp32", "one of the test's")}
     packages = ("mine-runtime",)
+    options = dict
     def available(self, target): ...
     def build(self, request, options, out_dir):
         from mine_plugin import converter
@@ -88,3 +90,9 @@ def test_a_builder_declares_every_package_that_it_imports(module):
             top = imported.partition(".")[0]
             if top and top not in sys.stdlib_module_names and top not in imports.OWN:
                 assert {top, *installed.get(top, ())} & declared, f"{name} imports {imported}"
+
+
+def test_a_build_that_describes_nothing_is_named(plugin, tmp_path):
+    request = BuildRequest(Variant(Target("mine", "cpu"), {}), None, None, None, None, None, threads=1)
+    with pytest.raises(StageError, match=r"Mine.build returned None for mine@cpu: expected a Built"):
+        tasks.build(request, tmp_path / "out", "")
