@@ -270,23 +270,23 @@ class Stages:
 
         return self._stage(f"typed-{variant.id}", key, PrecisionConverted, make)
 
-    def prove_typed(
+    def prove_precision_converted(
         self,
         variant: Variant,
-        typed: Stage[PrecisionConverted],
+        converted: Stage[PrecisionConverted],
         described: Stage[Described],
         reference: Stage[Answered],
         *,
         first: bool = False,
     ) -> Stage[Proof]:
-        """Run a typed ONNX file over the feeds on the CPU and hold it against the variant's gate.
+        """Run a precision-converted ONNX file over the feeds on the CPU and hold it against the variant's gate.
 
         Args:
             first: as of ``prove``.
         """
         asked = targets.info(variant.target).precision
         parts = {
-            "typed": typed.key,
+            "typed": converted.key,
             "reference": reference.key,
             "gates": dict(self._job.gates),
             "code": store.code_hash("core/accuracy", "run/tasks.py"),
@@ -297,10 +297,10 @@ class Stages:
             found = folder / "answers.npz"
             with self.worker(variant.id) as worker:
                 ran = worker.call(
-                    tasks.typed_answers,
+                    tasks.precision_converted_answers,
                     variant.target.name,
-                    typed.value,
-                    typed.folder / FILES,
+                    converted.value,
+                    converted.folder / FILES,
                     described.value,
                     described.folder,
                     found,
@@ -317,7 +317,7 @@ class Stages:
     def kit(
         self,
         variant: Variant,
-        typed: Stage[PrecisionConverted],
+        converted: Stage[PrecisionConverted],
         proof: Stage[Proof],
         described: Stage[Described],
         reference: Stage[Answered],
@@ -334,8 +334,8 @@ class Stages:
             variant=variant,
             source=made.source,
             samples=made.samples,
-            onnx=typed.value.onnx,
-            typing=typed.value.facts,
+            onnx=converted.value.onnx,
+            typing=converted.value.facts,
             proof=proof.value.parity,
             feeds=reference.value.feeds,
             settings={**job.carried, "constraints": job.constraints, "overrides": overrides},
@@ -349,7 +349,7 @@ class Stages:
         )
         key = store.key(
             kit=kit,
-            typed=typed.key,
+            typed=converted.key,
             proof=proof.key,
             reference=reference.key,
             override_files=file_hashes(overrides),
@@ -362,7 +362,7 @@ class Stages:
             return kits.write(
                 kit,
                 files,
-                onnx=typed.folder / FILES,
+                onnx=converted.folder / FILES,
                 samples=described.folder,
                 reference=reference.folder / reference.value.file,
             )

@@ -31,7 +31,7 @@ PATCHED = """#!{python}
 # accel, where a kit may also finish what this CPU can build.
 import sys
 from accel.run import kit_rules
-kit_rules.typed_targets = lambda: ("ort",)
+kit_rules.precision_converted_targets = lambda: ("ort",)
 from accel.cli import main
 sys.argv[0] = "accel"
 main()
@@ -235,7 +235,7 @@ def test_build_sh_finishes_it(finished):
 
 
 def test_the_file_that_is_built_is_the_typed_one(cpu_kit, finished, monkeypatch):
-    monkeypatch.setattr(kit_rules, "typed_targets", lambda: ("ort",))
+    monkeypatch.setattr(kit_rules, "precision_converted_targets", lambda: ("ort",))
     document, _ = finished
     parent = document["variants"][0]["artifact"]["parent_sha256"]
     assert parent == kits.read(cpu_kit).onnx.file.sha256

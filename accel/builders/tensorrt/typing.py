@@ -54,7 +54,7 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
     return PrecisionConverted(read_onnx(out), report)
 
 
-class TypedSession(Session):
+class PrecisionConvertedSession(Session):
     """A typed file on the CPU: every half value rounded as its type says, Q/DQ pairs computed as written."""
 
     def __init__(self, onnx: Path, source: ModelSource, *, threads: int) -> None:
