@@ -573,7 +573,7 @@ def state(root):
 
 
 @pytest.mark.slow
-def test_the_classic_table(null_root, tmp_path):
+def test_the_batching_sweep(null_root, tmp_path):
     before = state(null_root)
     asked = load_test.LoadTestRequest(
         target=str(null_root), table=True, via="embedded", seconds=0.15, out=tmp_path / "table.json"
