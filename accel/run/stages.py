@@ -27,7 +27,7 @@ from accel.core.processes import Worker
 from accel.core.values import Artifact, BuildRequest, OnnxModel, Parity, PrecisionConverted, Skipped, Variant
 from accel.exporters import sources
 from accel.exporters.axes import extents, with_fixed
-from accel.exporters.processing_files import find
+from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.request import SourceRequest
 from accel.graph.arithmetic import Arithmetic
 from accel.run import kits, store, tasks
@@ -162,7 +162,8 @@ class Stages:
         if self._job.ensemble is not None:
             if stage.value.source.states:
                 raise UsageError("an ensemble around a stateful model is not made", fix="leave --ensemble out")
-            find(stage.value.source, self._job.ensemble)  # a step that cannot be ends the run before anything is built
+            # a step that cannot be ends the run before anything is built
+            resolve_processing_files(stage.value.source, self._job.ensemble)
         return stage
 
     def reference(self, described: Stage[Described], worker: Worker) -> Stage[Answered]:
@@ -524,7 +525,7 @@ class Stages:
         artifact, made = built.value, described.value
         builder = targets.discover()[artifact.variant.target.name]
         answer = builder.triton(artifact, self._job.triton_release)
-        pipeline = find(made.source, self._job.ensemble) if self._job.ensemble is not None else None
+        pipeline = resolve_processing_files(made.source, self._job.ensemble) if self._job.ensemble is not None else None
         overrides = self._job.overrides.get(
             artifact.variant.target.name + (PYTHON_VARIANT if python_variant else ""), ""
         )
