@@ -99,6 +99,9 @@ def test_a_plugin_that_cannot_be_used_hinders_no_other_target(monkeypatch, load,
     (row,) = [row for row in doctor.targets_here() if row["target"] == "my-plugin"]
     assert not row["available"]
     assert why in row["reason"]
+    (check,) = [row for row in doctor.examine() if row["what"] == "plug-in my-plugin"]
+    assert (check["ok"], check["needed"], check["fix"]) == (False, False, row["fix"])
+    assert why in check["found"]
 
 
 def plug_in(monkeypatch, load):
