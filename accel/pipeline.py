@@ -193,7 +193,7 @@ def _export(job: Job, progress: Progress | None) -> None:
     with at_work(job, progress) as work:
         found = _exported(work)
         if found.onnx is not None:
-            for result in (r for r in found.wanted if _is_typed(r.variant)):
+            for result in (r for r in found.wanted if _is_precision_converted(r.variant)):
                 work.stages.prepare(result.variant, found.described, found.onnx)
 
 
@@ -301,15 +301,15 @@ def finish(found: Mapping[Path, kits.DeferredBuild], job: Job, progress: Progres
         work.progress.notice(f"kit of {first.source.name}, made by `{first.command}`")
         described = Stage(Described(first.source, first.samples), folder / kits.SAMPLES, first.seal, cached=True)
         reference = Stage(Answered(kits.REFERENCE, first.feeds), folder, first.seal, cached=True)
-        results = [_as_typed(kit, place) for place, kit in found.items()]
-        onnx = results[0].typed
+        results = [_as_precision_converted(kit, place) for place, kit in found.items()]
+        onnx = results[0].precision_converted
         assert onnx is not None
         with work.timed("build and prove"):
             _build_all(results, described, onnx, reference, work)
         return _conclude(work, results, described, reference, onnx, None)
 
 
-def _as_typed(kit: kits.DeferredBuild, folder: Path) -> VariantState:
+def _as_precision_converted(kit: kits.DeferredBuild, folder: Path) -> VariantState:
     """Return a kit's variant as it stands once its ONNX file was typed and proved."""
     onnx = Stage(kit.onnx, folder / kits.ONNX, kit.seal, cached=True)
     precision = targets.info(kit.variant.target).precision
@@ -317,8 +317,8 @@ def _as_typed(kit: kits.DeferredBuild, folder: Path) -> VariantState:
     return VariantState(
         kit.variant,
         typing=Stage(PrecisionConverted(kit.onnx, kit.typing), onnx.folder, onnx.key, cached=True),
-        typed=onnx,
-        typed_proof=Stage(proof, onnx.folder, onnx.key, cached=True),
+        precision_converted=onnx,
+        precision_converted_proof=Stage(proof, onnx.folder, onnx.key, cached=True),
         seal=kit.seal,
     )
 
@@ -539,7 +539,7 @@ def _skip_reason(variant: Variant, described: Described) -> Outcome | None:
     """Say why a variant cannot even be tried here."""
     info = targets.info(variant.target)
     builder = targets.discover()[variant.target.name]
-    if (skipped := builder.available(variant.target)) is not None and not _is_typed(variant):
+    if (skipped := builder.available(variant.target)) is not None and not _is_precision_converted(variant):
         return skipped
     framework = described.source.framework
     if info.needs_source and info.needs != framework:
@@ -582,7 +582,7 @@ def _build_all(
             return stages.worker(id, python=python, report_progress=report("building"))
 
         try:
-            if onnx is not None and result.typed is None and _is_typed(result.variant):
+            if onnx is not None and result.precision_converted is None and _is_precision_converted(result.variant):
                 stage = "type"
                 progress.variant(id, "typing")
                 _type(result, stages, described, onnx, reference, report("typing"), first=in_stages)
@@ -594,7 +594,9 @@ def _build_all(
                     if result.built is None:
                         stage = "build"
                         progress.variant(id, "building")
-                        result.built = stages.build(result.variant, described, result.typed or onnx, builder)
+                        result.built = stages.build(
+                            result.variant, described, result.precision_converted or onnx, builder
+                        )
                         if targets.info(result.variant.target).needs_source:  # its code would hide what the file lacks
                             builder.close()
                             builder = held.enter_context(fresh(stages.python(result.variant)))
@@ -608,7 +610,7 @@ def _build_all(
                         if new and _surprising(result.built.value, result.proof.value.parity):
                             with suppress(StageError):  # the first one stands, with what its gate says
                                 builder = held.enter_context(fresh(stages.python(result.variant)))
-                                given = result.variant, described, result.typed or onnx, builder
+                                given = result.variant, described, result.precision_converted or onnx, builder
                                 built = stages.build(*given, room=MORE_ROOM)
                                 proof = stages.prove(built, described, reference, builder, worker, first=first)
                                 result.built, result.proof = built, proof
@@ -657,7 +659,7 @@ def _surprising(artifact: Artifact, found: Parity) -> bool:
     return artifact.built.expected is True and any(missed)
 
 
-def _is_typed(variant: Variant) -> bool:
+def _is_precision_converted(variant: Variant) -> bool:
     """Say whether the variant's precision is made in the ONNX file, before the build and on any machine."""
     return isinstance(targets.discover()[variant.target.name], ConvertingBuilder)
 
@@ -675,12 +677,18 @@ def _type(
     """Type the ONNX file and prove it on the CPU; where the rest cannot be done here, leave a kit."""
     variant = result.variant
     result.typing = stages.prepare(variant, described, onnx, report_progress=report_progress)
-    typed: PrecisionConverted = result.typing.value
-    result.typed = Stage(typed.onnx, result.typing.folder / FILES, result.typing.key, result.typing.cached)
-    result.typed_proof = stages.prove_typed(variant, result.typing, described, reference, first=first)
+    converted: PrecisionConverted = result.typing.value
+    result.precision_converted = Stage(
+        converted.onnx, result.typing.folder / FILES, result.typing.key, result.typing.cached
+    )
+    result.precision_converted_proof = stages.prove_precision_converted(
+        variant, result.typing, described, reference, first=first
+    )
     missing = targets.discover()[variant.target.name].available(variant.target)
-    if missing is not None and result.typed_proof.value.parity.passed:
-        result.kit = stages.kit(variant, result.typing, result.typed_proof, described, reference, reason=missing.reason)
+    if missing is not None and result.precision_converted_proof.value.parity.passed:
+        result.kit = stages.kit(
+            variant, result.typing, result.precision_converted_proof, described, reference, reason=missing.reason
+        )
         kit = str(stages.run_dir / "variants" / variant.id / "kit")
         device_here = variant.target.device in hardware.detect().devices
         here = f"{missing.fix}; or finish it on another machine: accel build {kit}" if device_here else None
@@ -705,7 +713,7 @@ def _left_to_server(result: VariantState, stages: Stages, job: Job) -> Outcome:
 def _last(result: VariantState) -> bool:
     """Sort what types, compiles or calibrates for long on one core to the front: others fill the second meanwhile."""
     info = targets.info(result.variant.target)
-    return not (info.calibration or info.needs_source or _is_typed(result.variant))
+    return not (info.calibration or info.needs_source or _is_precision_converted(result.variant))
 
 
 def _parallel(onnx: Stage | None, threads: int) -> int:

@@ -5,12 +5,12 @@
 #
 # SUITE names another release (trixie has Python 3.13); DEBIAN_MIRROR another distribution's archive (Ubuntu's noble has 3.12).
 # Makes the system in FOLDER with debootstrap, clones this checkout's last commit into it, and runs the commands there. pip finds its index
-# as it does outside: its configuration file and variables, and the local folders that they name, are given to the system.
+# as it does outside: its configuration file, variables and certificates, and the local folders that they name, are given to the system.
 set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"
 root="$(realpath -m "$1")"
 shift
-packages=python3,python3-venv,python3-dev,git,make,g++,ca-certificates
+packages=python3,python3-venv,python3-dev,git,make,g++
 
 if [ ! -e "$root/complete" ]; then
   debootstrap --variant=minbase --include="$packages" "${SUITE:-bookworm}" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
@@ -18,6 +18,7 @@ if [ ! -e "$root/complete" ]; then
 fi
 cp --dereference /etc/resolv.conf "$root/etc/resolv.conf"
 if [ -e /etc/pip.conf ]; then cp /etc/pip.conf "$root/etc/pip.conf"; fi
+mkdir -p "$root/etc/ssl/certs"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 
 mounted=()

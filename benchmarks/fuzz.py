@@ -551,12 +551,12 @@ def call(line: list[str], rng: random.Random) -> None:
             repr(model)
     elif line[0] == "@processing":
         from accel.exporters.ensemble_request import EnsembleRequest
-        from accel.exporters.processing_files import find
+        from accel.exporters.processing_files import resolve_processing_files
         from accel.exporters.sources import recognise
         from accel.run import tasks
 
         source = tasks.source_of(recognise(line[1]))
-        find(source, EnsembleRequest(folder=line[1]))
+        resolve_processing_files(source, EnsembleRequest(folder=line[1]))
     elif line[0] == "@onnx":
         from accel.run import inspection
 

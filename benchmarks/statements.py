@@ -44,7 +44,14 @@ def main() -> None:
             rows.append({"commit": commit, "what": git("log", "-1", "--format=%s", commit).strip(), "by": by})
     fewer = sum(row["by"] for row in rows if row["by"] < 0)
     before, now = whole(asked.since), whole("HEAD")
-    told = {"before": before, "now": now, "fewer": fewer, "fewer_share": fewer / before, "commits": rows}
+    told = {
+        "commit": git("rev-parse", "--short", "HEAD").strip(),
+        "before": before,
+        "now": now,
+        "fewer": fewer,
+        "fewer_share": fewer / before,
+        "commits": rows,
+    }
     asked.out.write_text(json.dumps(told, indent=1) + "\n")
     print({name: told[name] for name in ("before", "now", "fewer", "fewer_share")})
 

@@ -52,7 +52,7 @@ def entry(name: str) -> Entry:
     reduced = found.small()
     _checks.check(reduced, f"the reduced entry of {name}")
     small = dataclasses.replace(reduced, name=name + SMALL, gate=None, metric=None, labels=None)
-    return dataclasses.replace(small, hub=None, revision=None, drawn=None, find=None)
+    return dataclasses.replace(small, hub=None, revision=None, drawn=None, resolve=None)
 
 
 def sentences(count: int) -> Sequence[str]:

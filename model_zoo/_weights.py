@@ -9,7 +9,7 @@ from accel.core.environments import WEIGHTS, installed, site_packages
 FILES = ("_weights.py",)
 
 
-def find(path: str) -> Callable[[], Path | None]:
+def resolve(path: str) -> Callable[[], Path | None]:
     """Return what finds a file or folder below the packages."""
 
     def found() -> Path | None:

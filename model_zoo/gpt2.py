@@ -65,7 +65,7 @@ def profile(specs: Sequence[TensorSpec], *, opt: int, batch: int, longest: int) 
     return {s.name: ShapeRange(at(s, 1, 1), at(s, 1, opt), at(s, batch, longest)) for s in specs}
 
 
-def find() -> Path | None:
+def resolve() -> Path | None:
     """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
     return huggingface_folder(HUB, REVISION)
 
@@ -152,7 +152,7 @@ def _begun(items: Sequence[Item], start: int) -> list[np.ndarray]:
 
 def samples(count: int) -> Sequence[Item]:
     """Return ``count`` sentences as a token and the past before it; a text starts with <|endoftext|>."""
-    folder = find()
+    folder = resolve()
     specs = _text.text_inputs(VOCABULARY - 1)
     if folder is not None:
         items = _text.tokenised(count, inputs=specs, folder=folder, longest=SAMPLE_TOKENS - 1)
@@ -194,7 +194,7 @@ ENTRY = Entry(
     parameters=124_439_808,
     hub=HUB,
     revision=REVISION,
-    find=find,
+    resolve=resolve,
     load=load,
     inputs=INPUTS,
     outputs=outputs(LAYERS, HEADS, WIDTH, VOCABULARY),

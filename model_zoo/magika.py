@@ -10,7 +10,7 @@ from accel.core.values import ShapeRange, TensorSpec
 from model_zoo import Entry, Item, _files, _weights
 
 SIDE, PADDING, READ = 1024, 256, 4096
-find = _weights.find("magika/models/standard_v3_3/model.onnx")
+resolve = _weights.resolve("magika/models/standard_v3_3/model.onnx")
 
 
 def ends(content: bytes) -> np.ndarray:
@@ -29,7 +29,7 @@ def ends(content: bytes) -> np.ndarray:
 
 def files(count: int) -> Sequence[Item]:
     """Return the ends of distinct files, of one type after the other: int32 (1, 2048), with the number of the type."""
-    file = find()
+    file = resolve()
     told = json.loads(file.with_name("config.min.json").read_text())["target_labels_space"] if file is not None else []
     makers: list[tuple[str, Callable[[int], bytes]]] = sorted(_files.MAKERS.items())
     items: list[Item] = []
@@ -46,7 +46,7 @@ ENTRY = Entry(
     licence="Apache-2.0",
     parameters=784_519,
     framework="onnx",
-    find=find,
+    resolve=resolve,
     load=_weights.load_file,
     stored=True,
     inputs=(TensorSpec("bytes", "int32", ("batch", 2 * SIDE), (0, PADDING)),),

@@ -87,7 +87,7 @@ ENTRY = Entry(
     title="all-MiniLM-L6-v2 sentence encoder, real weights",
     licence="Apache-2.0",
     parameters=22_713_216,
-    find=_text.minilm_folder,
+    resolve=_text.minilm_folder,
     load=load,
     inputs=_text.INPUTS,
     outputs=_text.hidden(384, pooled=True),

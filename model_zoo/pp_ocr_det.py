@@ -15,7 +15,7 @@ GROWN = 0.4
 takes 1.6 for loose boxes; this is nearer to the printed ink.
 
 Source: PaddleOCR, ``DBPostProcess`` (``thresh``, ``unclip_ratio``); https://arxiv.org/abs/1911.08947, section 3.4."""
-find = _weights.find("rapidocr/models/PP-OCRv6_det_small.onnx")
+resolve = _weights.resolve("rapidocr/models/PP-OCRv6_det_small.onnx")
 
 
 def pages(count: int) -> Sequence[Item]:
@@ -69,7 +69,7 @@ ENTRY = Entry(
     licence="Apache-2.0",
     parameters=2_453_416,
     framework="onnx",
-    find=find,
+    resolve=resolve,
     load=_weights.load_file,
     stored=True,
     inputs=(TensorSpec("x", "float32", ("batch", 3, "height", "width")),),

@@ -11,12 +11,12 @@ from model_zoo import Entry, Item, _lettering, _weights
 HEIGHT = 48
 MOST = 120
 """Every answer has a score for 18,710 characters at each step: a line is a megabyte or two."""
-find = _weights.find("rapidocr/models/PP-OCRv6_rec_small.onnx")
+resolve = _weights.resolve("rapidocr/models/PP-OCRv6_rec_small.onnx")
 
 
 def lines(count: int) -> Sequence[Item]:
     """Return printed words, dark on light or light on dark: float32 (1, 3, 48, width) from -1 to 1, with their text."""
-    file = find()
+    file = resolve()
     numbers = {c: i + 1 for i, c in enumerate(_weights.characters(file))} if file is not None else {}
     items: list[Item] = []
     for number in range(min(count, MOST)):
@@ -33,7 +33,7 @@ ENTRY = Entry(
     licence="Apache-2.0",
     parameters=5_267_734,
     framework="onnx",
-    find=find,
+    resolve=resolve,
     load=_weights.load_file,
     stored=True,
     inputs=(TensorSpec("x", "float32", ("batch", 3, HEIGHT, "width")),),

@@ -27,7 +27,7 @@ INPUTS = _text.text_inputs(VOCABULARY)
 SMALL_INPUTS = _text.text_inputs(_text.SMALL_VOCABULARY)
 
 
-def find() -> Path | None:
+def resolve() -> Path | None:
     """Return the folder of the pretrained weights in the local Hugging Face cache, or None."""
     return huggingface_folder(HUB, REVISION)
 
@@ -59,7 +59,7 @@ def _random(**config: object) -> "torch.nn.Module":
 
 def samples(count: int) -> "Sequence[Item]":
     """Return ``count`` sentences as ids and masks."""
-    folder = find()
+    folder = resolve()
     if folder is not None:
         return _text.tokenised(count, inputs=INPUTS, folder=folder)
     return _text.stand_ins(count, INPUTS, first=END + 2, start=(START,), end=(END,))
@@ -90,14 +90,14 @@ ENTRY = Entry(
     parameters=124_055_040,
     hub=HUB,
     revision=REVISION,
-    find=find,
+    resolve=resolve,
     load=load,
     inputs=INPUTS,
     outputs=_text.hidden(768),
     profile=_text.profile(INPUTS),
     samples=samples,
     origin=_text.OWN,
-    tokenizer=find,
+    tokenizer=resolve,
     mask="attention_mask",
     family="transformer",
     pipeline=Pipeline(Tokenize(max_length=_text.LONGEST, pad_token="<pad>"), Pool("mean")),

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CHANGELOG.md"),
+    *(page for folder in ("docs", "docs/tutorials", "docs/decisions") for page in sorted((ROOT / folder).glob("*.md"))),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:accel|tests|benchmarks|docs|examples|model_zoo)/[\w./-]*")
 MADE_BY_READERS = ("docs/benchmarks/gpu.json", "model_zoo/flowers.py")

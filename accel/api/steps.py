@@ -96,8 +96,8 @@ def build(target: str, source: Step[Described]) -> Step[Artifact]:
             raise UnavailableError(f"{variant.id} cannot be built here: {missing.reason}", fix=missing.fix)
         onnx = done.onnx() if targets.info(variant.target).needs == "onnx" else None
         if onnx is not None and isinstance(builder, ConvertingBuilder):
-            typed = done.work.stages.prepare(variant, done.described, onnx)
-            onnx = Stage(typed.value.onnx, typed.folder / FILES, typed.key, typed.cached)
+            converted = done.work.stages.prepare(variant, done.described, onnx)
+            onnx = Stage(converted.value.onnx, converted.folder / FILES, converted.key, converted.cached)
         with done.worker(variant) as worker:
             stage = done.work.stages.build(variant, done.described, onnx, worker)
         return Step(stage.value, stage.folder / FILES, source.job, stage)

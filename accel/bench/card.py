@@ -34,7 +34,7 @@ class CardWatch:
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._busy = card.look().utilization or 0.0
+        self._busy = card.sample().utilization or 0.0
         self._others = card.processes()
         self._loaded: set[str] = set()
         self._held: dict[str, _CardRecord] = {}
@@ -44,7 +44,7 @@ class CardWatch:
     def loading(self, id: str) -> Iterator[None]:
         """Watch the card while a variant's process loads it and warms up."""
         held = self._held.setdefault(id, _CardRecord())
-        before = self._card.look().used_mib
+        before = self._card.sample().used_mib
         with self._card.watching() as watched:
             yield
         self._loaded.add(id)
@@ -60,7 +60,7 @@ class CardWatch:
     def timing(self, id: str, point: str) -> Iterator[None]:
         """Watch the card while one round of a point runs; nothing else of the session runs meanwhile."""
         held = self._held.setdefault(id, _CardRecord())
-        before = self._card.look().used_mib
+        before = self._card.sample().used_mib
         with self._card.watching() as watched:
             yield
         self._rounds.setdefault((id, point), []).append(watched)
@@ -70,7 +70,7 @@ class CardWatch:
             grown = held.now + max(used) - before
             held.peak = grown if held.peak is None else max(held.peak, grown)
 
-    def room_mib(self) -> float:
+    def free_memory_mib(self) -> float:
         """Return the card's free memory, or infinity where it does not tell."""
         free = self._card.free_mib()
         return math.inf if free is None else free
@@ -82,9 +82,9 @@ class CardWatch:
             items: batch items that were answered in all its rounds.
         """
         rounds = self._rounds.get((id, point), [])
-        seen = GpuTrace([look for watched in rounds for look in watched.looks])
+        seen = GpuTrace([sample for watched in rounds for sample in watched.samples])
         joules = [watched.energy_j for watched in rounds if watched.energy_j is not None]
-        reasons = tuple(dict.fromkeys(reason for look in seen.looks for reason in look.throttle_reasons))
+        reasons = tuple(dict.fromkeys(reason for sample in seen.samples for reason in sample.throttle_reasons))
         held = self._held.get(id, _CardRecord())
         warnings = [f"{self._others} other processes held the GPU"] if self._others else []
         if self._busy > BUSY and not self._others:

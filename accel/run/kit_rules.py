@@ -124,8 +124,8 @@ def check_variant(variant: Variant, source: ModelSource) -> None:
         InputError: it is another.
     """
     name, device = variant.target.name, variant.target.device
-    if name not in typed_targets():
-        raise refuse(f"no kit finishes target {name!r}: expected one of {', '.join(typed_targets())}")
+    if name not in precision_converted_targets():
+        raise refuse(f"no kit finishes target {name!r}: expected one of {', '.join(precision_converted_targets())}")
     builder = targets.discover()[name]
     info = builder.targets[name]
     if device not in info.devices:
@@ -139,7 +139,7 @@ def check_variant(variant: Variant, source: ModelSource) -> None:
     _check_profile(variant.profile, source.inputs)
 
 
-def typed_targets() -> tuple[str, ...]:
+def precision_converted_targets() -> tuple[str, ...]:
     """Return the targets of accel's own whose precision is made in the ONNX file."""
     found = targets.discover().items()
     return tuple(

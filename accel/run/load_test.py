@@ -38,8 +38,8 @@ from accel.triton.servers.server import Server
 
 OUTSIDE = 0.2
 """From this share of requests on that are not as long as those of the conversion, the user is told."""
-CLASSIC_CONCURRENCY = 10
-"""Concurrency of the field's table: dynamic batching without and with, one and two instances."""
+BATCHING_SWEEP_CONCURRENCY = 10
+"""Concurrency of the batching sweep: dynamic batching without and with, one and two instances."""
 
 
 class LoadTestRequest(Options, BaseModel):
@@ -152,7 +152,7 @@ def batching_sweep(
         raise UsageError(
             f"--table changes configs, and {asked.target} is not a repository", fix="name a repository root"
         )
-    load = Load(concurrency=CLASSIC_CONCURRENCY)
+    load = Load(concurrency=BATCHING_SWEEP_CONCURRENCY)
     with tempfile.TemporaryDirectory(prefix="table-", dir=temporary.root()) as scratch:
         served = Path(scratch) / "repository"
         with _server(asked, asked.target, scratch) as running:

@@ -175,7 +175,7 @@ def measure_in_process(
                 raw_dir=folder / "raw",
                 raw_name=f"measurements/{scenario}-{number}/{scenario}-{{}}.npz",
                 progress=lambda id, doing: progress(id, f"{scenario}, {doing}"),
-                free_memory=(available_memory_bytes, *((watch.room_mib,) if watch else ())),
+                free_memory=(available_memory_bytes, *((watch.free_memory_mib,) if watch else ())),
             )
             good = {id: new for id, new in found.items() if not isinstance(new, Failed)}
             entries = tuple(MeasuredVariant(id, keys[id], new) for id, new in good.items())

@@ -22,8 +22,9 @@ class VariantState:
     """What became of one variant so far.
 
     Attributes:
-        typing / typed_proof: the ONNX file in which the variant's precision was made, and how it compared on the CPU.
-        typed: the same file, as the build takes it.
+        typing / precision_converted_proof: the ONNX file in which the variant's precision was made, and how it
+            compared on the CPU.
+        precision_converted: the same file, as the build takes it.
         kit: what finishes the variant elsewhere.
         python_variant: a second repository of the same artifact, which the Python backend serves and batches.
         unserved: name of a repository → how a server failed to serve it.
@@ -32,8 +33,8 @@ class VariantState:
     variant: Variant
     outcome: Outcome | None = None
     typing: Stage | None = None
-    typed: Stage | None = None
-    typed_proof: Stage | None = None
+    precision_converted: Stage | None = None
+    precision_converted_proof: Stage | None = None
     kit: Stage | None = None
     seal: str | None = None
     built: Stage | None = None
@@ -127,10 +128,10 @@ def status_of(result: VariantState) -> tuple[Status, str | None, str | None]:
         return "skipped", result.outcome.reason, result.outcome.fix
     if isinstance(result.outcome, Deferred):
         return "deferred", result.outcome.reason, result.outcome.fix or f"accel build {result.outcome.kit}"
-    typed: Proof | None = result.typed_proof.value if result.typed_proof else None
-    if typed is not None and not typed.parity.passed:
-        reason = f"the typed ONNX file, on the CPU: {'; '.join(typed.parity.reasons)}"
-        return "gate_failed", reason, parity.accept(typed.parity)
+    converted: Proof | None = result.precision_converted_proof.value if result.precision_converted_proof else None
+    if converted is not None and not converted.parity.passed:
+        reason = f"the typed ONNX file, on the CPU: {'; '.join(converted.parity.reasons)}"
+        return "gate_failed", reason, parity.accept(converted.parity)
     proof: Proof | None = result.proof.value if result.proof else None
     if proof is not None and not proof.parity.passed:
         return "gate_failed", "; ".join(proof.parity.reasons), parity.accept(proof.parity)

@@ -145,7 +145,7 @@ def _show_variant(folder: Path, result: VariantState, run: Run) -> None:
         replace_folder(folder / "variants" / id, kit)
         if run.job.sign_kits is not None:
             signing.sign(folder / "variants" / id / "kit", run.job.sign_kits)
-    elif result.typed_proof is not None:
+    elif result.precision_converted_proof is not None:
         remove(folder / "variants" / id)  # the kit of an earlier run would build what now fails its gate
     for name, emitted in result.repositories.items():
         replace_folder(folder / "repositories" / name, _all(emitted.folder / REPOSITORY))
@@ -301,13 +301,13 @@ def _build(artifact: Artifact, proof: Proof | None) -> Build:
 
 def _typing(result: VariantState) -> Typing | None:
     """Say how the ONNX file was typed and what that cost, where the precision is made there."""
-    if result.typing is None or result.typed_proof is None:
+    if result.typing is None or result.precision_converted_proof is None:
         return None
-    typed: PrecisionConverted = result.typing.value
+    converted: PrecisionConverted = result.typing.value
     return Typing(
-        onnx=typed.onnx.file,
-        facts=typed.facts,
-        parity=_verdict(result.typed_proof.value),
+        onnx=converted.onnx.file,
+        facts=converted.facts,
+        parity=_verdict(result.precision_converted_proof.value),
         kit=f"variants/{result.variant.id}/kit" if result.kit is not None else None,
         seal=result.kit.value.seal if result.kit is not None else result.seal,
     )

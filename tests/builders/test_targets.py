@@ -101,6 +101,9 @@ def test_a_plugin_that_cannot_be_used_hinders_no_other_target(monkeypatch, load,
     assert why in row["reason"]
     with pytest.raises(UsageError, match=f"unknown target 'mine'.*'my-plugin' cannot be used: .*{why}"):
         targets.parse("mine", devices=("cpu",))
+    (check,) = [row for row in doctor.examine() if row["what"] == "plug-in my-plugin"]
+    assert (check["ok"], check["needed"], check["fix"]) == (False, False, row["fix"])
+    assert why in check["found"]
 
 
 def plug_in(monkeypatch, load):

@@ -114,11 +114,21 @@ class Bench:
         samples = self.folder / "samples"
         return out, self.task(target, tasks.answers, artifact, files, self.described, samples, out, THREADS).precision
 
-    def typed_answers(self, target: Target, typed: PrecisionConverted, folder: Path) -> Path:
+    def precision_converted_answers(self, target: Target, converted: PrecisionConverted, folder: Path) -> Path:
         """Run a typed ONNX file over all samples on the CPU; returns the answers' file."""
         out = folder / "answers.npz"
         samples = self.folder / "samples"
-        self.task(None, tasks.typed_answers, target.name, typed, folder, self.described, samples, out, THREADS)
+        self.task(
+            None,
+            tasks.precision_converted_answers,
+            target.name,
+            converted,
+            folder,
+            self.described,
+            samples,
+            out,
+            THREADS,
+        )
         return out
 
     def parity(self, precision: str, answers: Path) -> Parity:

@@ -75,7 +75,7 @@ def test_a_typed_file_agrees_with_the_source_on_the_cpu(bench, target, tmp_path)
     found = bench.task(target, tasks.prepare, bench.request(target), tmp_path)
     for have, promised in ((found.onnx.inputs, bench.source.inputs), (found.onnx.outputs, bench.source.outputs)):
         assert {(s.name, s.dtype) for s in have} == {(s.name, s.dtype) for s in promised}
-    answers = bench.typed_answers(target, found, tmp_path)
+    answers = bench.precision_converted_answers(target, found, tmp_path)
     verdict = bench.parity(asked, answers)
     assert verdict.passed, verdict.reasons
 

@@ -29,8 +29,8 @@ for _ in range(2):
     with watch.timing("a", "b1"):
         time.sleep(0.12)
 watch.closed("a")
-look, use = dataclasses.asdict(card.look()), to_json(watch.use("a", "b1", 40))
-print(json.dumps({"card": card.name, "look": look, "use": use}))
+sample, use = dataclasses.asdict(card.sample()), to_json(watch.use("a", "b1", 40))
+print(json.dumps({"card": card.name, "sample": sample, "use": use}))
 """
 
 
@@ -56,8 +56,8 @@ def ask(driver: Path | None, **environment: str) -> dict:
 def test_a_quiet_card_tells_everything(driver):
     said = ask(driver)
     assert said["card"] == "Stub GPU 1"
-    look = gpu.GpuSample(**{**said["look"], "throttle_reasons": tuple(said["look"]["throttle_reasons"])})
-    assert look == gpu.GpuSample(100.0, 250.0, 41.0, 1980.0, 2619.0, 0.0, ())
+    sample = gpu.GpuSample(**{**said["sample"], "throttle_reasons": tuple(said["sample"]["throttle_reasons"])})
+    assert sample == gpu.GpuSample(100.0, 250.0, 41.0, 1980.0, 2619.0, 0.0, ())
     use = from_json(GpuUse, said["use"])
     assert use.power_w == pytest.approx(250.0)
     assert use.energy_j is not None

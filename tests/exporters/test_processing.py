@@ -11,7 +11,7 @@ from accel.core.errors import AccelError, InputError, UsageError
 from accel.core.processing import CustomStep, Labels, Picture, Pipeline, Pool, Tokenize
 from accel.core.values import ModelSource, ShapeRange, TensorSpec, from_json, to_json
 from accel.exporters.ensemble_request import EnsembleRequest, asked
-from accel.exporters.processing_files import find
+from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.sources import recognise
 from model_zoo._text import minilm_folder
 
@@ -64,8 +64,8 @@ def encoder(tmp_path: Path) -> Path:
 
 
 def test_the_zoo_declares_what_the_folder_of_minilm_says():
-    declared = find(zoo("minilm", "auto"), PLAIN)
-    read = find(source(minilm_folder(), IDS, HIDDEN), PLAIN)
+    declared = resolve_processing_files(zoo("minilm", "auto"), PLAIN)
+    read = resolve_processing_files(source(minilm_folder(), IDS, HIDDEN), PLAIN)
     assert declared == read
     assert read.post == Pool("mean", normalise=True)
     assert read.pre.max_length == 256
@@ -73,9 +73,9 @@ def test_the_zoo_declares_what_the_folder_of_minilm_says():
 
 
 def test_bert_and_resnet_of_the_zoo():
-    bert = find(zoo("bert"), PLAIN)
+    bert = resolve_processing_files(zoo("bert"), PLAIN)
     assert (bert.pre.max_length, bert.post) == (512, Pool("mean"))
-    resnet = find(zoo("resnet50"), PLAIN)
+    resnet = resolve_processing_files(zoo("resnet50"), PLAIN)
     assert isinstance(resnet.pre, Picture)
     assert resnet.post == Labels(5)
 
@@ -84,12 +84,16 @@ def test_a_pipeline_comes_back_from_json(tmp_path):
     (tmp_path / "own.py").write_text("def f(inputs):\n    return inputs\n")
     tensor = {"name": "x", "dtype": "str", "dims": ["batch", 1]}
     step = asked({"pre": {"function": f"{tmp_path}/own.py:f", "inputs": [tensor]}}).pre
-    for pipeline in (find(zoo("minilm", "auto"), PLAIN), find(zoo("resnet50"), PLAIN), Pipeline(step, None)):
+    for pipeline in (
+        resolve_processing_files(zoo("minilm", "auto"), PLAIN),
+        resolve_processing_files(zoo("resnet50"), PLAIN),
+        Pipeline(step, None),
+    ):
         assert from_json(Pipeline, json.loads(json.dumps(to_json(pipeline)))) == pipeline
 
 
 def test_an_encoder_s_folder(encoder):
-    found = find(source(encoder, IDS, HIDDEN), PLAIN)
+    found = resolve_processing_files(source(encoder, IDS, HIDDEN), PLAIN)
     assert replace(found.pre, file=None) == Tokenize(48, pad_token="<pad>", padding_side="left")
     assert found.post == Pool("mean")
 
@@ -105,7 +109,7 @@ def test_an_encoder_s_folder(encoder):
 )
 def test_a_classifier_s_folder(encoder, config, expected):
     write(encoder, config={"architectures": ["BertForSequenceClassification"], **config})
-    assert find(source(encoder, IDS, LOGITS), PLAIN).post == expected
+    assert resolve_processing_files(source(encoder, IDS, LOGITS), PLAIN).post == expected
 
 
 @pytest.mark.parametrize(
@@ -121,12 +125,12 @@ def test_a_classifier_s_folder(encoder, config, expected):
 def test_a_picture_model_s_folder(tmp_path, config, expected):
     more = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
     write(tmp_path, config={"architectures": ["ViTForImageClassification"]}, preprocessor_config={**more, **config})
-    step = find(source(tmp_path, (PIXELS,), LOGITS), PLAIN).pre
+    step = resolve_processing_files(source(tmp_path, (PIXELS,), LOGITS), PLAIN).pre
     assert (step.resize, step.crop) == expected
     assert (step.mean, step.std, step.resample, step.scale) == ((0.5,) * 3, (0.25,) * 3, "bilinear", 1 / 255)
     raw = {"do_normalize": False, "do_rescale": False}
     write(tmp_path, preprocessor_config={**more, **config, **raw})
-    step = find(source(tmp_path, (PIXELS,), LOGITS), PLAIN).pre
+    step = resolve_processing_files(source(tmp_path, (PIXELS,), LOGITS), PLAIN).pre
     assert (step.mean, step.std, step.scale) == ((), (), 1.0)
 
 
@@ -159,7 +163,7 @@ def test_a_picture_model_s_folder(tmp_path, config, expected):
 def test_what_no_step_does_is_refused_and_not_left_out(encoder, files, why):
     write(encoder, **files)
     with pytest.raises(AccelError, match=why):
-        find(source(encoder, IDS, HIDDEN), PLAIN)
+        resolve_processing_files(source(encoder, IDS, HIDDEN), PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -175,33 +179,33 @@ def test_picture_processors_that_no_step_replaces(tmp_path, config, why):
     more = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     write(tmp_path, config={"architectures": ["ViTForImageClassification"]}, preprocessor_config={**more, **config})
     with pytest.raises(InputError, match=why):
-        find(source(tmp_path, (PIXELS,), LOGITS), PLAIN)
+        resolve_processing_files(source(tmp_path, (PIXELS,), LOGITS), PLAIN)
 
 
 def test_a_newer_folder_names_one_pooling_mode(encoder):
     modules = [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "p"}, {"type": "a.Normalize"}]
     write(encoder, modules=modules, p__config={"pooling_mode": "cls"})
-    assert find(source(encoder, IDS, HIDDEN), PLAIN).post == Pool("cls", normalise=True)
+    assert resolve_processing_files(source(encoder, IDS, HIDDEN), PLAIN).post == Pool("cls", normalise=True)
 
 
 def test_a_file_without_a_folder_needs_one_or_steps_of_the_user_s(encoder, tmp_path):
     onnx = source(None, IDS, HIDDEN)
     with pytest.raises(UsageError, match="nothing says how text or pictures become the inputs of mine"):
-        find(onnx, PLAIN)
-    found = find(onnx, EnsembleRequest(folder=str(encoder)))
+        resolve_processing_files(onnx, PLAIN)
+    found = resolve_processing_files(onnx, EnsembleRequest(folder=str(encoder)))
     assert (found.pre.max_length, found.post) == (48, Pool())
-    assert find(onnx, EnsembleRequest(folder=str(encoder), post=None)).post is None
+    assert resolve_processing_files(onnx, EnsembleRequest(folder=str(encoder), post=None)).post is None
     with pytest.raises(UsageError, match="nothing says what the outputs of mine mean"):
-        find(onnx, EnsembleRequest(pre=None))
+        resolve_processing_files(onnx, EnsembleRequest(pre=None))
     with pytest.raises(UsageError, match="neither a step before the model nor one after it"):
-        find(onnx, EnsembleRequest(None, None))
+        resolve_processing_files(onnx, EnsembleRequest(None, None))
 
 
 def test_steps_of_the_user_s_replace_the_source_s(encoder, tmp_path):
     (tmp_path / "own.py").write_text("def f(inputs):\n    return inputs\n")
     tensor = {"name": "x", "dtype": "str", "dims": ["batch", 1]}
     wanted = asked({"pre": {"function": f"{tmp_path}/own.py:f", "inputs": [tensor]}})
-    found = find(source(encoder, IDS, HIDDEN), wanted)
+    found = resolve_processing_files(source(encoder, IDS, HIDDEN), wanted)
     assert isinstance(found.pre, CustomStep)
     assert found.post == Pool()
 
@@ -212,7 +216,7 @@ def test_a_job_file_changes_fields_of_a_step(encoder, tmp_path):
     wanted = asked(
         {"pre": {"max_length": 16, "padding": "call"}, "post": {"top_k": 2, "labels": f"{tmp_path}/names.txt"}}
     )
-    found = find(source(encoder, IDS, LOGITS), wanted)
+    found = resolve_processing_files(source(encoder, IDS, LOGITS), wanted)
     assert (found.pre.max_length, found.pre.padding) == (16, "call")
     assert found.post == Labels(2, ("red", "green", "blue"))
 
@@ -231,7 +235,7 @@ def test_a_job_file_changes_fields_of_a_step(encoder, tmp_path):
 )
 def test_a_change_that_fits_no_field_is_refused(encoder, wanted, why):
     with pytest.raises(UsageError, match=why):
-        find(source(encoder, IDS, HIDDEN, LOGITS), asked(wanted))
+        resolve_processing_files(source(encoder, IDS, HIDDEN, LOGITS), asked(wanted))
 
 
 def test_inputs_that_are_neither_text_nor_a_picture(encoder):
@@ -241,4 +245,4 @@ def test_inputs_that_are_neither_text_nor_a_picture(encoder):
         ((TensorSpec("x", "float32", ("batch", 8)),), "neither from text nor from a picture"),
     ):
         with pytest.raises(UsageError, match=why):
-            find(source(encoder, inputs, HIDDEN), PLAIN)
+            resolve_processing_files(source(encoder, inputs, HIDDEN), PLAIN)

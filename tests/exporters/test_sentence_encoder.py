@@ -16,7 +16,7 @@ from accel.core.values import ModelSource
 from accel.exporters import describe, export_onnx, load
 from accel.exporters.ensemble_request import asked
 from accel.exporters.huggingface_inputs import longest_text
-from accel.exporters.processing_files import find
+from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.sources import quick_key, recognise
 
 EVERY = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -157,10 +157,10 @@ def test_a_projection_of_pickled_weights_is_not_opened(sentence_folder: Make) ->
 def test_an_ensemble_needs_no_pooling_step(sentence_folder: Make) -> None:
     folder = sentence_folder("Normalize", pooling={"pooling_mode": "mean"})
     source = describe(recognise(str(folder)))
-    pipeline = find(source, asked(True) or pytest.fail("no ensemble"))
+    pipeline = resolve_processing_files(source, asked(True) or pytest.fail("no ensemble"))
     assert (pipeline.pre is not None, pipeline.post) == (True, None)
     with pytest.raises(UsageError, match="pools by itself"):
-        find(source, asked({"post": {"mode": "max"}}) or pytest.fail("no ensemble"))
+        resolve_processing_files(source, asked({"post": {"mode": "max"}}) or pytest.fail("no ensemble"))
 
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])

@@ -1,7 +1,8 @@
 """Hold the scales of a quantised file against the values that really pass through them.
 
-The rules in ``typed`` see that a scale is positive and has the right shape, not whether it is right. Here the file runs
-on real samples, and each Q/DQ pair is asked how many values it cuts off and how much of its range stays unused.
+The rules in ``network_rules`` see that a scale is positive and has the right shape, not whether it is right. Here the
+file runs on real samples, and each Q/DQ pair is asked how many values it cuts off and how much of its range stays
+unused.
 """
 
 import tempfile
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.builders.tensorrt.network_rules import QUANTISATION, BrokenRule
 from accel.core.errors import SampleError
 from accel.core.feeds import Feed
 from accel.graph import fp16, measured
-from accel.graph.typed import QUANTISATION, BrokenRule
 
 MOST_CUT = 0.01
 """Share of an activation's values that may be cut by more than ``CUT_BY``; a calibrated range leaves a hundredth."""
@@ -29,7 +30,7 @@ def check_scales(path: Path, feeds: Sequence[Feed], *, threads: int = 0) -> tupl
     """Return one finding for each Q/DQ pair whose scale does not fit what it scales.
 
     Args:
-        path: a file with constant scales and zero-points of 0, as ``typed.check`` wants them.
+        path: a file with constant scales and zero-points of 0, as ``network_rules.check`` wants them.
         feeds: real samples by input name.
 
     Raises:

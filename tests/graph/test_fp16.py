@@ -8,10 +8,11 @@ import pytest
 from onnx import TensorProto, helper
 from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unmasked_db
 
+from accel.builders.tensorrt import network_rules
 from accel.core import environments, processes
 from accel.core.errors import InputError, SampleError, UnavailableError, UsageError
 from accel.core.values import to_json
-from accel.graph import fp16, measured, typed
+from accel.graph import fp16, measured
 from accel.graph.autocast import autocast
 
 BATCH = {"x": (FLOAT, ["batch", 16])}
@@ -71,7 +72,7 @@ def test_the_file_is_typed_as_the_report_says(planted):
     kinds = {n.name: types[n.output[0]] for n in model.graph.node if n.op_type == "MatMul"}
     assert {n for n, kind in kinds.items() if kind == FLOAT} == {n for n in kinds if n in kept}
     assert {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)} == {FLOAT}
-    assert not [f for f in typed.check(out) if f.severity == "error"]
+    assert not [f for f in network_rules.check(out) if f.severity == "error"]
 
 
 @pytest.mark.parametrize(("to", "least_db"), [("fp16", 45.0), ("bf16", 30.0)])
@@ -82,7 +83,7 @@ def test_bert_keeps_its_gate_with_every_product_in_half(small_bert, tmp_path, to
     assert report["half_share"] == 1
     assert [m.value for m in report["markers"]] == [pytest.approx(-3.4e38, rel=0.01)]  # the mask's constant alone
     assert not report["kept"]
-    assert not [f for f in typed.check(out) if f.severity == "error"]
+    assert not [f for f in network_rules.check(out) if f.severity == "error"]
     fp16.emulate(out, tmp_path / "emulated.onnx")
     assert unmasked_db(path, tmp_path / "emulated.onnx", made) > least_db
 

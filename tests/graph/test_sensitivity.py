@@ -9,9 +9,10 @@ import pytest
 from onnx import helper
 from typed_graphs import FLOAT, answers, save, sqnr_db
 
+from accel.builders.tensorrt import network_rules
 from accel.core.errors import UsageError
 from accel.core.values import from_json, to_json
-from accel.graph import quantize, sensitivity, typed
+from accel.graph import quantize, sensitivity
 
 WIDTH, LAYERS = 24, 10
 HARMFUL = {2: 60.0, 5: 25.0, 8: 8.0}
@@ -105,7 +106,7 @@ def test_what_was_chosen_is_what_is_written(network, tmp_path):
     )
     assert report["share"] == found.chosen.share
     assert score(out) == found.chosen.score
-    assert not [f for f in typed.check(out) if f.severity == "error"]
+    assert not [f for f in network_rules.check(out) if f.severity == "error"]
     text = sensitivity.table(found)
     assert text.count("<- chosen") == 1
     assert "below the floor" in text

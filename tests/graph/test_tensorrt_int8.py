@@ -9,14 +9,15 @@ from onnx import TensorProto, helper, numpy_helper
 from scales import check_scales
 from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unmasked_db
 
+from accel.builders.tensorrt import network_rules
 from accel.core import environments
 from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.values import to_json
-from accel.graph import calibration, fp16, measured, passes, qdq, quantize, typed
+from accel.graph import calibration, fp16, measured, passes, qdq, quantize
 
 
 def errors(path):
-    return [f for f in typed.check(path) if f.severity == "error"]
+    return [f for f in network_rules.check(path) if f.severity == "error"]
 
 
 def scales(path):

@@ -85,7 +85,7 @@ def test_a_file_of_ones_own_is_found(written: Callable[[str], Path]) -> None:
         ("(4, 4)", "(4, 3)", r"profile\[ids\]: expected the fixed size 3", "largest shape"),
         ("(5, 3), (4, 3)", "(1, 3), (4, 3)", r"profile\[ids\]: expected min <= opt <= max", "largest shape"),
         ("(4,)", "(4, 3)", r"profile\[ids\]: expected 2 sizes each", "largest shape"),
-        ('"x", find="none"', '"nothing"', "find: expected a function or None, found 'none'", "local folder"),
+        ('"x", resolve="none"', '"nothing"', "resolve: expected a function or None, found 'none'", "local folder"),
         ('"x", mask="m"', '"nothing"', "mask: expected one of the inputs", "padded positions"),
         ('"x", hub="bert"', '"nothing"', "hub: expected org/name", "hub id"),
         ('"x", gate=("f1", 0.9)', '"nothing"', "metric: expected a value: gate and metric go together", "gate's feeds"),

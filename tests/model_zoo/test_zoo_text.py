@@ -10,7 +10,7 @@ import model_zoo
 from accel.core.errors import InputError
 from accel.exporters import describe, export_onnx, load
 from accel.exporters.ensemble_request import EnsembleRequest
-from accel.exporters.processing_files import find
+from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.samples import batched
 from accel.exporters.source_model import SourceModel
 from accel.exporters.sources import recognise
@@ -100,7 +100,7 @@ def test_a_model_uses_its_own_tokenizer_where_its_folder_is(tmp_path: Path, monk
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     stood_in = model_zoo.entry("roberta").samples(2)
     with pytest.raises(InputError, match="tokenizer of roberta") as refused:
-        find(describe(recognise("roberta")), EnsembleRequest())
+        resolve_processing_files(describe(recognise("roberta")), EnsembleRequest())
     assert "FacebookAI/roberta-base" in str(refused.value.fix)
     folder = _snapshot(tmp_path, "roberta")
     (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
@@ -112,7 +112,7 @@ def test_a_model_uses_its_own_tokenizer_where_its_folder_is(tmp_path: Path, monk
     own = model_zoo.entry("roberta").samples(2)
     assert [i["input_ids"].shape[1] for i in own] == [len(t.split()) for t in _text.sentences(2)]
     assert [i["input_ids"].tobytes() for i in own] != [i["input_ids"].tobytes() for i in stood_in]
-    step = find(describe(recognise("roberta", weights="random")), EnsembleRequest()).pre
+    step = resolve_processing_files(describe(recognise("roberta", weights="random")), EnsembleRequest()).pre
     assert step is not None
     assert (step.kind, getattr(step, "pad_token", "")) == ("tokenizer", "<pad>")
 

@@ -17,10 +17,10 @@ import pytest
 from tiny_run import convert
 
 from accel import report
+from accel.builders.tensorrt import network_rules
 from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.progress import Progress
 from accel.core.values import sha256_json
-from accel.graph import typed
 from accel.run import kit_rules, kits
 from accel.triton.manifest import read as read_manifest
 from accel.triton.overrides import take_files
@@ -31,7 +31,7 @@ PATCHED = """#!{python}
 # accel, where a kit may also finish what this CPU can build.
 import sys
 from accel.run import kit_rules
-kit_rules.typed_targets = lambda: ("ort",)
+kit_rules.precision_converted_targets = lambda: ("ort",)
 from accel.cli import main
 sys.argv[0] = "accel"
 main()
@@ -149,7 +149,7 @@ def test_the_onnx_file_of_the_kit_is_typed_and_breaks_no_rule(kit):
     assert weights
     assert {t.data_type for t in weights} == {onnx.TensorProto.FLOAT16}
     assert [i.type.tensor_type.elem_type for i in model.graph.output] == [onnx.TensorProto.FLOAT]  # the client's dtypes
-    assert [f for f in typed.check(kit / "onnx" / "model.onnx") if f.severity == "error"] == []
+    assert [f for f in network_rules.check(kit / "onnx" / "model.onnx") if f.severity == "error"] == []
     report = json.loads((kit / "onnx" / "typing.json").read_text())
     assert report["half"]["half_products"] == report["half"]["products"] > 0
 
@@ -235,7 +235,7 @@ def test_build_sh_finishes_it(finished):
 
 
 def test_the_file_that_is_built_is_the_typed_one(cpu_kit, finished, monkeypatch):
-    monkeypatch.setattr(kit_rules, "typed_targets", lambda: ("ort",))
+    monkeypatch.setattr(kit_rules, "precision_converted_targets", lambda: ("ort",))
     document, _ = finished
     parent = document["variants"][0]["artifact"]["parent_sha256"]
     assert parent == kits.read(cpu_kit).onnx.file.sha256

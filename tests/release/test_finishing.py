@@ -25,7 +25,7 @@ PLUGIN = '''
 import os, shutil
 from dataclasses import replace
 from accel.builders import ConvertingBuilder, TargetInfo
-from accel.builders.tensorrt.typing import TypedSession
+from accel.builders.tensorrt.typing import PrecisionConvertedSession
 from accel.builders.to_onnxruntime import BUILDER as ORT
 from accel.core.values import Skipped, Target, PrecisionConverted
 
@@ -49,8 +49,8 @@ class LaterBuilder(ConvertingBuilder):
     def triton(self, artifact, release):
         return ORT.triton(replace(artifact, variant=as_ort(artifact.variant)), release)
 
-    def open_typed(self, typed, folder, *, source, threads):
-        return TypedSession(folder / typed.onnx.file.path, source, threads=threads)
+    def open_precision_converted(self, converted, folder, *, source, threads):
+        return PrecisionConvertedSession(folder / converted.onnx.file.path, source, threads=threads)
 
 def as_ort(variant):
     return replace(variant, target=Target("ort", "cpu"))

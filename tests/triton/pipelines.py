@@ -12,7 +12,7 @@ from accel.core.values import Artifact, BuildRequest, OnnxModel, Skipped, Target
 from accel.exporters import samples
 from accel.exporters.check import Point
 from accel.exporters.ensemble_request import EnsembleRequest
-from accel.exporters.processing_files import find
+from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.sources import recognise
 from accel.triton import ensemble
 from accel.triton.repository import emit
@@ -57,5 +57,5 @@ def repository(text: str, folder: Path, target: str, shapes: Shapes, *, release:
         reference=folder / "reference.npz",
     )
     assert not isinstance(emitted, Skipped), emitted
-    ensemble.add(folder / "repository", find(source, EnsembleRequest()))
+    ensemble.add(folder / "repository", resolve_processing_files(source, EnsembleRequest()))
     return folder / "repository"

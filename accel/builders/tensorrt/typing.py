@@ -35,14 +35,15 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
         InputError: the source was not exported, or INT8 and FP8 have no calibration samples.
         StageError: a library failed, or the file breaks a rule of strongly typed networks.
     """
-    from accel.graph import products, typed
+    from accel.builders.tensorrt import network_rules
+    from accel.graph import products
 
     if request.onnx is None or request.onnx_folder is None:
         raise InputError(f"{request.variant.id} starts from ONNX and the source was not exported")
     source = Path(request.onnx_folder) / request.onnx.file.path
     out = out_dir / ENTRY
     facts = _MAKERS[precision](request, precision, options, source, out)
-    findings = typed.check(out)
+    findings = network_rules.check(out)
     errors = [f for f in findings if f.severity == "error"]
     if errors:
         first = errors[0]
@@ -53,7 +54,7 @@ def type_onnx(request: BuildRequest, precision: str, options: TensorRtOptions, o
     return PrecisionConverted(read_onnx(out), report)
 
 
-class TypedSession(Session):
+class PrecisionConvertedSession(Session):
     """A typed file on the CPU: every half value rounded as its type says, Q/DQ pairs computed as written."""
 
     def __init__(self, onnx: Path, source: ModelSource, *, threads: int) -> None:

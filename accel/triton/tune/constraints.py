@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from accel.core.errors import UsageError
 from accel.triton.tune.cost import Price, cost
-from accel.triton.tune.proof import Contender
+from accel.triton.tune.proof import ConfigurationRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,17 @@ class Judged:
         return f"its {self.name} is {self.found:.4g}, {abs(self.found - self.limit):.4g} {side} than {self.limit:g}"
 
 
-def judge(contender: Contender, limits: TuneLimits, prices: Mapping[str, Price], hardware: str) -> tuple[Judged, ...]:
+def judge(
+    runner: ConfigurationRunner, limits: TuneLimits, prices: Mapping[str, Price], hardware: str
+) -> tuple[Judged, ...]:
     """Hold the load that a configuration carries against each limit that is asked for."""
     usd = None
-    if contender.held:
-        usd = cost(hardware, "", contender.held, prices, rate_per_s=None, headroom=0.0).usd_per_million
+    if runner.held:
+        usd = cost(hardware, "", runner.held, prices, rate_per_s=None, headroom=0.0).usd_per_million
     rows = (
-        ("throughput per s", limits.min_throughput_per_s, contender.held, -1),
-        ("memory in MiB", limits.max_memory_mib, contender.memory_mib, 1),
-        ("GPU memory in MiB", limits.max_gpu_memory_mib, contender.gpu_memory_mib, 1),
+        ("throughput per s", limits.min_throughput_per_s, runner.held, -1),
+        ("memory in MiB", limits.max_memory_mib, runner.memory_mib, 1),
+        ("GPU memory in MiB", limits.max_gpu_memory_mib, runner.gpu_memory_mib, 1),
         ("cost in USD per million", limits.max_cost, usd, 1),
     )
     return tuple(

@@ -29,7 +29,7 @@ from accel.triton.tune.cost import TUNE_THERE, tuned_elsewhere
 from accel.triton.tune.lab import Curve, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
-from accel.triton.tune.proof import Contender, choose, prove
+from accel.triton.tune.proof import ConfigurationRunner, choose, prove
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
 
@@ -98,8 +98,8 @@ class Measuring:
         self._own: dict[str, list[Settings]] = {}
         self._curves: dict[str, dict[Setup, Curve]] = {}
         self._predicted: dict[Option, Probe | None] = {}
-        self.contenders: list[Contender] = []
-        self.chosen: Contender | None = None
+        self.runners: list[ConfigurationRunner] = []
+        self.chosen: ConfigurationRunner | None = None
         self._verdict = ""
         self._cut = False
         self._warnings: list[str] = []
@@ -213,11 +213,11 @@ class Measuring:
         """Put the best few and what ships under real load, in turns, and choose; less where a prediction fails."""
         first = self._asked.mode == "predict" and "search" not in self._seconds
         finalists = list(dict.fromkeys([default, *best[:FINALISTS]]))
-        self.contenders = [self._contender(option) for option in finalists]
+        self.runners = [self._runner(option) for option in finalists]
         with self._timed("prove"):
             left = self._deadline.left()
             failed, noise = prove(
-                self.contenders,
+                self.runners,
                 progress=self._progress,
                 budget_s=None if math.isinf(left) else max(left, 0.0),
                 stop=lambda: first and self._deadline.left(PROOF) <= 0 and bool(self._mispredicted()),
@@ -225,12 +225,12 @@ class Measuring:
         self._noise += noise
         for name, error in failed.items():
             self._unfit[name] = error.message
-        if len(failed) == len(self.contenders):
+        if len(failed) == len(self.runners):
             raise StageError(f"no configuration could be proved; {next(iter(failed.values())).message}")
-        alive = [c for c in self.contenders if c.name not in failed]
+        alive = [c for c in self.runners if c.name not in failed]
         kept = [c for c in alive if not c.held or within(self._judged(c))]
         if kept:
-            self.chosen, self._verdict = choose(kept, self.contenders[0])
+            self.chosen, self._verdict = choose(kept, self.runners[0])
         else:
             ended = all(c.search.next() is None for c in alive)
             self.chosen, self._verdict = None, "impossible" if ended else "undecided"
@@ -240,18 +240,18 @@ class Measuring:
 
     def _mispredicted(self) -> list[str]:
         """Return in words where real load contradicts a prediction: what held lies above it, or what broke below."""
-        return [self._difference(c) for c in self.contenders if c.name not in self._unfit and _contradicts(c)]
+        return [self._difference(c) for c in self.runners if c.name not in self._unfit and _contradicts(c)]
 
     def _unended(self) -> list[str]:
         """Return whose search could go on."""
-        return [c.name for c in self.contenders if c.name not in self._unfit and c.search.next() is not None]
+        return [c.name for c in self.runners if c.name not in self._unfit and c.search.next() is not None]
 
     @staticmethod
-    def _difference(contender: Contender) -> str:
-        predicted = contender.predicted.throughput_per_s if contender.predicted else 0.0
-        if contender.most < predicted:
-            return f"{contender.name}: predicted {predicted:.4g}/s, {contender.most:.4g}/s did not hold"
-        return f"{contender.name}: predicted {predicted:.4g}/s, measured {contender.held:.4g}/s"
+    def _difference(runner: ConfigurationRunner) -> str:
+        predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
+        if runner.most < predicted:
+            return f"{runner.name}: predicted {predicted:.4g}/s, {runner.most:.4g}/s did not hold"
+        return f"{runner.name}: predicted {predicted:.4g}/s, measured {runner.held:.4g}/s"
 
     def _fall_back(self, options: Sequence[Option], wrong: Sequence[str]) -> list[Option]:
         """Search under real load, since the prediction does not hold here; return what that finds, the best first."""
@@ -397,31 +397,31 @@ class Measuring:
         found: dict[Option, float] = {}
         begin = time.monotonic()
 
-        def over(contender: Contender) -> bool:
+        def over(runner: ConfigurationRunner) -> bool:
             """Say whether a trial is left before its end: no time is left, or another option carries more already."""
-            beaten = mode != "brute" and contender.most <= max(found.values(), default=0.0)
-            return beaten or (bool(contender.search.probes) and self._deadline.left(SEARCH) <= 0)
+            beaten = mode != "brute" and runner.most <= max(found.values(), default=0.0)
+            return beaten or (bool(runner.search.probes) and self._deadline.left(SEARCH) <= 0)
 
         def evaluate(option: Option) -> float:
             if found and self._deadline.left(SEARCH) <= 0:
                 raise _TimeOver
             if found:
                 self._deadline.expected_s = (time.monotonic() - begin) / len(found) * (trials - len(found))
-            contender = self._contender(option, confirm=1)
+            runner = self._runner(option, confirm=1)
             count = f"{len(found) + 1} of {trials}"
             try:
-                if contender.search.next() is not None:
-                    self._progress(contender.name, "starting a server", count)
-                    contender.open()
-                while (load := contender.search.next()) is not None and not over(contender):
-                    self._progress(contender.name, f"probing {load:.4g}", count)
-                    contender.turn(("load",))
+                if runner.search.next() is not None:
+                    self._progress(runner.name, "starting a server", count)
+                    runner.open()
+                while (load := runner.search.next()) is not None and not over(runner):
+                    self._progress(runner.name, f"probing {load:.4g}", count)
+                    runner.turn(("load",))
             except StageError as error:
-                self._unfit[contender.name] = error.message
+                self._unfit[runner.name] = error.message
             finally:
-                contender.close()
-            found[option] = contender.held
-            return contender.held
+                runner.close()
+            found[option] = runner.held
+            return runner.held
 
         with self._timed("search"), contextlib.suppress(_TimeOver):
             if mode == "brute":
@@ -434,7 +434,7 @@ class Measuring:
             self._warnings.append(f"the search ended after {len(found)} of {trials} trials: {NO_TIME}")
         return sorted(found, key=lambda o: -found[o])
 
-    def _contender(self, option: Option, confirm: int | None = None) -> Contender:
+    def _runner(self, option: Option, confirm: int | None = None) -> ConfigurationRunner:
         one = self.subject(option)
         predicted = self._predicted.get(option)
         name = self._probes(option)
@@ -442,10 +442,10 @@ class Measuring:
         curve = self.curve(option)
         start = predicted.load if predicted else 1.0 if self._asked.goal.arrivals is None else 0.2 / curve.alone_s[0]
 
-        def keep(contender: Contender, probe: Probe) -> None:
-            self._kept.put(name, contender.search.probes)
+        def keep(runner: ConfigurationRunner, probe: Probe) -> None:
+            self._kept.put(name, runner.search.probes)
 
-        made = Contender(
+        made = ConfigurationRunner(
             one, option[1], self._asked.goal, start, self._asked.probe_s, self._asked.least, predicted, keep, kept
         )
         made.memory_mib, made.gpu_memory_mib = curve.rss_mib, curve.gpu_mib
@@ -458,24 +458,24 @@ class Measuring:
         more = f" {sorted(goal.limits_ms.items())}" if goal.limits_ms else ""
         return f"probes {option[0]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
 
-    def _judged(self, contender: Contender) -> tuple[Judged, ...]:
-        return judge(contender, self._asked.limits, self._asked.prices, hardware.detect().id)
+    def _judged(self, runner: ConfigurationRunner) -> tuple[Judged, ...]:
+        return judge(runner, self._asked.limits, self._asked.prices, hardware.detect().id)
 
 
 class _TimeOver(Exception):
     """No further trial is begun."""
 
 
-def differs(contender: Contender) -> float:
+def differs(runner: ConfigurationRunner) -> float:
     """Return by how much of what was measured the prediction differs from it; infinite where nothing was held."""
-    predicted = contender.predicted.throughput_per_s if contender.predicted else 0.0
-    return predicted / contender.held - 1 if contender.held else math.inf if predicted else 0.0
+    predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
+    return predicted / runner.held - 1 if runner.held else math.inf if predicted else 0.0
 
 
-def _contradicts(contender: Contender) -> bool:
+def _contradicts(runner: ConfigurationRunner) -> bool:
     """Say whether what held lies that far above the prediction, or what broke below it."""
-    predicted = contender.predicted.throughput_per_s if contender.predicted else 0.0
-    return contender.held > (1 + DIFFERS) * predicted or (1 + DIFFERS) * contender.most < predicted
+    predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
+    return runner.held > (1 + DIFFERS) * predicted or (1 + DIFFERS) * runner.most < predicted
 
 
 def _plainness(settings: Settings) -> tuple[int, bool, int]:

@@ -26,7 +26,7 @@ CONFIRM, GROWTH = 3, 1.15
 
 
 @dataclass(slots=True)
-class Contender:
+class ConfigurationRunner:
     """One configuration that is proved; a ``bench.rounds.Runner``.
 
     Attributes:
@@ -44,7 +44,7 @@ class Contender:
     probe_s: float
     least: int
     predicted: Probe | None = None
-    keep: Callable[["Contender", Probe], None] = lambda contender, probe: None
+    keep: Callable[["ConfigurationRunner", Probe], None] = lambda runner, probe: None
     known: Sequence[Probe] = ()
     memory_mib: float | None = None
     gpu_memory_mib: float | None = None
@@ -131,17 +131,17 @@ def _most(a: float | None, b: float | None) -> float | None:
 class Bracketing(Race):
     """Says whose search goes on: one that may still carry the most."""
 
-    contenders: Sequence[Contender] = ()
+    runners: Sequence[ConfigurationRunner] = ()
     most_rounds: int = 40
     stop: Callable[[], bool] = lambda: False
     _over: bool = False
     _begin: float = field(default_factory=time.monotonic)
 
     def racing(self, runner: str) -> frozenset[str]:
-        """Return a point where the contender searches on; the first one does to its end: the others' unit of gain."""
-        one = next(c for c in self.contenders if c.name == runner)
-        best = max(c.held for c in self.contenders)
-        beaten = one is not self.contenders[0] and one.most < best
+        """Return a point where the runner searches on; the first one does to its end: the others' unit of gain."""
+        one = next(c for c in self.runners if c.name == runner)
+        best = max(c.held for c in self.runners)
+        beaten = one is not self.runners[0] and one.most < best
         late = self.budget_s is not None and one.search.probes and time.monotonic() - self._begin > self.budget_s
         return frozenset(() if self._over or late or one.search.next() is None or beaten else ("load",))
 
@@ -149,11 +149,11 @@ class Bracketing(Race):
         """Look after a round; return whether another one is wanted."""
         over = self.budget_s is not None and seconds >= self.budget_s
         self._over = over or number >= self.most_rounds or self.stop()
-        return any(self.racing(c.name) for c in self.contenders)
+        return any(self.racing(c.name) for c in self.runners)
 
 
 def prove(
-    contenders: Sequence[Contender],
+    runners: Sequence[ConfigurationRunner],
     *,
     progress: Callable[[str, str], None],
     budget_s: float | None = None,
@@ -168,12 +168,14 @@ def prove(
     Returns:
         The error of each that failed, and what else the machine did meanwhile.
     """
-    race = Bracketing((), budget_s, contenders=contenders, stop=stop)
-    failed, noises = interleave(contenders, race, opening="starting a server", turn="proving, round", progress=progress)
+    race = Bracketing((), budget_s, runners=runners, stop=stop)
+    failed, noises = interleave(runners, race, opening="starting a server", turn="proving, round", progress=progress)
     return failed, [turn for noise in noises.values() for turn in noise.turns]
 
 
-def choose(alive: Sequence[Contender], default: Contender) -> tuple[Contender | None, str]:
+def choose(
+    alive: Sequence[ConfigurationRunner], default: ConfigurationRunner
+) -> tuple[ConfigurationRunner | None, str]:
     """Choose the configuration that held the greatest load; what ships stays where nothing is better.
 
     Args:

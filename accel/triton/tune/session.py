@@ -28,7 +28,7 @@ from accel.triton.tune.cost import Cost, cheapest, cost
 from accel.triton.tune.lab import Subject
 from accel.triton.tune.limits import NO_TIME
 from accel.triton.tune.measured import DIFFERS, FILENAME, MEASURED, REPORT, REPOSITORY, Measuring, differs
-from accel.triton.tune.proof import Contender
+from accel.triton.tune.proof import ConfigurationRunner
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Option
 
@@ -118,10 +118,10 @@ class _Session(Measuring):
     def document(self) -> dict[str, Any]:
         """Return what was found, as ``tune.json`` has it."""
         asked, chosen, costs = self._asked, self.chosen, self._costs()
-        shown = {(c.subject.name, c.settings): c for c in self.contenders}
+        shown = {(c.subject.name, c.settings): c for c in self.runners}
         for option in self._predicted:
             if option not in shown and self._kept.get(self._probes(option)):
-                shown[option] = self._contender(option)
+                shown[option] = self._runner(option)
         tried = [self._row(option, shown.get(option)) for option in self._predicted]
         return {
             **head(asked.targets, self._subjects[0].model, asked.via),
@@ -151,25 +151,23 @@ class _Session(Measuring):
             "repository": REPOSITORY if chosen is not None else None,
         }
 
-    def _row(self, option: Option, contender: Contender | None) -> dict[str, Any]:
+    def _row(self, option: Option, runner: ConfigurationRunner | None) -> dict[str, Any]:
         predicted = self._predicted[option]
-        best = contender.search.best if contender else None
+        best = runner.search.best if runner else None
         return {
             "repository": option[0],
             "settings": to_json(option[1]),
             "label": str(option[1]),
             "default": option == next(iter(self._predicted)),
-            "chosen": contender is not None and contender is self.chosen,
+            "chosen": runner is not None and runner is self.chosen,
             "predicted": to_json(predicted) if predicted else None,
             "measured": to_json(best) if best else None,
-            "probes": [to_json(p) for p in contender.search.probes] if contender else [],
-            "differs": differs(contender) if contender and predicted and best else None,
-            "memory_mib": contender.memory_mib if contender else self._memory(option),
-            "gpu_memory_mib": contender.gpu_memory_mib if contender else self.curve(option).gpu_mib,
+            "probes": [to_json(p) for p in runner.search.probes] if runner else [],
+            "differs": differs(runner) if runner and predicted and best else None,
+            "memory_mib": runner.memory_mib if runner else self._memory(option),
+            "gpu_memory_mib": runner.gpu_memory_mib if runner else self.curve(option).gpu_mib,
             "start_s": self.curve(option).start_s,
-            "simulated": [to_json(self._simulated(option, p.load)) for p in contender.search.probes]
-            if contender
-            else [],
+            "simulated": [to_json(self._simulated(option, p.load)) for p in runner.search.probes] if runner else [],
         }
 
     def _simulated(self, option: Option, load: float) -> Probe:
@@ -179,7 +177,7 @@ class _Session(Measuring):
         return model.probe(self.curve(option), option[1], self._asked.goal, load, **shape)
 
     def _decision(self) -> dict[str, Any]:
-        default, chosen = self.contenders[0], self.chosen
+        default, chosen = self.runners[0], self.chosen
         limit = self._asked.goal.words
         if chosen is None:
             return {
@@ -188,7 +186,7 @@ class _Session(Measuring):
                 "reason": self._nearest_miss(),
                 "warnings": self._warned(),
             }
-        others = [c for c in self.contenders if c is not chosen and c.name not in self._unfit]
+        others = [c for c in self.runners if c is not chosen and c.name not in self._unfit]
         others = [c for c in others if not c.held or within(self._judged(c))]
         gain = chosen.held / default.held if default.held else None
         reason = f"{chosen.name} carries {chosen.held:.4g}/s with {limit}"
@@ -227,7 +225,7 @@ class _Session(Measuring):
         """Return what limits the decision: predictions that failed, time that was over, other work on the machine."""
         found = list(self._warnings)
         if self._asked.mode != "predict":
-            found += [self._difference(c) for c in self.contenders if c.held and abs(differs(c)) > DIFFERS]
+            found += [self._difference(c) for c in self.runners if c.held and abs(differs(c)) > DIFFERS]
         unended = self._unended() if self._verdict == "undecided" else []
         if unended and self._deadline.left() <= 0:
             found.append(f"{NO_TIME}: not ended is the search of {', '.join(unended)}; the same command goes on")
@@ -246,17 +244,17 @@ class _Session(Measuring):
 
     def _nearest_miss(self) -> str:
         """Say which configuration came nearest to the budget, and what it lacks."""
-        if held := [c for c in self.contenders if c.held and c.name not in self._unfit]:
+        if held := [c for c in self.runners if c.held and c.name not in self._unfit]:
             near = min(held, key=lambda c: (sum(j.lacks for j in self._judged(c)), -c.held))
             missed = "; ".join(str(j) for j in self._judged(near) if j.lacks)
             return f"nothing keeps every limit: nearest is {near.name} at {near.held:.4g}/s: {missed}"
         limit = self._asked.goal.words
-        tried = [c for c in self.contenders if c.search.probes]
+        tried = [c for c in self.runners if c.search.probes]
         alone = min((1e3 * (c.alone_s[0] + c.overhead_s), n) for n, cs in self._curves.items() for c in cs.values())
         idle = f"a request to an idle server takes {alone[0]:.4g} ms at best ({alone[1]})"
         if not tried or self._verdict == "undecided":
             return f"no load held {limit} in the time there was; {idle}"
-        probes = [(p.late / max(1, p.requests), c, p) for c in self.contenders for p in c.search.probes]
+        probes = [(p.late / max(1, p.requests), c, p) for c in self.runners for p in c.search.probes]
         share, near, probe = min(probes, key=lambda one: (one[0], len(one[2].over), one[2].load))
         unit = "/s" if self._asked.goal.arrivals else " clients"
         lacks = [f"{share:.0%} of the requests take longer"] if share > SHARE_LATE else []

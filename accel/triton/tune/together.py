@@ -36,7 +36,7 @@ from accel.triton.tune.measured import (
     Measuring,
     differs,
 )
-from accel.triton.tune.proof import Contender, choose, prove
+from accel.triton.tune.proof import ConfigurationRunner, choose, prove
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.scheduler import Requests, simulate_together
 from accel.triton.tune.search import Option
@@ -139,8 +139,8 @@ class _Together:
         self._warnings: list[str] = []
         self._measured: dict[str, Measuring] = {}
         self._predicted: dict[tuple[Option, ...], Probe | None] = {}
-        self._contenders: list[Contender] = []
-        self.chosen: Contender | None = None
+        self._runners: list[ConfigurationRunner] = []
+        self.chosen: ConfigurationRunner | None = None
         self._verdict = ""
         (out / "logs").mkdir(parents=True, exist_ok=True)
         self._kept = MeasuredStore(
@@ -224,15 +224,15 @@ class _Together:
     def _prove(self, finalists: Sequence[tuple[Option, ...]]) -> None:
         self._stage("prove")
         begin = time.monotonic()
-        self._contenders = [self._contender(combination) for combination in finalists]
+        self._runners = [self._runner(combination) for combination in finalists]
         left = max(0.0, self._begin + self._budget_s - begin)
-        failed, _ = prove(self._contenders, progress=self._progress, budget_s=left)
+        failed, _ = prove(self._runners, progress=self._progress, budget_s=left)
         self._seconds["prove"] = time.monotonic() - begin
         self._unfit |= {name: error.message for name, error in failed.items()}
-        alive = [c for c in self._contenders if c.name not in failed]
+        alive = [c for c in self._runners if c.name not in failed]
         if not alive:
             raise StageError(f"no configuration could be proved; {next(iter(failed.values())).message}")
-        self.chosen, self._verdict = choose(alive, self._contenders[0])
+        self.chosen, self._verdict = choose(alive, self._runners[0])
         unended = [c.name for c in alive if c.search.next() is not None]
         if unended and self._verdict == "undecided":
             self._warnings.append(f"{NO_TIME}: not ended is the search of {', '.join(unended)}")
@@ -241,25 +241,25 @@ class _Together:
                 expected = c.predicted.throughput_per_s if c.predicted else 0.0
                 self._warnings.append(f"{c.name}: predicted {expected:.4g}/s, measured {c.held:.4g}/s")
 
-    def _contender(self, combination: tuple[Option, ...]) -> Contender:
+    def _runner(self, combination: tuple[Option, ...]) -> ConfigurationRunner:
         shares, predicted = self._shares(combination), self._predicted[combination]
         artifacts = [[f.sha256 for f in s.subject.manifest.artifact.files] for s in shares]
         known = [(s.subject.model, s.subject.name, str(s.settings), s.share, to_json(s.goal)) for s in shares]
         name = f"together {sha256_json([known, artifacts, self._first.probe_s, self._first.least])}"
 
-        def keep(contender: Contender, probe: Probe) -> None:
-            self._kept.put(name, contender.search.probes)
+        def keep(runner: ConfigurationRunner, probe: Probe) -> None:
+            self._kept.put(name, runner.search.probes)
 
         first = shares[0]
         start = predicted.load if predicted else 0.2 * self._simulated(combination)[1]
-        return Contender(
+        return ConfigurationRunner(
             *(first.subject, first.settings, first.goal, start),
             *(self._first.probe_s, self._first.least, predicted, keep),
             [from_json(Probe, p) for p in self._kept.get(name) or []],
             shares=shares,
         )
 
-    def write(self, chosen: Contender, reason: str) -> None:
+    def write(self, chosen: ConfigurationRunner, reason: str) -> None:
         """Write the repositories, and the script that starts one server on all of them."""
         places = []
         for share in chosen.shares:
@@ -285,7 +285,7 @@ class _Together:
 
     def document(self) -> dict[str, Any]:
         """Return what was found, as ``tune.json`` has it."""
-        shown = {tuple((s.subject.name, s.settings) for s in c.shares): c for c in self._contenders}
+        shown = {tuple((s.subject.name, s.settings) for s in c.shares): c for c in self._runners}
         rows = [self._row(combination, shown.get(combination)) for combination in self._predicted]
         goals = {name: one.asked.goal for name, one in self._models.items()}
         named = [target for one in self._models.values() for target in one.asked.targets]
@@ -307,9 +307,9 @@ class _Together:
             "repository": LAUNCH if self.chosen is not None else None,
         }
 
-    def _row(self, combination: tuple[Option, ...], contender: Contender | None) -> dict[str, Any]:
-        predicted, best = self._predicted[combination], contender.search.best if contender else None
-        probes, at = contender.search.probes if contender else [], self._simulated(combination)[0]
+    def _row(self, combination: tuple[Option, ...], runner: ConfigurationRunner | None) -> dict[str, Any]:
+        predicted, best = self._predicted[combination], runner.search.best if runner else None
+        probes, at = runner.search.probes if runner else [], self._simulated(combination)[0]
         curves = [s.curve(option) for s, option in zip(self._measured.values(), combination, strict=True)]
         parts = [
             {"model": s.subject.model, "repository": s.subject.name, "settings": to_json(s.settings)}
@@ -324,22 +324,22 @@ class _Together:
             "parts": parts,
             "label": label,
             "default": combination == next(iter(self._predicted)),
-            "chosen": contender is not None and contender is self.chosen,
+            "chosen": runner is not None and runner is self.chosen,
             "predicted": to_json(predicted) if predicted else None,
             "measured": to_json(best) if best else None,
             "probes": [to_json(p) for p in probes],
-            "differs": differs(contender) if contender and predicted and best else None,
-            "memory_mib": contender.memory_mib if contender else None,
-            "gpu_memory_mib": contender.gpu_memory_mib if contender else None,
+            "differs": differs(runner) if runner and predicted and best else None,
+            "memory_mib": runner.memory_mib if runner else None,
+            "gpu_memory_mib": runner.gpu_memory_mib if runner else None,
             "start_s": max(curve.start_s for curve in curves),
             "simulated": [to_json(at(p.load)) for p in probes],
         }
 
     def _decision(self) -> dict[str, Any]:
-        default, chosen = self._contenders[0], self.chosen
+        default, chosen = self._runners[0], self.chosen
         if chosen is None:
             words = "; ".join(f"{name} {one.asked.goal.words}" for name, one in self._models.items())
-            tried = [(p.late / max(1, p.requests), c.name, p) for c in self._contenders for p in c.search.probes]
+            tried = [(p.late / max(1, p.requests), c.name, p) for c in self._runners for p in c.search.probes]
             reason = f"nothing holds {words}"
             if self._verdict == "undecided":
                 reason = f"no load held {words} in the time there was"
@@ -360,7 +360,7 @@ class _Together:
             reason += f", {gain:.2f} times what ships ({default.held:.4g}/s)"
         else:
             reason += "; what ships held no load that was tried"
-        others = [c for c in self._contenders if c is not chosen and c.name not in self._unfit]
+        others = [c for c in self._runners if c is not chosen and c.name not in self._unfit]
         second = max(others, key=lambda c: c.held, default=None)
         return {
             "verdict": self._verdict,

@@ -10,17 +10,17 @@ from accel.triton.settings import Settings
 from accel.triton.tune.constraints import TuneLimits, judge, within
 from accel.triton.tune.cost import Price
 from accel.triton.tune.lab import Goal, Subject
-from accel.triton.tune.proof import Contender, choose
+from accel.triton.tune.proof import ConfigurationRunner, choose
 
 ONE = Subject("s", None, None, None, "m", "m", "python", feeds=(), sizes=(1,), max_batch=1, default=Settings())  # type: ignore[arg-type]
 
 
-def contender(instances: int, held: float, broken: float = math.inf) -> Contender:
+def runner(instances: int, held: float, broken: float = math.inf) -> ConfigurationRunner:
     """One that held a load, and broke at another."""
     known = [Probe(held, held, 1000, 0, count=3)] if held else []
     if broken < math.inf:
         known.append(Probe(broken, held, 1000, 900))
-    return Contender(ONE, Settings(instances), Goal(100.0), held or 100.0, 1.0, 1, known=known)
+    return ConfigurationRunner(ONE, Settings(instances), Goal(100.0), held or 100.0, 1.0, 1, known=known)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def contender(instances: int, held: float, broken: float = math.inf) -> Contende
     ],
 )
 def test_the_choice_and_what_it_is_worth(ships, other, chosen, verdict):
-    alive = [contender(1, *ships), contender(2, *other)]
+    alive = [runner(1, *ships), runner(2, *other)]
     best, said = choose(alive, alive[0])
     assert (best and best.settings.instances, said) == (chosen, verdict)
 
@@ -55,7 +55,7 @@ def test_the_choice_and_what_it_is_worth(ships, other, chosen, verdict):
     ],
 )
 def test_each_limit_is_judged_at_the_load_that_was_held(limits, name, found, lacks):
-    one = contender(1, 100.0, 102.0)
+    one = runner(1, 100.0, 102.0)
     one.memory_mib = 500.0
     (judged,) = judge(one, limits, {"here": Price(1.0)}, "here")
     assert judged.name == name
@@ -76,6 +76,6 @@ def test_a_percentile_counts_what_was_not_answered():
 
 
 def test_what_ships_is_not_chosen_where_its_server_failed():
-    default, *alive = contender(1, 100, 102), contender(2, 100, 102), contender(3, 101, 103)
+    default, *alive = runner(1, 100, 102), runner(2, 100, 102), runner(3, 101, 103)
     best, said = choose(alive, default)
     assert (best and best.settings.instances, said) == (3, "equivalent")

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typed_graphs import FLOAT, overflowing, save
 
+from accel.builders.tensorrt import network_rules
 from accel.core.errors import InputError
 from accel.core.values import from_json, to_json
-from accel.graph import typed
+from tests.graph.typed_graphs import FLOAT, overflowing, save
 
 IN = {"x": (FLOAT, ["batch", 4])}
 OUT = {"y": (FLOAT, ["batch", 4])}
@@ -38,7 +38,7 @@ def quantised(path, *, zero=ZERO, scale=0.1, weight_scale=(0.1,) * 4, **changes)
 
 def rules(path):
     """Return the rules whose breach is an error."""
-    return {f.rule for f in typed.check(path) if f.severity == "error"}
+    return {f.rule for f in network_rules.check(path) if f.severity == "error"}
 
 
 def one_node(path, node, constants=None, *, inputs=IN, outputs=OUT, **changes):
@@ -46,13 +46,13 @@ def one_node(path, node, constants=None, *, inputs=IN, outputs=OUT, **changes):
 
 
 def test_a_clean_file_has_no_findings(tmp_path):
-    assert typed.check(quantised(tmp_path / "m.onnx")) == ()
-    assert typed.check(overflowing(tmp_path / "n.onnx")) == ()
+    assert network_rules.check(quantised(tmp_path / "m.onnx")) == ()
+    assert network_rules.check(overflowing(tmp_path / "n.onnx")) == ()
 
 
 def test_asymmetric_pairs_are_found(tmp_path):
     assert rules(quantised(tmp_path / "m.onnx", zero=np.int8(3))) == {"zero-point"}
-    found = typed.check(quantised(tmp_path / "m.onnx", zero=np.uint8(128)))
+    found = network_rules.check(quantised(tmp_path / "m.onnx", zero=np.uint8(128)))
     assert {f.rule for f in found} == {"zero-point", "uint8"}
     assert "zero-point 128, expected 0" in " ".join(f.message for f in found)
     assert all(f.node in ("a_q", "a_dq") and f.source.startswith("https://") and f.fix for f in found)
@@ -79,7 +79,7 @@ def test_half_a_pair_is_found(tmp_path):
     nodes[1].input[1] = "other"
     constants["other"] = np.float32(0.2)
     nodes.append(helper.make_node("Identity", ["a_dq"], ["y"], "end"))
-    found = typed.check(save(tmp_path / "m.onnx", nodes, constants, inputs=IN, outputs=OUT))
+    found = network_rules.check(save(tmp_path / "m.onnx", nodes, constants, inputs=IN, outputs=OUT))
     assert [(f.rule, f.node) for f in found] == [("placement", "a_dq")]
     assert "differ in scale" in found[0].message
 
@@ -88,7 +88,7 @@ def test_one_quantised_input_is_a_loss(tmp_path):
     nodes, constants = pair("a", zero=ZERO)
     nodes.append(helper.make_node("MatMul", ["a_dq", "weight"], ["y"], "product"))
     path = save(tmp_path / "m.onnx", nodes, {"weight": WEIGHT, **constants}, inputs=IN, outputs=OUT)
-    assert [(f.severity, f.rule, f.node) for f in typed.check(path)] == [("warning", "placement", "product")]
+    assert [(f.severity, f.rule, f.node) for f in network_rules.check(path)] == [("warning", "placement", "product")]
 
 
 def test_a_quantised_bias_is_found(tmp_path):
@@ -97,14 +97,14 @@ def test_a_quantised_bias_is_found(tmp_path):
     third, three = pair("b", zero=ZERO, of="bias")
     nodes = [*first, *second, *third, helper.make_node("Gemm", ["a_dq", "w_dq", "b_dq"], ["y"], "gemm")]
     constants = {"weight": WEIGHT, "bias": np.ones(4, np.float32), **one, **two, **three}
-    found = typed.check(save(tmp_path / "m.onnx", nodes, constants, inputs=IN, outputs=OUT))
+    found = network_rules.check(save(tmp_path / "m.onnx", nodes, constants, inputs=IN, outputs=OUT))
     assert [(f.rule, f.node) for f in found] == [("placement", "gemm")]
 
 
 def test_mixed_types_are_found(tmp_path):
     node = helper.make_node("Add", ["x", "h"], ["y"], "add")
     path = one_node(tmp_path / "m.onnx", node, {"h": np.ones(4, np.float16)})
-    found = typed.check(path)
+    found = network_rules.check(path)
     assert [(f.rule, f.node) for f in found] == [("types", "add")]
     assert "'h' is FLOAT16" in found[0].message
 
@@ -126,7 +126,7 @@ def test_versions_outside_the_parsers_are_found(tmp_path, opset, ir, rule):
 def test_types_that_tensorrt_lacks_are_found(tmp_path):
     node = helper.make_node("Relu", ["x"], ["y"], "relu")
     ends = {"inputs": {"x": (TensorProto.DOUBLE, [4])}, "outputs": {"y": (TensorProto.DOUBLE, [4])}}
-    found = typed.check(one_node(tmp_path / "m.onnx", node, **ends))
+    found = network_rules.check(one_node(tmp_path / "m.onnx", node, **ends))
     assert {f.rule for f in found} == {"double"}
     assert "accel narrow" in found[0].fix
     node = helper.make_node("Cast", ["x"], ["y"], "cast", to=TensorProto.UINT32)
@@ -142,20 +142,20 @@ def test_types_that_tensorrt_lacks_are_found(tmp_path):
 def test_wide_integers_at_the_border_are_named(tmp_path):
     node = helper.make_node("Gather", ["weight", "ids"], ["y"], "lookup")
     path = one_node(tmp_path / "m.onnx", node, {"weight": WEIGHT}, inputs={"ids": (TensorProto.INT64, ["batch"])})
-    assert [(f.severity, f.rule, f.node) for f in typed.check(path)] == [("warning", "int64", "ids")]
+    assert [(f.severity, f.rule, f.node) for f in network_rules.check(path)] == [("warning", "int64", "ids")]
 
 
 def test_operators_that_the_parser_does_not_know_are_named_with_a_mend(tmp_path):
     node = helper.make_node("Det", ["x"], ["y"], "determinant")
     path = one_node(tmp_path / "m.onnx", node, inputs={"x": (FLOAT, [4, 4])}, outputs={"y": (FLOAT, [])})
-    (found,) = typed.check(path)
+    (found,) = network_rules.check(path)
     assert (found.rule, found.node) == ("operator", "determinant")
     assert "Det 'determinant'" in found.message
     assert "without Det" in found.fix
     node = helper.make_node("FusedMatMul", ["x", "w"], ["y"], "fused", domain="com.microsoft")
-    (found,) = typed.check(one_node(tmp_path / "m.onnx", node, {"w": WEIGHT}))
+    (found,) = network_rules.check(one_node(tmp_path / "m.onnx", node, {"w": WEIGHT}))
     assert found.fix == "give TensorRT the unfused file"
-    assert from_json(typed.BrokenRule, json.loads(json.dumps(to_json(found)))) == found
+    assert from_json(network_rules.BrokenRule, json.loads(json.dumps(to_json(found)))) == found
 
 
 def test_an_unknown_operator_inside_a_body_is_found(tmp_path):
@@ -169,7 +169,7 @@ def test_an_unknown_operator_inside_a_body_is_found(tmp_path):
         inputs={"x": (FLOAT, [4, 4]), "on": (TensorProto.BOOL, [])},
         outputs={"y": (FLOAT, [])},
     )
-    assert {f.node for f in typed.check(path)} == {"inner"}
+    assert {f.node for f in network_rules.check(path)} == {"inner"}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_an_unknown_operator_inside_a_body_is_found(tmp_path):
 def test_restrictions_of_known_operators_are_found(tmp_path, node, part):
     inputs = {**IN, "axis": (TensorProto.INT64, [1])}
     path = one_node(tmp_path / "m.onnx", node, {"k": np.array([2], np.int64)}, inputs=inputs)
-    assert part in " ".join(f.message for f in typed.check(path) if f.rule == "restriction")
+    assert part in " ".join(f.message for f in network_rules.check(path) if f.rule == "restriction")
 
 
 def test_constants_in_nodes_and_external_files_are_read(tmp_path):
@@ -196,6 +196,6 @@ def test_constants_in_nodes_and_external_files_are_read(tmp_path):
 def test_what_is_no_onnx_file_is_refused(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"not a model at all")
     with pytest.raises(InputError, match=r"m\.onnx"):
-        typed.check(tmp_path / "m.onnx")
+        network_rules.check(tmp_path / "m.onnx")
     with pytest.raises(InputError, match=r"cannot be read|that can be read"):
-        typed.check(tmp_path / "missing.onnx")
+        network_rules.check(tmp_path / "missing.onnx")
