@@ -23,14 +23,14 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from accel.builders import targets
+from accel.builders import SEARCH_S, targets
 from accel.core import hardware, signing
 from accel.core.accuracy.parity import GATES_DB
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.options import AboveZero, Options, OptionTrait, keys
 from accel.core.values import GraphChoice, Target
 from accel.core.yaml_file import read_yaml
-from accel.exporters import ensemble_request, sources
+from accel.exporters import OPSET, ensemble_request, sources
 from accel.exporters.request import Pooling, SourceRequest, Weights
 from accel.exporters.traffic import FROM_SAMPLES
 from accel.run.decide import Constraints, Objective
@@ -317,7 +317,8 @@ class Job(Options, BaseModel):
         Field(
             ge=0,
             allow_inf_nan=False,
-            description="Seconds for which a build searches layers that must stay finer; 0 for none  [default: 60]",
+            description="Seconds for which a build searches layers that must stay finer; 0 for none  "
+            f"[default: {SEARCH_S:g}]",
         ),
     ] = None
     int8: Annotated[
@@ -328,7 +329,7 @@ class Job(Options, BaseModel):
         bool,
         Field(description="Also build what takes long and cannot win, and prove every variant on all feeds"),
     ] = False
-    opset: Annotated[int, Field(description="ONNX opset")] = 18
+    opset: Annotated[int, Field(description="ONNX opset")] = OPSET
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
     sandbox: Annotated[
         bool, Field(description="Run the model without network, able to write to its output only (needs bubblewrap)")
