@@ -33,8 +33,10 @@ from accel.core.yaml_file import read_yaml
 from accel.exporters import OPSET, ensemble_request, sources
 from accel.exporters.request import Pooling, SourceRequest, Weights
 from accel.exporters.traffic import FROM_SAMPLES
+from accel.graph import Level
 from accel.run.decide import Constraints, Objective
 from accel.triton import releases
+from accel.triton.servers import Via
 
 PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
@@ -120,7 +122,7 @@ def _targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
     return targets.parse(",".join(map(str, given["targets"])), devices=devices, only=device is not None)
 
 
-def default_ints(given: Mapping[str, Any]) -> Literal["keep", "io", "interior"]:
+def default_ints(given: Mapping[str, Any]) -> Level:
     """Return ``io`` where a runtime takes part that gains by int32 or forces it."""
     wanted = _targets(given) if "targets" in given else ()
     return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
@@ -229,7 +231,7 @@ class Job(Options, BaseModel):
         Field(description="INPUT=uint8 or INPUT=fp16: what clients send of a float input; the model casts"),
     ] = {}
     ints: Annotated[
-        Literal["keep", "io", "interior"],
+        Level,
         Field(description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
     ] = Field(default_factory=default_ints)
     allow_unproved_int64: Annotated[
@@ -297,7 +299,7 @@ class Job(Options, BaseModel):
         Field(description="Measure inprocess, as triton serves it, both, or none (prove only)  [default: inprocess]"),
     ] = "inprocess"
     via: Annotated[
-        Literal["embedded", "local", "docker"] | None,
+        Via | None,
         Field(description="Server to measure on: embedded, local or docker  [default: what is here]"),
     ] = None
     rounds: Annotated[  # one round has no interval

@@ -33,7 +33,7 @@ from accel.triton import manifest as manifests, settings
 from accel.triton.folders import link_tree
 from accel.triton.manifest import Manifest
 from accel.triton.reading import read_points
-from accel.triton.servers import server
+from accel.triton.servers import Via, server
 from accel.triton.servers.server import Server
 
 OUTSIDE = 0.2
@@ -81,9 +81,7 @@ class LoadTestRequest(Options, BaseModel):
         Literal["accel", "perf_analyzer"], Field(alias="load", description="Who generates it: accel or perf_analyzer")
     ] = "accel"
     processes: Annotated[int, Field(ge=1, description="Processes that send")] = STANDARD.processes
-    via: Annotated[
-        Literal["embedded", "local", "docker"] | None, Field(description="Server: embedded, local or docker")
-    ] = None
+    via: Annotated[Via | None, Field(description="Server: embedded, local or docker")] = None
     seconds: Annotated[float, Field(ge=0.05, description="Length of a window")] = STANDARD.seconds
     seed: Annotated[int, Field(description="Decides the order of samples and Poisson gaps")] = STANDARD.seed
     allow_changed: Annotated[

@@ -39,6 +39,7 @@ from accel.exporters.check import Point, check_onnx, lost_axes, read_checked, re
 from accel.exporters.request import SourceRequest
 from accel.exporters.source_model import IN_FLOAT64, IN_MOVED_INPUTS, SourceModel, another_way, with_moved_inputs
 from accel.exporters.streams import Run, Streams, play
+from accel.graph import Level
 from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import NarrowedModel
@@ -227,9 +228,7 @@ def check(described: Described, samples_folder: Path, reference: Path, onnx: Onn
     return onnx
 
 
-def narrow(
-    source: ModelSource, onnx: OnnxModel, folder: Path, out_dir: Path, level: Literal["keep", "io", "interior"]
-) -> NarrowedModel:
+def narrow(source: ModelSource, onnx: OnnxModel, folder: Path, out_dir: Path, level: Level) -> NarrowedModel:
     """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32.
 
     Args:
