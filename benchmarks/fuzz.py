@@ -543,7 +543,7 @@ def call(line: list[str], rng: random.Random) -> None:
         from accel.triton.tune.cost import tuned_elsewhere
         from accel.triton.tune.lab import Goal
 
-        tuned_elsewhere(Path(line[1]), Goal(50.0))
+        tuned_elsewhere(Path(line[1]), Goal(50.0, "poisson"))
     elif line[0] == "@load":
         import accel
 

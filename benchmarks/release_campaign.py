@@ -317,7 +317,7 @@ def publisher(url: str, folder: Path, last: int, files: int) -> None:
             shutil.rmtree(root, ignore_errors=True)
             write_small(root, private, files)
         publishing.publish(root, place, key=public)
-        publishing.promote(place, "production", str(version), key=private, public=public)
+        publishing.promote(place, "production", str(version), key=private, public=public, days=90)
         print(version, flush=True)
 
 

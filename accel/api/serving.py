@@ -4,7 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from accel.core.errors import StageError, UnavailableError
 from accel.core.feeds import fit_inputs
 from accel.triton import manifest as manifests
 from accel.triton.manifest import Manifest
-from accel.triton.servers import server as servers
+from accel.triton.servers import Via, server as servers
 
 
 class Served:
@@ -77,9 +77,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(
-    repository: str | Path, *, via: Literal["embedded", "local", "docker"] | None = None, **options: Any
-) -> Iterator[Served]:
+def serve(repository: str | Path, *, via: Via | None = None, **options: Any) -> Iterator[Served]:
     """Serve a repository on this machine for as long as the block runs.
 
     Args:

@@ -28,6 +28,8 @@ from accel.core.processes import Worker
 from accel.core.values import TensorSpec
 
 Arrivals = Literal["constant", "poisson", "recorded"]
+ARRIVALS: Arrivals = "constant"
+"""Those of an open loop of which nothing else is said."""
 FEED, INTENDED, SENT, END, OK = range(5)
 """Columns of a window's rows."""
 
@@ -52,7 +54,7 @@ class Load:
 
     concurrency: int | None = None
     rate_per_s: float | None = None
-    arrivals: Arrivals = "constant"
+    arrivals: Arrivals = ARRIVALS
     gaps_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ def concurrencies(text: str) -> tuple[Load, ...]:
     return tuple(Load(concurrency=n) for n in found)
 
 
-def rates(text: str, arrivals: Arrivals = "constant", gaps_s: tuple[float, ...] = ()) -> tuple[Load, ...]:
+def rates(text: str, arrivals: Arrivals, gaps_s: tuple[float, ...] = ()) -> tuple[Load, ...]:
     """Read ``RATE`` or ``START:END:STEP``, in requests per second.
 
     Raises:

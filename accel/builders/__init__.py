@@ -35,6 +35,8 @@ from accel.core.values import (
 )
 
 Mode = Literal["latency", "throughput"]
+SEARCH_S = 60.0
+"""How long a build searches layers that must stay finer, unless ``search_s`` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

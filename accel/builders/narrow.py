@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from accel.builders import targets
 from accel.core.errors import UsageError, nearest
 from accel.core.values import ShapeRange
-from accel.graph import narrow
+from accel.graph import LEVEL, Level, narrow
 from accel.graph.narrow.report import NarrowReport
 
 
@@ -15,7 +14,7 @@ def narrow_file(
     source: Path,
     out: Path,
     *,
-    level: Literal["keep", "io", "interior"] = "io",
+    level: Level = LEVEL,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     shapes: Mapping[str, ShapeRange] | None = None,
     runtime: str | None = None,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +54,7 @@ from accel.core.values import (
     to_json,
 )
 from accel.exporters import verdict
-from accel.graph import autocast, narrow
+from accel.graph import MARGIN, METHOD, Method, autocast, narrow
 
 ENTRY = "model.onnx"
 _AUTOCAST = (autocast.ENVIRONMENT,)
@@ -81,9 +81,9 @@ class OrtOptions:
     fuse: bool = True
     target_db: float | None = None
     trials: int = 64
-    method: Literal["minmax", "percentile", "entropy"] = "percentile"
+    method: Method = METHOD
     keep: tuple[str, ...] = ()
-    margin: float = 2.0
+    margin: float = MARGIN
     allow_fallback: bool = False
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, Session, TargetInfo
+from accel.builders import SEARCH_S, Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.openvino_integers import THROUGH_FLOAT
@@ -67,7 +67,7 @@ class OpenVinoOptions:
     frontend: Literal["onnx", "tensorflow"] | None = None
     smooth_quant_alpha: float | None = None
     fast_bias_correction: bool = True
-    search_s: float = 60.0
+    search_s: float = SEARCH_S
 
 
 def import_openvino() -> Any:

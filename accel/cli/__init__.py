@@ -85,7 +85,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tuning.tune,
     "report": compare_runs,
 }
-DERIVED = {"convert": convert.JobCommand, "bench": repositories.BenchCommand, "tune": tuning.TuneCommand}
+DERIVED = {
+    "convert": convert.JobCommand,
+    "build": convert.BuildCommand,
+    "bench": repositories.BenchCommand,
+    "tune": tuning.TuneCommand,
+}
 """Commands whose options are the fields of a model."""
 for _name, _command in COMMANDS.items():
     app.command(_name, cls=DERIVED.get(_name))(_command)

@@ -6,8 +6,6 @@ Each takes what was typed of a word and returns whole words. ``accel --install-c
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-RUN, REPOSITORY = "run.json", "manifest.json"
-
 
 def targets(incomplete: str) -> list[str]:
     """Complete the last of several targets separated by commas."""
@@ -35,12 +33,16 @@ def zoo_names(incomplete: str) -> list[str]:
 
 def runs(incomplete: str) -> list[str]:
     """Complete a run directory."""
-    return _holding(incomplete, Path("runs").glob(f"*/{RUN}"))
+    from accel.core.document import FILENAME
+
+    return _holding(incomplete, Path("runs").glob(f"*/{FILENAME}"))
 
 
 def repositories(incomplete: str) -> list[str]:
     """Complete a repository that accel emitted: the best ones first."""
-    found = (Path("runs").glob(f"*/{folder}/*/{REPOSITORY}") for folder in ("best", "repositories"))
+    from accel.triton.manifest import FILENAME
+
+    found = (Path("runs").glob(f"*/{folder}/*/{FILENAME}") for folder in ("best", "repositories"))
     return _holding(incomplete, (path for paths in found for path in sorted(paths)))
 
 

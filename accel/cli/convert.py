@@ -39,7 +39,11 @@ JobCommand = command_of("accel.run.job:Job", _convert, offers=OFFERS, own_at=3)
 """``convert``: --config stands beside --targets and --out."""
 
 
-def build(
+def build() -> None:
+    """Finish a deferred build on the machine that it is for: check, build, prove, package, measure."""
+
+
+def _build(
     kits_of_a_model: Annotated[
         list[Path],
         typer.Argument(
@@ -56,17 +60,11 @@ def build(
     require_signature: Annotated[
         Path | None, typer.Option(help="Public key (PEM): take only a kit that its owner signed")
     ] = None,
-    sandbox: Annotated[
-        bool,
-        typer.Option("--sandbox", help="Run it without network, able to write to its output only (needs bubblewrap)"),
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads  [default: what this cgroup has]", min=1)] = None,
-    timeout: Annotated[float | None, typer.Option(help="Limit per build and measurement, s", min=1)] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    **given: Any,
 ) -> None:
-    """Finish a deferred build on the machine that it is for: check, build, prove, package, measure."""
     from accel import pipeline
     from accel.core import signing
     from accel.run import kits
@@ -77,7 +75,8 @@ def build(
             signing.verify(folder, require_signature)
     found = {folder: kits.read(folder) for folder in folders}
     command = shlex.join(["accel", *sys.argv[1:]])
-    job = kits.job(found, out=out, threads=threads, timeout_s=timeout, command=command, sandbox=sandbox)
+    typed = {name: value for name, value in given.items() if value is not None}
+    job = kits.job(found, typed, out=out, command=command)
     if toolchain is None:
         with watching(quiet=quiet, verbose=verbose) as progress:
             run = pipeline.finish(found, job, progress)
@@ -87,3 +86,6 @@ def build(
         run = kits.in_docker(kits.image_of(toolchain), folders, job.run_dir, words)
     print_run(run, job.run_dir, as_json)
     judge(run, ())
+
+
+BuildCommand = command_of("accel.run.job:Job", _build, only=("sandbox", "threads", "timeout"))

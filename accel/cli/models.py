@@ -9,9 +9,9 @@ import typer
 from accel.cli import complete
 from accel.cli.output import Json, print_json, show
 from accel.core.errors import UsageError, nearest
+from accel.graph import LEVEL, LEVELS
 
 Strings = list[str] | None
-LEVELS = ("keep", "io", "interior")
 
 
 def inspect(
@@ -54,7 +54,7 @@ def narrow(
     range: Annotated[Strings, typer.Option(help="NAME=LO:HI of an integer input")] = None,
     min_shape: Annotated[Strings, typer.Option(help="input_ids:1x1,…")] = None,
     max_shape: Annotated[Strings, typer.Option(help="input_ids:16x512,…")] = None,
-    level: Annotated[str, typer.Option(help="keep, io or interior")] = "io",
+    level: Annotated[str, typer.Option(help="keep, io or interior")] = LEVEL,
     runtime: Annotated[
         str | None, typer.Option(help="Whose kernels limit the interior; another word lists them  [default: ort]")
     ] = None,

@@ -1,7 +1,7 @@
 """Commands whose options are the fields of a pydantic model (``accel.core.options``)."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -13,6 +13,8 @@ from accel.cli import complete
 
 Complete = Callable[[str], list[str]]
 SHORT = {"targets": ("-t",), "out": ("-o",)}
+LAST = ("as_json", "quiet", "verbose")
+"""Options of how a command tells what it did."""
 
 
 def command_of(
@@ -20,7 +22,8 @@ def command_of(
     body: Callable[..., None],
     *,
     offers: Mapping[str, Complete] | None = None,
-    own_at: int | None = None,
+    only: Sequence[str] | None = None,
+    own_at: int = 0,
 ) -> type[TyperCommand]:
     """Return the class of a command that has an option for each field with a description.
 
@@ -28,7 +31,8 @@ def command_of(
         model: ``module:Class``, imported when the command is called: ``accel --help`` imports no pydantic.
         body: takes what was given by the keys of the options, None where it was not, and options of its own.
         offers: what completes a key's word.
-        own_at: how many of the fields' options stand before the command's first own one; others stand at the end.
+        only: keys of the fields that are options of the command, whose defaults are not the model's; None for all.
+        own_at: how many of the fields' options stand before the command's own ones; ``LAST`` stand at the end.
     """
 
     class ModelCommand(TyperCommand):
@@ -37,24 +41,21 @@ def command_of(
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
             module, _, name = model.partition(":")
             options = getattr(importlib.import_module(module), name)
-            app.command(help=self.help)(_with_options(body, options, offers or {}, own_at))
+            app.command(help=self.help)(_with_options(body, options, offers or {}, only, own_at))
             return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
 
     return ModelCommand
 
 
 def _with_options(
-    body: Callable[..., None], model: Any, offers: Mapping[str, Complete], own_at: int | None
+    body: Callable[..., None], model: Any, offers: Mapping[str, Complete], only: Sequence[str] | None, own_at: int
 ) -> Callable[..., None]:
-    params = [
-        _parameter(info.alias or name, info, offers)
-        for name, info in model.model_fields.items()
-        if info.description is not None
-    ]
+    fields = {info.alias or name: info for name, info in model.model_fields.items() if info.description is not None}
+    params = [_parameter(key, fields[key], offers, defaults=only is None) for key in only or fields]
     own = list(Signature.from_callable(body, eval_str=True).parameters.values())[:-1]
-    params += [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
-    if own_at is not None:
-        params.insert(own_at, params.pop(-len(own)))
+    own = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
+    params[own_at:own_at] = [p for p in own if p.name not in LAST]
+    params += [p for p in own if p.name in LAST]
 
     def with_options(**given: Any) -> None:
         body(**given)
@@ -63,14 +64,14 @@ def _with_options(
     return with_options
 
 
-def _parameter(key: str, field: Any, offers: Mapping[str, Complete]) -> Parameter:
+def _parameter(key: str, field: Any, offers: Mapping[str, Complete], *, defaults: bool) -> Parameter:
     from accel.core.options import OptionTrait
 
     traits, text = field.metadata, field.description
     shown = field.default if isinstance(field.default, str) else None
     if isinstance(field.default, int | float) and not isinstance(field.default, bool):
         shown = f"{field.default:g}"
-    if shown and "[default:" not in text:
+    if defaults and shown and "[default:" not in text:
         text += f"  [default: {shown}]"
     if OptionTrait.BY_MODEL in traits:
         text += ": 100, or by model bert=100,minilm=20"

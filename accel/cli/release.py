@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from accel.cli.options import command_of
 from accel.cli.output import Json, Quiet, Verbose, print_json, show, watching
 from accel.core.errors import CheckFailed, UsageError
 
@@ -17,6 +18,8 @@ release_app = typer.Typer(help="Many models, targets and machines into one relea
 
 ReleaseFile = Annotated[Path, typer.Argument(help="release.yaml", show_default=False)]
 Release = Annotated[Path, typer.Argument(help="Folder of a release: STORE/<version>", show_default=False)]
+RELEASES, PRODUCTION, DAYS = "releases", "production", 90.0
+"""Where releases lie, the pointer, and how long it counts, unless the user says otherwise."""
 KEY = "Public key (PEM) that counts, or a folder of .pub files; again for more: any of them may have signed"
 SignedWith = Annotated[list[Path] | None, typer.Option(help=KEY)]
 Revoked = Annotated[
@@ -101,7 +104,7 @@ def schema() -> None:
 
 
 @release_app.command("plan")
-def show_plan(file: ReleaseFile, store: Store = "releases", cache: Cache = None, as_json: Json = False) -> None:
+def show_plan(file: ReleaseFile, store: Store = RELEASES, cache: Cache = None, as_json: Json = False) -> None:
     """Say what would be built here, reused, left as kits or left to another machine, and how long it takes."""
     from accel.core import hardware
     from accel.core.files import lock
@@ -133,7 +136,7 @@ def show_plan(file: ReleaseFile, store: Store = "releases", cache: Cache = None,
 @release_app.command("build")
 def build_release(
     file: ReleaseFile,
-    store: Store = "releases",
+    store: Store = RELEASES,
     cache: Cache = None,
     ray: Annotated[
         str | None, typer.Option(help="Convert on a Ray cluster: auto, or ray://HOST:PORT  (docs/releases.md)")
@@ -218,7 +221,8 @@ def verify_release(
     trust: AskTrust,
     version: Annotated[str | None, typer.Option(help="Of a published place: this release")] = None,
     name: Annotated[
-        str | None, typer.Option("--as", help="Of a published place: what this name stands for  [default: production]")
+        str | None,
+        typer.Option("--as", help=f"Of a published place: what this name stands for  [default: {PRODUCTION}]"),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Also serve every repository, and check the answers")] = False,
     via: Annotated[str | None, typer.Option(help="Server: embedded, local or docker")] = None,
@@ -232,7 +236,7 @@ def verify_release(
     signed = trust(asked=False)
     if "://" in release or version is not None or name is not None:
         place = object_store.ObjectStore(release)
-        found = publishing.verify(place, version=version, name=name or "production", key=signed, serve=serve, via=via)
+        found = publishing.verify(place, version=version, name=name or PRODUCTION, key=signed, serve=serve, via=via)
     else:
         path = Path(release)
         with bundle.unpacked(path) if path.is_file() else nullcontext(path) as folder:
@@ -249,7 +253,7 @@ def verify_release(
 def import_bundle(
     file: Annotated[Path, typer.Argument(help="What publish --to bundle:FILE wrote", show_default=False)],
     trust: AskTrust,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path(RELEASES),
     as_json: Json = False,
 ) -> None:
     """Take the release out of a bundle, checked: signature and every hash."""
@@ -258,30 +262,26 @@ def import_bundle(
     _print_one("release", bundle.take(file, out, key=trust()), as_json)
 
 
-@release_app.command("diff")
-def diff_releases(
+def _diff(
     before: Release,
     after: Release,
     accept: Annotated[
         list[str] | None, typer.Option(help="MODEL:ROW=REASON  a row that may ship although it blocks")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds at most, for each model and pool", min=6)] = 40,
-    round_s: Annotated[float, typer.Option(help="Least seconds of each round", min=0.01)] = 0.2,
-    budget_s: Annotated[float, typer.Option(help="Seconds of rounds at most", min=0.1)] = 60.0,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    **given: Any,
 ) -> None:
-    """Hold a release against an earlier one, measured side by side, and say whether it may ship."""
     from accel.release import diffing
 
     accepted = {}
     for text in accept or ():
-        name, given, reason = text.partition("=")
-        if ":" not in name or not given or not reason.strip():
+        name, equals, reason = text.partition("=")
+        if ":" not in name or not equals or not reason.strip():
             raise UsageError(f"--accept {text!r}: expected MODEL:ROW=REASON", fix="say why: the release records it")
         accepted[name] = reason.strip()
-    asked = diffing.DiffLimits(rounds, round_s, budget_s)
+    asked = diffing.DiffLimits.typed({key: value for key, value in given.items() if value is not None})
     with watching(quiet=quiet, verbose=verbose) as progress:
         found = diffing.diff(before, after, accept=accepted, asked=asked, progress=progress)
     if as_json:
@@ -296,6 +296,11 @@ def diff_releases(
     if stops := diffing.blocking(found):
         names = "\n  ".join(f"{r.model}:{r.what} on {r.pool}: {r.verdict}: {r.reason or r.after}" for r in stops)
         raise CheckFailed(f"{after} may not ship:\n  {names}", fix="repair it, or --accept MODEL:ROW=REASON")
+
+
+@release_app.command("diff", cls=command_of("accel.release.diffing:DiffLimits", _diff))
+def diff_releases() -> None:
+    """Hold a release against an earlier one, measured side by side, and say whether it may ship."""
 
 
 @release_app.command("versions")
@@ -319,7 +324,7 @@ def write_versions(
 @_with_trust
 def prune(
     file: ReleaseFile,
-    store: Store = "releases",
+    store: Store = RELEASES,
     to: Annotated[str | None, typer.Option("--to", help="Also there: s3://BUCKET/PREFIX, or a folder")] = None,
     *,
     trust: AskTrust,
@@ -387,8 +392,8 @@ def promote(
     sign: Private,
     trust: AskTrust,
     certificate: Certificates = None,
-    name: As = "production",
-    days: Days = 90.0,
+    name: As = PRODUCTION,
+    days: Days = DAYS,
     as_json: Json = False,
 ) -> None:
     """Let a name stand for a published version from now on."""
@@ -406,8 +411,8 @@ def rollback(
     sign: Private,
     trust: AskTrust,
     certificate: Certificates = None,
-    name: As = "production",
-    days: Days = 90.0,
+    name: As = PRODUCTION,
+    days: Days = DAYS,
     as_json: Json = False,
 ) -> None:
     """Let a name stand for the version before its present one."""
@@ -423,8 +428,8 @@ def rollback(
 def pull(
     to: To,
     trust: AskTrust,
-    name: As = "production",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path("releases"),
+    name: As = PRODUCTION,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path(RELEASES),
     as_json: Json = False,
 ) -> None:
     """Take the release that a name stands for, checked: pointer, signature and every hash."""

@@ -40,6 +40,8 @@ DESCRIBE: Mapping[str, Callable[[SourceRequest], ModelSource]] = {
 """Kind of source → what describes it; a factory's framework is known once it was called."""
 
 ONNX_FILE = "model.onnx"
+OPSET = 18
+"""Opset of the ONNX operators that is asked for."""
 PACKAGES = (
     *("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime"),
     *("tensorflow", "tensorflow-cpu", "keras", "tf2onnx"),
@@ -113,7 +115,7 @@ def export_onnx(
     source: ModelSource,
     out_dir: Path,
     *,
-    opset: int = 18,
+    opset: int = OPSET,
     model: SourceModel | None = None,
     points: Sequence[check.Point] | None = None,
 ) -> OnnxModel:
@@ -140,7 +142,7 @@ def export_onnx(
     return found
 
 
-def write_onnx(model: SourceModel, out_dir: Path, *, opset: int = 18) -> Path:
+def write_onnx(model: SourceModel, out_dir: Path, *, opset: int) -> Path:
     """Write ``model.onnx`` and ``model.onnx.data`` into ``out_dir``, unchecked; raises as ``export_onnx``."""
     from accel.graph import passes
     from accel.graph.fourier import FourierAsProducts

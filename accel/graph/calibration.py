@@ -10,19 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from accel.core.errors import StageError
 from accel.core.feeds import Feed
-from accel.graph import measured, qdq
+from accel.graph import Method, measured, qdq
 from accel.graph.measured import Range
 from accel.graph.qdq import Product, Recipe, Scheme
 
-Method = Literal["minmax", "percentile", "entropy"]
-METHODS = ("minmax", "percentile", "entropy")
 PERCENTILE = 0.9999
 """Share of an activation's magnitudes that a range must cover."""
 BINS = 2048

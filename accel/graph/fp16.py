@@ -26,7 +26,7 @@ from accel.core.errors import InputError, StageError, UnavailableError, UsageErr
 from accel.core.feeds import Feed
 from accel.core.processes import Worker
 from accel.core.values import TensorSpec
-from accel.graph import evaluate, measured, passes, qdq
+from accel.graph import MARGIN, evaluate, measured, passes, qdq
 from accel.graph.autocast import ENVIRONMENT, autocast
 from accel.graph.measured import Range
 from accel.graph.products import PRODUCTS
@@ -84,7 +84,7 @@ class Marker:
 
 
 def convert(
-    source: Path, out: Path, *, to: Half, feeds: Iterable[Feed], margin: float = 2.0, threads: int = 0
+    source: Path, out: Path, *, to: Half, feeds: Iterable[Feed], margin: float = MARGIN, threads: int = 0
 ) -> dict[str, Any]:
     """Write the FP32 model at ``source`` to ``out`` in FP16 or BF16, inputs and outputs unchanged.
 

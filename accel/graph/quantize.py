@@ -17,8 +17,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from accel.core.errors import StageError, UsageError, nearest
 from accel.core.feeds import Feed
-from accel.graph import calibration, fp16, measured, passes, qdq, sensitivity
-from accel.graph.calibration import METHODS, Method, QuantRange
+from accel.graph import MARGIN, METHOD, METHODS, Method, calibration, fp16, measured, passes, qdq, sensitivity
+from accel.graph.calibration import QuantRange
 from accel.graph.opset import RaiseOpset
 from accel.graph.products import PRODUCTS
 from accel.graph.qdq import SCHEMES, Product, Quantised
@@ -119,9 +119,9 @@ def prepare(
     *,
     to: Quantised,
     feeds: Sequence[Feed],
-    method: Method = "percentile",
+    method: Method = METHOD,
     base: Base = "fp32",
-    margin: float = 2.0,
+    margin: float = MARGIN,
     mask: str | None = None,
     threads: int = 0,
 ) -> Prepared:
@@ -199,10 +199,10 @@ def for_tensorrt(
     *,
     to: Quantised,
     feeds: Sequence[Feed],
-    method: Method = "percentile",
+    method: Method = METHOD,
     keep: Collection[str] = (),
     base: Base = "fp32",
-    margin: float = 2.0,
+    margin: float = MARGIN,
     threads: int = 0,
 ) -> dict[str, Any]:
     """Write the FP32 model at ``source`` to ``out`` with Q/DQ pairs as TensorRT takes them.

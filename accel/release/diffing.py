@@ -10,7 +10,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
 
 from accel.bench import timed
 from accel.bench.checker import Check
@@ -24,6 +26,7 @@ from accel.core import environments, hardware, signing, temporary
 from accel.core.accuracy.parity import GATES_DB
 from accel.core.errors import AccelError, InputError, OutputError, UsageError, nearest
 from accel.core.feeds import write_feeds
+from accel.core.options import Options
 from accel.core.processes import Worker
 from accel.core.progress import Progress
 from accel.core.values import Failed, Measurement
@@ -45,13 +48,12 @@ LEAST_MEMORY_MIB = 32.0
 TIMEOUT_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class DiffLimits:
-    """How long to measure, at most."""
+class DiffLimits(Options):
+    """How long to measure, at most. A field is a flag of ``accel release diff``."""
 
-    rounds: int = 40
-    round_s: float = 0.2
-    budget_s: float = 60.0
+    rounds: Annotated[int, Field(ge=6, description="Interleaved rounds at most, for each model and pool")] = 40
+    round_s: Annotated[float, Field(ge=0.01, description="Least seconds of each round")] = 0.2
+    budget_s: Annotated[float, Field(ge=0.1, description="Seconds of rounds at most")] = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ def promote(
     *,
     key: Path,
     public: Trusted,
-    days: float = 90.0,
+    days: float,
     certificates: Sequence[Path] = (),
 ) -> Pointer:
     """Let a name stand for a published version from now on.
@@ -306,7 +306,7 @@ def rollback(
     *,
     key: Path,
     public: Trusted,
-    days: float = 90.0,
+    days: float,
     certificates: Sequence[Path] = (),
 ) -> Pointer:
     """Let a name stand for the version that it stood for before its present one.
@@ -395,8 +395,8 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
 def verify(
     place: ObjectStore,
     *,
+    name: str,
     version: str | None = None,
-    name: str = "production",
     key: Trusted | None = None,
     serve: bool = False,
     via: str | None = None,

@@ -39,8 +39,8 @@ def check(
     models: Sequence[str] = (),
     *,
     folder: Path,
+    targets: str,
     full: bool = False,
-    targets: str = "cpu",
     progress: Progress | None = None,
 ) -> list[Row]:
     """Run the main job on every model and write what came of it; returns a row per model checked.
@@ -50,8 +50,8 @@ def check(
     Args:
         models: names of the zoo; all of them where none is given.
         folder: of the run directories and figures.
-        full: take the models as they are, and measure latency as ``accel convert`` does.
         targets: targets of every model.
+        full: take the models as they are, and measure latency as ``accel convert`` does.
 
     Raises:
         UsageError: an unknown model, one without a reduced form, or an unknown target.

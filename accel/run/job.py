@@ -23,18 +23,20 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from accel.builders import targets
+from accel.builders import SEARCH_S, targets
 from accel.core import hardware, signing
 from accel.core.accuracy.parity import GATES_DB
 from accel.core.errors import InputError, UsageError, nearest
 from accel.core.options import AboveZero, Options, OptionTrait, keys
 from accel.core.values import GraphChoice, Target
 from accel.core.yaml_file import read_yaml
-from accel.exporters import ensemble_request, sources
+from accel.exporters import OPSET, ensemble_request, sources
 from accel.exporters.request import Pooling, SourceRequest, Weights
 from accel.exporters.traffic import FROM_SAMPLES
+from accel.graph import Level
 from accel.run.decide import Constraints, Objective
 from accel.triton import releases
+from accel.triton.servers import Via
 
 PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
@@ -120,7 +122,7 @@ def _targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
     return targets.parse(",".join(map(str, given["targets"])), devices=devices, only=device is not None)
 
 
-def default_ints(given: Mapping[str, Any]) -> Literal["keep", "io", "interior"]:
+def default_ints(given: Mapping[str, Any]) -> Level:
     """Return ``io`` where a runtime takes part that gains by int32 or forces it."""
     wanted = _targets(given) if "targets" in given else ()
     return "io" if any(targets.info(target).prefers_int32 for target in wanted) else "keep"
@@ -229,7 +231,7 @@ class Job(Options, BaseModel):
         Field(description="INPUT=uint8 or INPUT=fp16: what clients send of a float input; the model casts"),
     ] = {}
     ints: Annotated[
-        Literal["keep", "io", "interior"],
+        Level,
         Field(description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
     ] = Field(default_factory=default_ints)
     allow_unproved_int64: Annotated[
@@ -297,7 +299,7 @@ class Job(Options, BaseModel):
         Field(description="Measure inprocess, as triton serves it, both, or none (prove only)  [default: inprocess]"),
     ] = "inprocess"
     via: Annotated[
-        Literal["embedded", "local", "docker"] | None,
+        Via | None,
         Field(description="Server to measure on: embedded, local or docker  [default: what is here]"),
     ] = None
     rounds: Annotated[  # one round has no interval
@@ -317,7 +319,8 @@ class Job(Options, BaseModel):
         Field(
             ge=0,
             allow_inf_nan=False,
-            description="Seconds for which a build searches layers that must stay finer; 0 for none  [default: 60]",
+            description="Seconds for which a build searches layers that must stay finer; 0 for none  "
+            f"[default: {SEARCH_S:g}]",
         ),
     ] = None
     int8: Annotated[
@@ -328,7 +331,7 @@ class Job(Options, BaseModel):
         bool,
         Field(description="Also build what takes long and cannot win, and prove every variant on all feeds"),
     ] = False
-    opset: Annotated[int, Field(description="ONNX opset")] = 18
+    opset: Annotated[int, Field(description="ONNX opset")] = OPSET
     sign_kits: Annotated[Path | None, Field(description="Private key (PEM) that signs the kits")] = None
     sandbox: Annotated[
         bool, Field(description="Run the model without network, able to write to its output only (needs bubblewrap)")

@@ -223,43 +223,34 @@ def _common(kit: DeferredBuild, name: str) -> Any:
     return [f for f in kit.files if f.path == REFERENCE] if name == "reference" else getattr(kit, name)
 
 
-def job(
-    found: Mapping[Path, DeferredBuild],
-    *,
-    out: Path | None,
-    threads: int | None,
-    timeout_s: float | None,
-    command: str,
-    sandbox: bool = False,
-) -> Job:
+def job(found: Mapping[Path, DeferredBuild], typed: Mapping[str, Any], *, out: Path | None, command: str) -> Job:
     """Make the job that finishes kits of one model, from what their own job asked for.
 
     Args:
         found: folder → the kit that lies there.
+        typed: options by the keys of a job file, in place of this machine's and the kits'.
         out: run directory; ``runs/<model>-<target>`` of the first when None.
-        threads / timeout_s: in place of this machine's, and the kits'.
 
     Raises:
-        UsageError: as ``check_together``.
+        UsageError: as ``check_together``, or what was typed is out of its limits.
     """
     check_together(found)
     kit = next(iter(found.values()))
-    asked: dict[str, Any] = {n: v for n, v in kit.settings.items() if n not in ("constraints", "overrides")}
-    asked |= {"threads": threads} if threads else {}
-    asked |= {"timeout_s": timeout_s} if timeout_s else {}
+    carried = {n: v for n, v in kit.settings.items() if n not in ("constraints", "overrides")}
     reference, target = kit.source.reference, kit.variant.target
-    return Job(
-        **asked,
+    asked = {
+        **{Job.model_fields[name].alias or name: value for name, value in carried.items()},
         **kit.settings["constraints"],
-        source=SourceRequest(reference, kit.source.kind, reference, model_name=kit.source.name),
-        targets=tuple(k.variant.target for k in found.values()),
-        out=out or Path("runs") / f"{kit.source.name}-{target.name}",
-        triton={k.variant.target.name: overrides(k, folder) for folder, k in found.items()},
-        ints="keep",  # what clients see was decided when the kit was made
-        opset=kit.onnx.opset,
-        sandbox=sandbox,
-        command=command,
-    )
+        **typed,
+        "source": SourceRequest(reference, kit.source.kind, reference, model_name=kit.source.name),
+        "targets": tuple(k.variant.target for k in found.values()),
+        "out": out or Path("runs") / f"{kit.source.name}-{target.name}",
+        "triton": {k.variant.target.name: overrides(k, folder) for folder, k in found.items()},
+        "ints": "keep",  # what clients see was decided when the kit was made
+        "opset": kit.onnx.opset,
+        "command": command,
+    }
+    return Job.model_validate(asked, context={"typed": typed})
 
 
 def image_of(toolchain: str) -> str:

@@ -20,8 +20,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from accel.bench import ranges
-from accel.bench.load import Generator, Load, Window
-from accel.bench.served import Method, VariantLabels
+from accel.bench.load import ARRIVALS, Generator, Load, Window
+from accel.bench.served import STANDARD, Method, VariantLabels
 from accel.core import hardware, temporary
 from accel.core.buckets import own_lengths
 from accel.core.errors import InputError, UsageError
@@ -33,7 +33,7 @@ from accel.triton import manifest as manifests, settings
 from accel.triton.folders import link_tree
 from accel.triton.manifest import Manifest
 from accel.triton.reading import read_points
-from accel.triton.servers import server
+from accel.triton.servers import Via, server
 from accel.triton.servers.server import Server
 
 OUTSIDE = 0.2
@@ -69,9 +69,7 @@ class LoadTestRequest(Options, BaseModel):
         str | None, Field(description="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
     ] = None
     request_rate: Annotated[str | None, Field(description="Open loop, per second: RATE or START:END:STEP")] = None
-    arrivals: Annotated[str, Field(description="Gaps of an open loop: constant, poisson or a file of times")] = (
-        "constant"
-    )
+    arrivals: Annotated[str, Field(description="Gaps of an open loop: constant, poisson or a file of times")] = ARRIVALS
     table: Annotated[
         bool, Field(description="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
     ] = False
@@ -82,12 +80,10 @@ class LoadTestRequest(Options, BaseModel):
     tool: Annotated[
         Literal["accel", "perf_analyzer"], Field(alias="load", description="Who generates it: accel or perf_analyzer")
     ] = "accel"
-    processes: Annotated[int, Field(ge=1, description="Processes that send")] = 1
-    via: Annotated[
-        Literal["embedded", "local", "docker"] | None, Field(description="Server: embedded, local or docker")
-    ] = None
-    seconds: Annotated[float, Field(ge=0.05, description="Length of a window")] = 2.0
-    seed: Annotated[int, Field(description="Decides the order of samples and Poisson gaps")] = 0
+    processes: Annotated[int, Field(ge=1, description="Processes that send")] = STANDARD.processes
+    via: Annotated[Via | None, Field(description="Server: embedded, local or docker")] = None
+    seconds: Annotated[float, Field(ge=0.05, description="Length of a window")] = STANDARD.seconds
+    seed: Annotated[int, Field(description="Decides the order of samples and Poisson gaps")] = STANDARD.seed
     allow_changed: Annotated[
         bool, Field(description="Run the launch.sh of a folder that differs from its manifest")
     ] = False

@@ -40,6 +40,7 @@ from accel.exporters.check import Point, check_onnx, lost_axes, read_checked, re
 from accel.exporters.request import SourceRequest
 from accel.exporters.source_model import IN_FLOAT64, IN_MOVED_INPUTS, SourceModel, another_way, with_moved_inputs
 from accel.exporters.streams import Run, Streams, play
+from accel.graph import Level
 from accel.graph.arithmetic import Arithmetic
 from accel.graph.narrow import narrow_file, prove_int32_interior
 from accel.run.narrowed import NarrowedModel
@@ -233,7 +234,7 @@ def narrow(
     onnx: OnnxModel,
     folder: Path,
     out_dir: Path,
-    level: Literal["keep", "io", "interior"],
+    level: Level,
     through_float: tuple[str, ...],
 ) -> NarrowedModel:
     """Narrow the exported model's integers, and say which 64-bit values inside are not proved to fit int32.

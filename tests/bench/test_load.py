@@ -65,12 +65,12 @@ def test_a_concurrency_that_says_nothing_is_refused(text):
 
 
 def test_rates():
-    assert [load.rate_per_s for load in rates("10:50:10")] == [10, 20, 30, 40, 50]
-    assert [load.rate_per_s for load in rates("0.1:0.3:0.1")] == pytest.approx([0.1, 0.2, 0.3])
+    assert [load.rate_per_s for load in rates("10:50:10", "constant")] == [10, 20, 30, 40, 50]
+    assert [load.rate_per_s for load in rates("0.1:0.3:0.1", "constant")] == pytest.approx([0.1, 0.2, 0.3])
     assert rates("7.5", "poisson") == (Load(rate_per_s=7.5, arrivals="poisson"),)
     for text in ("10:50", "0", "inf", "nan", "5:1:1"):
         with pytest.raises(UsageError, match="--request-rate"):
-            rates(text)
+            rates(text, "constant")
 
 
 @pytest.mark.parametrize("given", [{}, {"concurrency": 1, "rate_per_s": 1.0}, {"concurrency": 0}, {"rate_per_s": -1.0}])

@@ -143,7 +143,7 @@ def test_what_another_authority_vouches_for_is_refused_by_every_command(tmp_path
     place, vouched = ObjectStore(str(tmp_path / "place")), trust.read([], [], [root.file])
     folder = release(tmp_path, "1", own, team)
     publishing.publish(folder, place, key=vouched)
-    publishing.promote(place, "production", "1", key=own.key, public=vouched, certificates=by(own, team))
+    publishing.promote(place, "production", "1", key=own.key, public=vouched, certificates=by(own, team), days=90)
     other = owner(tmp_path, "other", authority=True)
     to, theirs = ("--to", tmp_path / "place"), ("--authority", other.file)
     refused = "is not what the owner of"
@@ -304,12 +304,12 @@ def test_a_revoked_key_anywhere_in_the_chain_is_refused_until_it_is_signed_again
     before, after = trust.read([], [], given), trust.read([], [tmp_path / "revoked"], given)
     folder = release(tmp_path, "1", own, team)  # the root is not in it
     publishing.publish(folder, place, key=before)
-    publishing.promote(place, "production", "1", key=own.key, public=before, certificates=by(own, team))
+    publishing.promote(place, "production", "1", key=own.key, public=before, certificates=by(own, team), days=90)
     refused = rf"key {keys[gone].fingerprint}, which was revoked \(laptop stolen\)"
     for act in (
         lambda: signing.verify(folder, after),
         lambda: publishing.pull(place, "production", tmp_path / "out", key=after),
-        lambda: publishing.promote(place, "production", "1", key=new.key, public=after, certificates=by(new)),
+        lambda: publishing.promote(place, "production", "1", key=new.key, public=after, certificates=by(new), days=90),
     ):
         with pytest.raises(InputError, match=refused):
             act()
@@ -320,8 +320,8 @@ def test_a_revoked_key_anywhere_in_the_chain_is_refused_until_it_is_signed_again
     signing.sign(folder, new.key, certificates=by(new))
     publishing.publish(folder, place, key=after)
     with pytest.raises(UsageError, match="not the private half"):
-        publishing.promote(place, "production", "1", key=own.key, public=after, certificates=by(own, team))
-    publishing.promote(place, "production", "1", key=new.key, public=after, certificates=by(new))
+        publishing.promote(place, "production", "1", key=own.key, public=after, certificates=by(own, team), days=90)
+    publishing.promote(place, "production", "1", key=new.key, public=after, certificates=by(new), days=90)
     assert publishing.pull(place, "production", tmp_path / "out", key=after).name == "1"
 
 
@@ -335,22 +335,22 @@ def test_a_key_and_an_authority_may_both_count(tmp_path, root, team, own, key_pa
     ):
         publishing.publish(folder, place, key=both)
         signs = {"key": private} if version == "1" else {"key": own.key, "certificates": by(own, team)}
-        publishing.promote(place, "production", version, public=both, **signs)
+        publishing.promote(place, "production", version, public=both, **signs, days=90)
         assert publishing.pull(place, "production", tmp_path / "out", key=both).name == version
-    assert publishing.rollback(place, "production", key=private, public=both).version == "1"
+    assert publishing.rollback(place, "production", key=private, public=both, days=90).version == "1"
     with pytest.raises(NotTrusted, match="it is by a key, and none is given"):
         publishing.pull(place, "production", tmp_path / "other", key=alone)
     with pytest.raises(NotTrusted, match="by a certificate, and no --authority"):
         signing.verify(tmp_path / "store/2", keyed)
     with pytest.raises(UsageError, match="not the private half"):  # with the certificate of another
-        publishing.promote(place, "production", "1", key=private, public=both, certificates=by(own, team))
+        publishing.promote(place, "production", "1", key=private, public=both, certificates=by(own, team), days=90)
 
 
 def test_a_pointer_is_by_the_certificate_that_it_brings(tmp_path, root, team, own):
     """Nobody writes another pointer under a certificate that counts, or takes the certificates from one."""
     place, vouched = ObjectStore(str(tmp_path / "place")), trust.read([], [], [root.file])
     publishing.publish(release(tmp_path, "1", own, team), place, key=vouched)
-    publishing.promote(place, "production", "1", key=own.key, public=vouched, certificates=by(own, team))
+    publishing.promote(place, "production", "1", key=own.key, public=vouched, certificates=by(own, team), days=90)
     file = tmp_path / "place/pointers/production/0000000001.json"
     sound = json.loads(file.read_text())
     for change in (

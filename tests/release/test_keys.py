@@ -28,13 +28,13 @@ def place(tmp_path, keys):
     place = ObjectStore(str(tmp_path / "place"))
     for version in ("1", "2"):
         publishing.publish(write_signed(tmp_path / "store", version, private), place, key=public)
-        publishing.promote(place, "production", version, key=private, public=public)
+        publishing.promote(place, "production", version, key=private, public=public, days=90)
     return place
 
 
 def add(place, tmp_path, version, pair, public):
     publishing.publish(write_signed(tmp_path / "store", version, pair[0]), place, key=public)
-    return publishing.promote(place, "production", version, key=pair[0], public=public)
+    return publishing.promote(place, "production", version, key=pair[0], public=public, days=90)
 
 
 def test_while_a_key_is_replaced_both_count(place, keys, tmp_path):
@@ -46,7 +46,7 @@ def test_while_a_key_is_replaced_both_count(place, keys, tmp_path):
     assert publishing.pull(place, "production", tmp_path / "b", key=new[1]).name == "3"
     with pytest.raises(InputError, match=trust.fingerprint(new[1])):  # a machine that was not told of the new key
         publishing.pull(place, "production", tmp_path / "c", key=old[1])
-    back = publishing.rollback(place, "production", key=new[0], public=both)
+    back = publishing.rollback(place, "production", key=new[0], public=both, days=90)
     assert (back.version, back.sequence) == ("2", 4)
     assert publishing.pull(place, "production", tmp_path / "a", key=both).name == "2"
     rows = publishing.listed(place, both)
@@ -61,8 +61,8 @@ def test_with_the_old_key_gone_what_it_signed_is_refused(place, keys, tmp_path):
     add(place, tmp_path, "3", new, both)
     publishing.pull(place, "production", tmp_path / "seen", key=both)
     for act in (
-        lambda: publishing.rollback(place, "production", key=new[0], public=new[1]),
-        lambda: publishing.promote(place, "production", "2", key=new[0], public=new[1]),
+        lambda: publishing.rollback(place, "production", key=new[0], public=new[1], days=90),
+        lambda: publishing.promote(place, "production", "2", key=new[0], public=new[1], days=90),
     ):
         with pytest.raises(InputError, match=f"names the key {trust.fingerprint(old[1])}") as told:
             act()
@@ -79,9 +79,9 @@ def test_with_the_old_key_gone_what_it_signed_is_refused(place, keys, tmp_path):
 
 def test_a_pointer_is_not_moved_by_a_key_that_does_not_count(place, keys):
     with pytest.raises(UsageError, match="not the private half of a key that counts"):
-        publishing.promote(place, "production", "1", key=keys["new"][0], public=keys["old"][1])
+        publishing.promote(place, "production", "1", key=keys["new"][0], public=keys["old"][1], days=90)
     with pytest.raises(InputError, match="is not what the owner of"):  # of a name that somebody else moves
-        publishing.promote(place, "production", "1", key=keys["new"][0], public=keys["new"][1])
+        publishing.promote(place, "production", "1", key=keys["new"][0], public=keys["new"][1], days=90)
     assert len(place.names("pointers/production")) == 2
 
 
@@ -102,18 +102,18 @@ def test_what_a_revoked_key_signed_is_refused_until_it_is_signed_again(place, ke
     with pytest.raises(InputError, match=revoked):
         signing.verify(tmp_path / "store/2", both)
     with pytest.raises(InputError, match=revoked) as told:
-        publishing.promote(place, "production", "2", key=new[0], public=both)
+        publishing.promote(place, "production", "2", key=new[0], public=both, days=90)
     assert "sign it again" in told.value.fix
     signed_again(place, tmp_path, "1", new, both)
     with pytest.raises(UsageError, match="not the private half of a key that counts"):
-        publishing.promote(place, "production", "1", key=old[0], public=both)
+        publishing.promote(place, "production", "1", key=old[0], public=both, days=90)
     digest = signed_again(place, tmp_path, "2", new, both)
-    assert publishing.promote(place, "production", "2", key=new[0], public=both).sequence == 3
+    assert publishing.promote(place, "production", "2", key=new[0], public=both, days=90).sequence == 3
     taken = publishing.pull(place, "production", tmp_path / "out", key=both)  # not what lay there by the old signature
     assert signing.verify(taken, both) == trust.fingerprint(new[1])
     assert place.read(f"releases/2/{digest}/model.sig") == (tmp_path / "store/2/model.sig").read_bytes()
     with pytest.raises(UsageError, match="pointers of revoked keys do not count"):
-        publishing.rollback(place, "production", key=new[0], public=both)
+        publishing.rollback(place, "production", key=new[0], public=both, days=90)
 
 
 def signed_again(place, tmp_path, version, pair, public):
@@ -125,13 +125,15 @@ def test_who_still_has_a_revoked_key_moves_no_pointer(place, keys, tmp_path):
     old, new = keys["old"], keys["new"]
     both = trust.read([old[1], new[1]], [old[1]])
     add(place, tmp_path, "3", new, both)
-    publishing.promote(place, "production", "2", key=old[0], public=trust.read([old[1], new[1]]))  # its thief does
+    publishing.promote(
+        place, "production", "2", key=old[0], public=trust.read([old[1], new[1]]), days=90
+    )  # its thief does
     with pytest.raises(InputError, match="which was revoked"):
         publishing.pull(place, "production", tmp_path / "out", key=both)
     with pytest.raises(InputError, match="which was revoked") as told:
-        publishing.rollback(place, "production", key=new[0], public=both)
+        publishing.rollback(place, "production", key=new[0], public=both, days=90)
     assert "promote" in told.value.fix
-    assert publishing.promote(place, "production", "3", key=new[0], public=both).sequence == 5
+    assert publishing.promote(place, "production", "3", key=new[0], public=both, days=90).sequence == 5
     assert publishing.pull(place, "production", tmp_path / "out", key=both).name == "3"
 
 
@@ -152,18 +154,18 @@ def test_the_signature_of_another_release_is_not_promoted_and_is_mended(place, k
         tmp_path / f"place/releases/1/{theirs}/model.sig", tmp_path / f"place/releases/2/{digest}/model.sig"
     )
     with pytest.raises(InputError, match="has the signature of another release"):
-        publishing.promote(place, "production", "2", key=private, public=public)
+        publishing.promote(place, "production", "2", key=private, public=public, days=90)
     with pytest.raises(InputError, match="Hash mismatch"):
         publishing.pull(place, "production", tmp_path / "out", key=public)
     assert publishing.publish(tmp_path / "store/2", place, key=public) == digest
-    assert publishing.promote(place, "production", "2", key=private, public=public).sequence == 3
+    assert publishing.promote(place, "production", "2", key=private, public=public, days=90).sequence == 3
     assert publishing.pull(place, "production", tmp_path / "out", key=public).name == "2"
 
 
 def test_list_goes_on_and_prune_keeps_what_others_point_at(place, keys, tmp_path):
     old, stranger = keys["old"], keys["stranger"]
     for version in ("1", "2"):
-        publishing.promote(place, "theirs", version, key=stranger[0], public=trust.read([old[1], stranger[1]]))
+        publishing.promote(place, "theirs", version, key=stranger[0], public=trust.read([old[1], stranger[1]]), days=90)
     broken = tmp_path / "place/pointers/broken/0000000001.json"
     broken.parent.mkdir()
     broken.write_text("{}")

@@ -64,7 +64,7 @@ def content(folder):
 def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
     folder, private, public = signed
     place = publishing.ObjectStore(url)
-    keys = {"key": private, "public": public}
+    keys = {"key": private, "public": public, "days": 90}
     for version in ("1", "2"):
         publishing.publish(folder / version, place, key=public)
         assert publishing.promote(place, "production", version, **keys).sequence == int(version)
@@ -93,7 +93,7 @@ def test_of_two_that_move_a_pointer_at_once_one_wins(url, signed):
     def move(_):
         try:
             return publishing.promote(
-                publishing.ObjectStore(url), "production", "1", key=private, public=public
+                publishing.ObjectStore(url), "production", "1", key=private, public=public, days=90
             ).sequence
         except OutputError as error:
             return error.message
@@ -162,7 +162,7 @@ def test_of_two_processes_that_publish_one_version_at_once_one_wins_and_nothing_
             (won,) = [n for n in (0, 1) if said[n] == digests[n]]
             assert f"has a release {version} with other content, which stays" in said[1 - won]
             assert place.names(f"releases/{version}") == sorted(["digest", digests[won]])
-            publishing.promote(place, "production", version, key=private, public=public)
+            publishing.promote(place, "production", version, key=private, public=public, days=90)
             taken = publishing.pull(place, "production", tmp_path / "out", key=public)
             assert content(taken) == content(stores[won] / version)
             there = place.files.find(place.files._strip_protocol(f"{url}/releases/{version}/{digests[won]}"))
@@ -209,7 +209,7 @@ def test_a_digest_that_is_none_is_refused(signed, tmp_path, content):
     digest.chmod(0o644)
     digest.write_bytes(content)
     with pytest.raises(InputError, match="expected the sha256"):
-        publishing.promote(place, "production", "1", key=private, public=public)
+        publishing.promote(place, "production", "1", key=private, public=public, days=90)
     with pytest.raises(InputError, match="expected the sha256"):
         publishing.publish(folder / "1", place, key=public)
 
@@ -219,7 +219,7 @@ def test_an_older_pointer_and_one_that_ended_are_refused(signed, tmp_path):
     place, out = publishing.ObjectStore(str(tmp_path / "place")), tmp_path / "out"
     for version in ("1", "2"):
         publishing.publish(folder / version, place, key=public)
-        publishing.promote(place, "production", version, key=private, public=public)
+        publishing.promote(place, "production", version, key=private, public=public, days=90)
     publishing.pull(place, "production", out, key=public)
     newest = tmp_path / "place/pointers/production/0000000002.json"
     kept = newest.read_text()
@@ -244,7 +244,7 @@ def test_a_changed_file_of_the_store_is_never_taken(signed, tmp_path):
     folder, private, public = signed
     place, out = publishing.ObjectStore(str(tmp_path / "place")), tmp_path / "out"
     digest = publishing.publish(folder / "1", place, key=public)
-    publishing.promote(place, "production", "1", key=private, public=public)
+    publishing.promote(place, "production", "1", key=private, public=public, days=90)
     file = tmp_path / f"place/releases/1/{digest}/repositories/here/a/a/1/model.onnx"
     file.chmod(0o644)
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
@@ -258,15 +258,15 @@ def test_a_release_is_verified_where_it_is_published(url, signed, tmp_path):
     folder, private, public = signed
     place = publishing.ObjectStore(url)
     digest = publishing.publish(folder / "1", place, key=public)
-    publishing.promote(place, "production", "1", key=private, public=public)
+    publishing.promote(place, "production", "1", key=private, public=public, days=90)
     done, own = run("verify", url, "--key", public, "--json"), run("verify", folder / "1", "--key", public, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["findings"] == json.loads(own.stdout)["findings"]
-    assert not errors(publishing.verify(place, version="1", key=public))
+    assert not errors(publishing.verify(place, name="production", version="1", key=public))
     with pytest.raises(UsageError, match="has no release 2"):
-        publishing.verify(place, version="2", key=public)
+        publishing.verify(place, name="production", version="2", key=public)
     with pytest.raises(UsageError, match="--key"):
-        publishing.verify(place)
+        publishing.verify(place, name="production")
     with pytest.raises(InputError, match="has no pointer canary"):
         publishing.verify(place, name="canary", key=public)
     base = f"releases/1/{digest}"
@@ -311,11 +311,11 @@ def test_an_upload_that_breaks_off_goes_on_and_is_not_seen_before(s3, signed, tm
     with pytest.raises(KeyboardInterrupt):
         publishing.publish(folder / "1", place, key=public)
     with pytest.raises(UsageError, match="in part only"):
-        publishing.promote(place, "production", "1", key=private, public=public)
+        publishing.promote(place, "production", "1", key=private, public=public, days=90)
     s3.broken = 2  # the client tries again by itself
     publishing.publish(folder / "1", place, key=public)
     assert s3.broken == 0
-    publishing.promote(place, "production", "1", key=private, public=public)
+    publishing.promote(place, "production", "1", key=private, public=public, days=90)
     taken = publishing.pull(place, "production", tmp_path / "out", key=public)
     assert content(taken) == content(folder / "1")
     assert len(release.files) == len(content(folder / "1")) - 2

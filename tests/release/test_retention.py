@@ -24,7 +24,7 @@ def place(request, empty_place, tmp_path, key_pair):
     Production stands for 2 and stood for 1 and 3 before, canary for 4.
     """
     private, public = key_pair(tmp_path, "key")
-    keys = {"key": private, "public": public}
+    keys = {"key": private, "public": public, "days": 90}
     place = publishing.ObjectStore(empty_place(getattr(request, "param", "file")))
     for version, days in AGES.items():
         created = (datetime.now(UTC) - timedelta(days=days)).isoformat()

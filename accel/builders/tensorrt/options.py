@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accel.core.errors import UsageError, nearest
+from accel.graph import MARGIN, METHOD, Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class TensorRtOptions:
         cuda_graph: replay each shape as one CUDA graph.
     """
 
-    margin: float = 2.0
-    calibration: Literal["minmax", "percentile", "entropy"] = "percentile"
+    margin: float = MARGIN
+    calibration: Method = METHOD
     base: Literal["fp16", "fp32"] = "fp16"
     search: bool = True
     keep: tuple[str, ...] = ()

@@ -15,11 +15,10 @@ import contextlib
 import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 from accel.core.errors import InputError, StageError, UsageError, first_line
 from accel.core.values import Int32Runtime, ShapeRange, sha256_file
-from accel.graph import evaluate
+from accel.graph import Level, evaluate
 from accel.graph.narrow.report import AxisRange, Cause, InputRange, NarrowReport, Unproved, ValueReport
 
 __all__ = [
@@ -42,7 +41,7 @@ def narrow_file(
     source: Path,
     out: Path,
     *,
-    level: Literal["keep", "io", "interior"] = "io",
+    level: Level,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     shapes: Mapping[str, ShapeRange] | None = None,
     runtime: Int32Runtime = ONNX_RUNTIME,

@@ -19,13 +19,13 @@ import numpy as np
 import onnx_ir as ir
 
 from accel.core.values import ShapeRange
+from accel.graph import Level
 from accel.graph.narrow.analysis import Analysis, analyse
 from accel.graph.narrow.classes import Group, Member, call_text, classify, converted, retyped, value_of
 from accel.graph.narrow.facts import Fact, Interval
 from accel.graph.narrow.inference import constants, real_inputs
 from accel.graph.narrow.integers import Names, Narrowed, add_constant
 from accel.graph.narrow.kernels import UNASKED, Kernels
-from accel.graph.narrow.plan import Level
 from accel.graph.narrow.report import FLOAT_MAX, Cause, ValueReport
 from accel.graph.passes import ContractPass
 

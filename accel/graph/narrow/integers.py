@@ -11,10 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from accel.core.values import Int32Runtime, ShapeRange
+from accel.graph import Level
 from accel.graph.narrow.analysis import Analysis, analyse
 from accel.graph.narrow.classes import retyped, value_of
 from accel.graph.narrow.facts import INT32, Interval
-from accel.graph.narrow.plan import Level, Plan, Planner
+from accel.graph.narrow.plan import Plan, Planner
 from accel.graph.narrow.reasons import describe
 from accel.graph.narrow.report import ValueReport
 from accel.graph.passes import ContractPass

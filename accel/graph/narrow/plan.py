@@ -9,11 +9,11 @@ written here.
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import onnx_ir as ir
 
 from accel.core.values import Int32Runtime
+from accel.graph import Level
 from accel.graph.narrow.analysis import Analysis
 from accel.graph.narrow.classes import Group, Member, Use, classify, only_int64, value_of
 from accel.graph.narrow.facts import INT32, INT64, LIMITS, Fact
@@ -21,7 +21,6 @@ from accel.graph.narrow.inference import constant_array, constants, overridable,
 from accel.graph.narrow.kernels import Kernels
 from accel.graph.narrow.report import Cause
 
-Level = Literal["keep", "io", "interior"]
 Reason = tuple[Cause, str]
 
 

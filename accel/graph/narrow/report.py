@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from accel.core.errors import SampleError
+from accel.graph import Level
 
 FLOAT_MAX = 3.4028234663852886e38
 """Largest finite FLOAT."""
@@ -116,7 +117,7 @@ class NarrowReport:
     source: str
     source_sha256: str
     sha256: str
-    level: Literal["keep", "io", "interior"]
+    level: Level
     runtime: str
     values: tuple[ValueReport, ...]
     inputs: tuple[InputRange, ...]

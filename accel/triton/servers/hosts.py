@@ -20,6 +20,7 @@ from accel.triton.folders import link_tree
 from accel.triton.launch import image
 from accel.triton.reading import read_configs
 from accel.triton.releases import RELEASES, TritonRelease, release as find_release
+from accel.triton.servers import Via
 from accel.triton.servers.processes import EXIT_TIMEOUT_S, LOCALHOST
 
 EMBEDDED_RELEASE = "24.10"
@@ -213,7 +214,7 @@ def with_backends(host: Host, directory: Path, scratch: Path) -> Host:
     return replace(host, backends=known, flags=(*flags, f"--backend-directory={together}"))
 
 
-HOSTS: Mapping[str, Callable[[Path, str | None, Path], Host]] = {
+HOSTS: Mapping[Via, Callable[[Path, str | None, Path], Host]] = {
     "embedded": embedded,
     "local": local,
     "docker": docker,

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accel.bench.endpoint import Endpoint
 from accel.core import environments, temporary
@@ -30,7 +30,7 @@ from accel.core.values import PYTHON_BACKEND
 from accel.triton import manifest as manifests, python_variant
 from accel.triton.lint import plans
 from accel.triton.reading import read_configs
-from accel.triton.servers import hosts
+from accel.triton.servers import Via, hosts
 from accel.triton.servers.asking import http_name, metadata, python_models_at, ready
 from accel.triton.servers.hosts import Host
 from accel.triton.servers.processes import (
@@ -294,12 +294,12 @@ def _way(via: str | None) -> Callable[[Path, str | None, Path], Host]:
     return hosts.HOSTS[_kind(via)]
 
 
-def _kind(via: str | None) -> str:
+def _kind(via: str | None) -> Via:
     kind = via or ("local" if hosts.local_program() else "embedded")
     if kind not in hosts.HOSTS:
         known = ", ".join(hosts.HOSTS)
         raise UsageError(f"no server is called {kind!r}{nearest(kind, hosts.HOSTS)}", fix=f"{known}, grpc://HOST:PORT")
-    return kind
+    return cast(Via, kind)
 
 
 def _lacking(root: Path, host: Host) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Goal:
     """
 
     limit_ms: float
-    arrivals: Arrivals | None = "poisson"
+    arrivals: Arrivals | None
     gaps_s: tuple[float, ...] = ()
     rate_per_s: float | None = None
     limits_ms: Mapping[str, float] = field(default_factory=dict)

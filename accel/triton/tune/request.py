@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
 from accel.bench import ranges
 from accel.bench.load import Arrivals
 from accel.core.options import AboveZero, Options, OptionTrait
+from accel.triton.servers import Via
 from accel.triton.tune import space as spaces
 from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.cost import Price, read_prices
@@ -104,9 +105,7 @@ class TuneRequest(TuneOptions, Options, BaseModel):
     ] = None
     trials: Annotated[int | None, Field(ge=1, description="Most that quick and optuna measure  [default: 1/8]")] = None
     data: Annotated[Path | None, Field(description="Requests to send: .json or .npz  [default: stored sample]")] = None
-    via: Annotated[
-        Literal["embedded", "local", "docker"] | None, Field(description="Server: embedded, local or docker")
-    ] = None
+    via: Annotated[Via | None, Field(description="Server: embedded, local or docker")] = None
     probe_s: Annotated[float, Field(ge=0.05, alias="seconds", description="Least length of a probe")] = 1.5
     least: Annotated[int, Field(ge=10, alias="requests", description="Least requests of a probe")] = LEAST
     seed: Annotated[int, Field(description="Decides what quick and optuna try")] = 0

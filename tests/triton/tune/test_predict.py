@@ -24,7 +24,7 @@ def subject(**more):
 
 
 def goodput(curve_, settings, limit_ms=500.0, **more):
-    best = predict.predict(subject(**more), curve_, settings, Goal(limit_ms)).best
+    best = predict.predict(subject(**more), curve_, settings, Goal(limit_ms, "poisson")).best
     return best.throughput_per_s if best else 0.0
 
 

@@ -133,17 +133,17 @@ def test_what_another_machine_carries_is_read_for_this_budget(tmp_path):
         "tried": [{"repository": "ort@cpu", "label": "2 instances", "probes": probes}],
     }
     file.write_text(json.dumps(document))
-    assert tuned_elsewhere(file, Goal(200.0)) == ("large", "ort@cpu: 2 instances", 79.0)
-    assert tuned_elsewhere(file, Goal(500.0))[2] == 79.0
-    assert tuned_elsewhere(file, Goal(100.0, rate_per_s=7.0))[2] == 49.0
+    assert tuned_elsewhere(file, Goal(200.0, "poisson")) == ("large", "ort@cpu: 2 instances", 79.0)
+    assert tuned_elsewhere(file, Goal(500.0, "poisson"))[2] == 79.0
+    assert tuned_elsewhere(file, Goal(100.0, "poisson", rate_per_s=7.0))[2] == 49.0
     with pytest.raises(InputError, match=r"nothing in .* keeps p99 within 60 ms on large"):
-        tuned_elsewhere(file, Goal(60.0))
+        tuned_elsewhere(file, Goal(60.0, "poisson"))
     with pytest.raises(InputError, match="poisson arrivals, expected closed"):
         tuned_elsewhere(file, Goal(200.0, None))
     for damaged in ("{", "[]", json.dumps(document | {"goal": 3}), json.dumps(document | {"tried": [{}]})):
         file.write_text(damaged)
         with pytest.raises(InputError, match="cannot be read as what accel tune wrote"):
-            tuned_elsewhere(file, Goal(200.0))
+            tuned_elsewhere(file, Goal(200.0, "poisson"))
 
 
 def test_of_a_run_only_what_was_proved_on_all_feeds_is_tuned(tmp_path):

@@ -20,7 +20,7 @@ def runner(instances: int, held: float, broken: float = math.inf) -> Configurati
     known = [Probe(held, held, 1000, 0, count=3)] if held else []
     if broken < math.inf:
         known.append(Probe(broken, held, 1000, 900))
-    return ConfigurationRunner(ONE, Settings(instances), Goal(100.0), held or 100.0, 1.0, 1, known=known)
+    return ConfigurationRunner(ONE, Settings(instances), Goal(100.0, "poisson"), held or 100.0, 1.0, 1, known=known)
 
 
 @pytest.mark.parametrize(

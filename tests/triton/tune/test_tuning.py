@@ -196,7 +196,7 @@ def test_a_saturated_server_is_told_soon_and_what_it_left_undone_hits_no_later_l
     """Five times what it can carry: broken before the probe's time is over; the next load finds it idle."""
     root = tuned[0]
     one = lab.subject(root, name="one", scratch=tmp_path, logs=tmp_path, via="embedded")
-    goal = lab.Goal(500.0)
+    goal = lab.Goal(500.0, "poisson")
     with lab.trial(one, Settings(1, 1, batching=False), tmp_path / "trial") as server:
         begin = time.monotonic()
         over = server.probe(goal, 1_000.0, seconds=60.0, least=20)
