@@ -26,8 +26,7 @@ def _convert(
     from accel import pipeline
     from accel.run.job import assemble
 
-    typed = {name: value for name, value in given.items() if value is not None}
-    job = assemble(typed, config, command=shlex.join(["accel", *sys.argv[1:]]))
+    job = assemble(given, config, command=shlex.join(["accel", *sys.argv[1:]]))
     with watching(quiet=quiet, verbose=verbose) as progress:
         run = pipeline.convert(job, progress)
     print_run(run, job.run_dir, as_json)
@@ -75,8 +74,7 @@ def _build(
             signing.verify(folder, require_signature)
     found = {folder: kits.read(folder) for folder in folders}
     command = shlex.join(["accel", *sys.argv[1:]])
-    typed = {name: value for name, value in given.items() if value is not None}
-    job = kits.job(found, typed, out=out, command=command)
+    job = kits.job(found, given, out=out, command=command)
     if toolchain is None:
         with watching(quiet=quiet, verbose=verbose) as progress:
             run = pipeline.finish(found, job, progress)

@@ -29,7 +29,7 @@ def command_of(
 
     Args:
         model: ``module:Class``, imported when the command is called: ``accel --help`` imports no pydantic.
-        body: takes what was given by the keys of the options, None where it was not, and options of its own.
+        body: takes what was given, by the keys of the options, and options of its own.
         offers: what completes a key's word.
         only: keys of the fields that are options of the command, whose defaults are not the model's; None for all.
         own_at: how many of the fields' options stand before the command's own ones; ``LAST`` stand at the end.
@@ -51,14 +51,15 @@ def _with_options(
     body: Callable[..., None], model: Any, offers: Mapping[str, Complete], only: Sequence[str] | None, own_at: int
 ) -> Callable[..., None]:
     fields = {info.alias or name: info for name, info in model.model_fields.items() if info.description is not None}
-    params = [_parameter(key, fields[key], offers, defaults=only is None) for key in only or fields]
+    keys = only or list(fields)
+    params = [_parameter(key, fields[key], offers, defaults=only is None) for key in keys]
     own = list(Signature.from_callable(body, eval_str=True).parameters.values())[:-1]
     own = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
     params[own_at:own_at] = [p for p in own if p.name not in LAST]
     params += [p for p in own if p.name in LAST]
 
     def with_options(**given: Any) -> None:
-        body(**given)
+        body(**{key: value for key, value in given.items() if value is not None or key not in keys})
 
     with_options.__signature__ = Signature(params)  # type: ignore[attr-defined]
     return with_options

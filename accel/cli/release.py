@@ -39,6 +39,7 @@ Certificates = Annotated[
 ]
 AskTrust = Callable[..., Any]
 """Reads whose signatures count from a command's options (``_trust``)."""
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")]
 Store = Annotated[
     str,
     typer.Option(
@@ -253,7 +254,7 @@ def verify_release(
 def import_bundle(
     file: Annotated[Path, typer.Argument(help="What publish --to bundle:FILE wrote", show_default=False)],
     trust: AskTrust,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path(RELEASES),
+    out: Out = Path(RELEASES),
     as_json: Json = False,
 ) -> None:
     """Take the release out of a bundle, checked: signature and every hash."""
@@ -281,7 +282,7 @@ def _diff(
         if ":" not in name or not equals or not reason.strip():
             raise UsageError(f"--accept {text!r}: expected MODEL:ROW=REASON", fix="say why: the release records it")
         accepted[name] = reason.strip()
-    asked = diffing.DiffLimits.typed({key: value for key, value in given.items() if value is not None})
+    asked = diffing.DiffLimits.typed(given)
     with watching(quiet=quiet, verbose=verbose) as progress:
         found = diffing.diff(before, after, accept=accepted, asked=asked, progress=progress)
     if as_json:
@@ -429,7 +430,7 @@ def pull(
     to: To,
     trust: AskTrust,
     name: As = PRODUCTION,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that takes <version>")] = Path(RELEASES),
+    out: Out = Path(RELEASES),
     as_json: Json = False,
 ) -> None:
     """Take the release that a name stands for, checked: pointer, signature and every hash."""

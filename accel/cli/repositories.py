@@ -140,7 +140,7 @@ def bench() -> None:
 def _bench(as_json: Json = False, **given: Any) -> None:
     from accel.run import load_test
 
-    asked = load_test.LoadTestRequest.typed({key: value for key, value in given.items() if value is not None})
+    asked = load_test.LoadTestRequest.typed(given)
 
     def report(document: dict[str, Any]) -> None:
         rows = [load_test.row(point) for point in document["measurements"]]

@@ -23,11 +23,11 @@ def tune() -> None:
 def _tune(as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False, **given: Any) -> None:
     from accel.triton.tune import measured, session, together
 
-    asked, mix = _requests({key: value for key, value in given.items() if value is not None})
+    asked, mix = _requests(given)
     with watching(quiet=quiet, verbose=verbose) as progress:
         told: Any = {"notice": progress.notice, "progress": progress.variant, "stage": progress.stage}
         if mix:
-            place = Path(given["out"] or Path("runs") / "+".join(asked))
+            place = given.get("out") or Path("runs") / "+".join(asked)
             shared = {name: together.SharedModel(one, mix[name]) for name, one in asked.items()}
             found, folder = together.tune_together(shared, place, **told)
         else:
