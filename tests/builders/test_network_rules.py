@@ -145,7 +145,7 @@ def test_wide_integers_at_the_border_are_named(tmp_path):
     assert [(f.severity, f.rule, f.node) for f in network_rules.check(path)] == [("warning", "int64", "ids")]
 
 
-def test_operators_that_the_parser_does_not_know_are_named_with_a_mend(tmp_path):
+def test_operators_that_the_parser_does_not_know_are_named_with_a_fix(tmp_path):
     node = helper.make_node("Det", ["x"], ["y"], "determinant")
     path = one_node(tmp_path / "m.onnx", node, inputs={"x": (FLOAT, [4, 4])}, outputs={"y": (FLOAT, [])})
     (found,) = network_rules.check(path)

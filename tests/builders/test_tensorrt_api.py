@@ -124,7 +124,7 @@ def test_the_build_tells_how_far_it_is_and_stops_on_ctrl_c(seen):
         ("real builder", "StageError", "builder cannot be made", ""),
     ],
 )
-def test_what_goes_wrong_is_said_with_its_mend(seen, what, kind, said, fix):
+def test_what_goes_wrong_is_said_with_its_fix(seen, what, kind, said, fix):
     found = seen["failures"][what]
     assert found[0] == kind, found
     assert said in found[1]

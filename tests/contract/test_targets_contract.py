@@ -44,7 +44,7 @@ def session(bench, target, opened):
         yield session
 
 
-def test_availability_is_none_or_a_reason_with_a_mend(bench, target):
+def test_availability_is_none_or_a_reason_with_a_fix(bench, target):
     skipped = bench.skip_reason(target)
     if skipped is not None:
         assert isinstance(skipped, Skipped)

@@ -34,7 +34,7 @@ def half() -> None:
     import gc, io
     out = next(o for o in gc.get_objects() if isinstance(o, io.BufferedWriter) and o.fileno() > 2)
     out.write(b'{"result": '); out.flush(); os._exit(5)
-def refuse() -> None: raise SampleError('bad sample', fix='mend it')
+def refuse() -> None: raise SampleError('bad sample', fix='fix it')
 def bug() -> None: raise RuntimeError('a library says no')
 def oom() -> None: raise MemoryError
 def garbage(text: str) -> None:
@@ -198,7 +198,7 @@ def test_no_descriptor_is_left(tasks_file):
 def test_errors_keep_their_class_and_remedy(tasks_file):
     with pytest.raises(SampleError, match="bad sample") as caught:
         run("refuse", tasks_file)
-    assert caught.value.fix == "mend it"
+    assert caught.value.fix == "fix it"
     with pytest.raises(StageError, match="RuntimeError: a library says no") as failed:
         run("bug", tasks_file)
     assert failed.value.log == str(tasks_file)

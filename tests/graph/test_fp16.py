@@ -153,7 +153,7 @@ def test_nodes_of_one_name_get_names_of_their_own(tmp_path):
     assert len(set(names)) == len(names)
 
 
-def test_bad_input_is_refused_with_its_mend(tmp_path, monkeypatch):
+def test_bad_input_is_refused_with_its_fix(tmp_path, monkeypatch):
     path = overflowing(tmp_path / "m.onnx")
     out = tmp_path / "out.onnx"
     with pytest.raises(SampleError, match="no samples"):

@@ -80,7 +80,7 @@ def test_a_row_outside_is_marked_and_its_neighbours_are_answered(sessions, name,
 
 
 def test_the_model_alone_fails_the_call_or_answers_minus_one_as_the_last_row(sessions):
-    """What the guard is for; where a release of ONNX Runtime mends it, the guard can go."""
+    """What the guard is for; where a release of ONNX Runtime fixes it, the guard can go."""
     plain, _ = sessions
     feed = {"ids": np.zeros((2, 3), np.int64), "mask": np.ones((2, 3), np.int64)}
     feed["ids"][0, 0] = -1

@@ -177,7 +177,7 @@ def test_entropy_cuts_a_lonely_outlier_and_minmax_does_not():
     assert calibration._entropy_cut(flat) > calibration.BINS * 0.9
 
 
-def test_bad_input_is_refused_with_its_mend(tmp_path):
+def test_bad_input_is_refused_with_its_fix(tmp_path):
     path = overflowing(tmp_path / "m.onnx")
     out = tmp_path / "out.onnx"
     with pytest.raises(SampleError, match="no samples"):

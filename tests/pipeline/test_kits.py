@@ -302,7 +302,7 @@ def test_only_what_a_changed_gate_bears_on_is_typed_again(strict, factory):
     assert not [doing for _, doing in said[again:] if "choice" in doing]
 
 
-def test_without_the_environment_that_types_it_is_skipped_with_the_mend(strict, factory, tmp_path, monkeypatch):
+def test_without_the_environment_that_types_it_is_skipped_with_the_fix(strict, factory, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCEL_HOME", str(tmp_path / "home"))
     found = variant(convert(factory, strict[1], "trt-bf16"), "trt-bf16@cuda")
     assert found["status"] == "skipped"

@@ -1,4 +1,4 @@
-"""Small repositories for the linter's tests: one valid base for each backend, and edits that break or mend it."""
+"""Small repositories for the linter's tests: one valid base for each backend, and edits that break or fix it."""
 
 import functools
 from collections.abc import Mapping
@@ -204,12 +204,12 @@ def write(root: Path, files: Files) -> Path:
 
 @dataclass(frozen=True)
 class Case:
-    """A broken repository that gives one finding, and its mended twin that gives none.
+    """A broken repository that gives one finding, and its valid counterpart that gives none.
 
     Attributes:
         base: a key of ``BASES``.
         file / field / severity: where the finding points; the model's config unless ``file`` says otherwise.
-        good: the twin's edit; the base itself unless given. None where no release and edit mends it.
+        good: the counterpart's edit; the base itself unless given. None where no release and edit fixes it.
         said: what the finding's text must contain.
     """
 

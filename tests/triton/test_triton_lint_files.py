@@ -1,4 +1,4 @@
-"""Rules on files, on the model file against its config, and on ensembles: one finding each, none on the mended twin."""
+"""Rules on files, the model file against its config, and ensembles: one finding each, none on the valid counterpart."""
 
 import json
 from typing import Any
