@@ -76,6 +76,15 @@ def test_a_request_that_fails_does_not_take_those_of_its_group_along(bench, tmp_
     np.testing.assert_array_equal(answers["0/hidden"], expected(sent[0])["hidden"])
 
 
+def test_an_answer_that_finds_no_room_is_refused_and_the_others_come(bench, tmp_path):
+    sent = [request([3], 3), request([4], 4, seed=2), request([12], 12, seed=3)]
+    result, answers = drive(grouped(bench), tmp_path, sent, refused=1)
+    (lost,) = [i for i, error in enumerate(result["errors"]) if error]
+    assert result["errors"][lost] == "the answer could not be sent: no space left in shared memory"
+    for i in {0, 1} - {lost}:
+        np.testing.assert_array_equal(answers[f"{i}/hidden"], expected(sent[i])["hidden"])
+
+
 def test_what_does_not_fit_is_refused(bench, tmp_path):
     sent = [request([13], 13), request([2] * 9, 2), request([1], 1)]
     result, _ = drive(grouped(bench), tmp_path, sent)

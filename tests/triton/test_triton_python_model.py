@@ -23,8 +23,14 @@ from accel.triton.servers.answers import client, infer
 STANDIN = Path(__file__).with_name("standin")
 
 
-def drive(root: Path, tmp_path: Path, requests: list[dict[str, np.ndarray]]) -> tuple[dict, dict[str, np.ndarray]]:
-    """Send requests in one execute call to the model of ``root``, in a process of its own."""
+def drive(
+    root: Path, tmp_path: Path, requests: list[dict[str, np.ndarray]], *, refused: int = 0
+) -> tuple[dict, dict[str, np.ndarray]]:
+    """Send requests in one execute call to the model of ``root``, in a process of its own.
+
+    Args:
+        refused: answers for which the server finds no room.
+    """
     from google.protobuf import json_format
 
     config = parse((root / "embedding/config.pbtxt").read_text())
@@ -32,7 +38,7 @@ def drive(root: Path, tmp_path: Path, requests: list[dict[str, np.ndarray]]) -> 
     sent, got = tmp_path / "requests.npz", tmp_path / "answers.npz"
     np.savez(sent, **{f"{i}/{k}": v for i, r in enumerate(requests) for k, v in r.items()})
     run = subprocess.run(
-        [sys.executable, STANDIN / "drive.py", root / "embedding/1", text, sent, got],
+        [sys.executable, STANDIN / "drive.py", root / "embedding/1", text, sent, got, str(refused)],
         capture_output=True,
         text=True,
         cwd=tmp_path,

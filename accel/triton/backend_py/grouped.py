@@ -140,5 +140,13 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
 
 
 def send(sender, response):  # type: ignore[no-untyped-def]
-    """Send the one response of a request."""
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """Send the one response of a request; where there is no room for it (shared memory is full), a refusal says so.
+
+    Never raises: one request that cannot be answered must not keep all others from theirs.
+    """
+    flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    try:
+        sender.send(response, flags=flags)
+    except Exception as error:  # noqa: BLE001  whatever the server's own code raises
+        with contextlib.suppress(Exception):
+            sender.send(plain.refuse(f"the answer could not be sent: {error}"), flags=flags)

@@ -1,8 +1,8 @@
 """Loads a version folder as the stub process does, sends requests and writes the responses down.
 
 Arguments: version folder, config.pbtxt as JSON, a pickle-free ``.npz`` of requests (keys ``<request>/<input>``), the
-output ``.npz``. Prints one JSON document: an error message for each request (or null), where accel came from, and the
-shapes that the session was run with.
+output ``.npz``, and how many answers find no room (0). Prints one JSON document: an error message for each request (or
+null), where accel came from, and the shapes that the session was run with.
 """
 
 import importlib
@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-folder, config, requests_file, answers_file = sys.argv[1:]
+folder, config, requests_file, answers_file, refused = sys.argv[1:]
+pb_utils.InferenceResponseSender.refuses = int(refused)
 sys.path += [str(Path(folder).parent), folder]  # where the stub looks; a version folder is a package to it
 entry = json.loads(config).get("default_model_filename", "model.py").removesuffix(".py")
 instance = importlib.import_module(f"{Path(folder).name}.{entry}").TritonPythonModel()
