@@ -102,7 +102,8 @@ def search(
         evaluations: how often ``score`` may be called; by default a quarter of the exhaustive search, at least two
             for each unit.
         points: of the curve that are measured in any case.
-        seconds: after which no other choice is scored; half of them go into trying units alone.
+        seconds: after which no other choice is scored; half of them go into trying units alone, and what was not tried
+            then counts as the most harmful.
         loss: makes of a score what adds up over units (the noise, of a figure in dB).
 
     Raises:
@@ -136,20 +137,26 @@ def search(
         chosen = everything if everything.score >= floor else nothing
     else:
         groups: list[tuple[int, ...]] = [(i,) for i in (range(count) if order is None else order)]
-        # Two trials were made: half of the time is enough for as many as this.
+        # Two trials were made: half of the time is enough for as many as this, if no trial takes longer.
         fit = seconds / max(time.monotonic() - start, 1e-9)
+        until = time.monotonic() + seconds / 2
         if order is None and fit < LEAST_GROUPS:
             groups = [(i,) for i in from_the_middle(count)]
         elif order is None:
             groups = _neighbours(count, fit)
-            alone = {group: trial(group) for group in groups}
-            groups.sort(key=lambda group: _harm(alone[group], nothing, loss))
-            tried = tuple(Unit(_nodes(units, group), alone[group].share, alone[group].score) for group in groups)
+            alone: dict[tuple[int, ...], ScoredChoice] = {}
+            for group in groups:
+                if time.monotonic() < until:
+                    alone[group] = trial(group)
+            ranked = sorted(alone, key=lambda group: _harm(alone[group], nothing, loss))
+            tried = tuple(Unit(_nodes(units, group), alone[group].share, alone[group].score) for group in ranked)
+            groups = ranked + [group for group in groups if group not in alone]
 
         def more() -> bool:
             return len(known) < allowed and time.monotonic() - start < seconds
 
-        chosen = _climb(trial, groups, floor, points=points, more=more, along=along)
+        found = _climb(trial, groups, floor, points=points, more=more, along=along)
+        chosen = max((found, *(c for c in known.values() if c.score >= floor)), key=lambda choice: choice.share)
     return Search(
         floor=floor,
         chosen=chosen,

@@ -178,6 +178,26 @@ def test_what_is_best_so_far_stands_when_the_time_is_over():
     assert len(found.units[0].nodes) > 1
 
 
+@pytest.mark.parametrize("slower", [1, 2, 3, 10])
+def test_trials_that_become_slower_take_no_more_time_and_lose_nothing_that_holds(monkeypatch, slower):
+    """A second build that starts beside the search is the usual case."""
+    now, calls = 0.0, 0
+    units, work, score, _ = noises({f"unit{i}": 1.0 if i == 17 else 1e-6 for i in range(60)})
+
+    def timed(kept):
+        nonlocal now, calls
+        now, calls = now + (1.0 if calls < 2 else slower), calls + 1
+        return score(kept)
+
+    monkeypatch.setattr(sensitivity.time, "monotonic", lambda: now)
+    given = {"evaluations": 999, "seconds": 60.0, "loss": lambda db: 10 ** (-db / 10)}
+    found = sensitivity.search(units, work, timed, 30.0, **given)
+    assert found.search_s == now <= 60 + slower
+    assert found.holds
+    assert found.chosen.share > 0
+    assert "unit17" in found.chosen.kept
+
+
 def test_with_little_time_the_middle_is_quantised_first():
     powers = {f"unit{i}": 1.0 if i == 2 else 1e-6 for i in range(16)}
     units, work, score, calls = noises(powers, seconds=0.01)
