@@ -339,7 +339,7 @@ def _conclude(
         _measure(work, results, described, reference)
         if reference is not None:
             _prove_chosen(run, described, reference, work)
-        _apply_measured(results, work.stages)
+        _apply_measured(results, work.stages, job.constraints.max_p99_ms)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
             run.served = measure_served(
@@ -395,12 +395,12 @@ def _prove_chosen(run: Run, described: Stage, reference: Stage[Answered], work: 
             _build_all(open_, described, run.onnx, reference, work)
 
 
-def _apply_measured(results: Sequence[VariantState], stages: Stages) -> None:
+def _apply_measured(results: Sequence[VariantState], stages: Stages, max_p99_ms: float | None) -> None:
     """Let each repository have the memory that was measured, and merge no more requests than was measured to pay."""
     for result in results:
         if status_of(result)[0] != "ok":
             continue
-        found = batching.worthwhile(result.points)
+        found = batching.worthwhile(result.points, max_p99_ms)
         peak = max((p.peak_rss_mib for p in result.points if p.via == "inprocess"), default=0.0)
         for name in ("emitted", "python_variant"):
             stage = getattr(result, name)

@@ -89,7 +89,8 @@ class ProcessRunner:
         check: what its answers are held against after every round; None where they need not be right.
         watch: looks at the GPU while a variant on it works.
         spare: processes that an earlier session of this run left, by name; ``leave`` puts this one there.
-        calls_ns: for each point the calls of each round (int64 ns); ``item_ms`` is the time of a batch item in each.
+        calls_ns: for each point the calls of each round (int64 ns); ``round_ms`` is what each is compared by: the
+            median time of a call for latency, else the mean time of a batch item.
     """
 
     name: str
@@ -107,7 +108,7 @@ class ProcessRunner:
     check: Check | None = None
     spare: dict[str, Worker] | None = None
     calls_ns: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    item_ms: dict[str, list[float]] = field(default_factory=dict)
+    round_ms: dict[str, list[float]] = field(default_factory=dict)
     peak_rss_mib: float = 0.0
     splits: dict[str, CallSplit | None] = field(default_factory=dict)
     first_pass_ms: dict[str, float] = field(default_factory=dict)
@@ -158,9 +159,10 @@ class ProcessRunner:
                     timed.time_round, plan.scenario, point.key, plan.round_s, plan.least, plan.limit_ms
                 )
             times = np.array(answer.times_ns, dtype=np.int64)
-            call_ns = float(np.median(times)) if plan.scenario == "latency" else answer.elapsed_ns / len(times)
+            latency = plan.scenario == "latency"
+            taken_ns = float(np.median(times)) if latency else answer.elapsed_ns / len(times) / point.items
             self.calls_ns.setdefault(point.key, []).append(times)
-            self.item_ms.setdefault(point.key, []).append(call_ns / 1e6 / point.items)
+            self.round_ms.setdefault(point.key, []).append(taken_ns / 1e6)
             self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
         if reasons := worker.call(timed.wrong):
             raise CheckFailed(f"timed for {plan.scenario}, it answers otherwise than when it was proved: {reasons[0]}")
@@ -168,10 +170,10 @@ class ProcessRunner:
     def discard(self) -> None:
         for key in self._last:
             self.calls_ns[key].pop()
-            self.item_ms[key].pop()
+            self.round_ms[key].pop()
 
     def times(self) -> Mapping[str, Sequence[float]]:
-        return self.item_ms
+        return self.round_ms
 
     def leave(self) -> None:
         if self._worker is not None and self.spare is not None:
@@ -194,7 +196,8 @@ class ProcessRunner:
         return tuple(self._summary(point, session, raw) for point in self.timed_shapes)
 
     def _summary(self, point: TimedShape, session: str, raw: str) -> Measurement:
-        item_ms = self.item_ms[point.key]
+        round_ms = self.round_ms[point.key]
+        item_ms = [ms / (point.items if self.plan.scenario == "latency" else 1) for ms in round_ms]
         rounds_ms = [times / 1e6 for times in self.calls_ns[point.key]]
         figures = stability.latency_figures(np.concatenate(rounds_ms), rounds_ms)
         slow, fast = stability.interval([np.array([v]) for v in item_ms], lambda v: float(np.mean(v)))
@@ -211,13 +214,13 @@ class ProcessRunner:
             shapes=point.shapes,
             throughput_per_s=1e3 / float(np.mean(item_ms)),
             throughput_ci_per_s=(1e3 / fast, 1e3 / slow),
-            stable=stability.stable(item_ms),
+            stable=stability.stable(round_ms),
             raw=raw,
             peak_rss_mib=self.peak_rss_mib,
             load_ms=self.opened.load_ms,
             first_ms=self.opened.first_ms,
             effective_precision=self.precision,
-            rounds_ms=tuple(item_ms),
+            rounds_ms=tuple(round_ms),
             session=session,
             split=self.splits.get(point.key),
             gpu=self.watch.use(self.name, point.key, items) if self.watch else None,

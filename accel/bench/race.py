@@ -6,7 +6,7 @@ the contest is settled. ``stability.ratio_interval`` is made for being looked at
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +46,8 @@ class Contest:
         most: rounds after which it ends undecided.
         least: rounds before it may be settled; as many as ``most`` for a fixed number of rounds.
         first: rounds that everything takes part in; None for ``least``.
+        fits: says of an entry whether it may still keep the limits that the choice must keep; one that cannot is timed
+            as those that may not win are, and beats nobody.
         compared: runners whose best point stays for ``least`` rounds, however slow: others are shown relative to it.
         racing: entries that the next round times.
         settled: whether the winner is known up to equivalents.
@@ -57,6 +59,7 @@ class Contest:
     least: int = LEAST_ROUNDS
     first: int | None = None
     compared: frozenset[str] = frozenset()
+    fits: Callable[[Entry], bool] = lambda _: True
     racing: set[Entry] = field(init=False)
     settled: bool = False
     _next: int = field(init=False)
@@ -82,7 +85,7 @@ class Contest:
             return float(np.median(times[entry]))
 
         shown = [[e for e in self.entries if e[0] == name and e in times] for name in self.compared]
-        self.racing &= {entry for entry in times if entry[0] in self.choosable}
+        self.racing &= {entry for entry in times if entry[0] in self.choosable and self.fits(entry)}
         if not self.racing:
             self.settled = True
             return

@@ -706,8 +706,8 @@ class Measurement:
         failures: requests that ended in an error, which count in no percentile; ``error`` is what the first one said.
         server: the server's own account; None in process.
         repository: which repository was served, relative to the run directory; None in process.
-        rounds_ms: mean time of a call in each interleaved round, in the order of the rounds; pairs with the other
-            variants of the same ``session`` for ratio intervals.
+        rounds_ms: what each interleaved round is compared by, in the order of the rounds: the time of a call for
+            latency, else of a batch item; pairs with the other variants of the same ``session`` for ratio intervals.
         session: id of the interleaved session; only points of one session may be compared directly.
         raw: path of the raw samples (ns), relative to the run directory.
         split: the parts of a call on a device; None on a CPU, which copies nothing, and on a server.
@@ -814,6 +814,8 @@ class Decision:
         verdict: ``decided`` where the winner is known up to its ``ties``, ``undecided`` where others may be as fast or
             faster; None where nothing was chosen, and in files of older versions.
         undecided: ids of those others.
+        batch / concurrency: the operating point at which the chosen one was compared and keeps the constraints; None
+            where nothing was chosen, and in files of older versions.
         warning: why the figures may be off, such as a busy machine.
     """
 
@@ -831,6 +833,8 @@ class Decision:
     repository: str | None = None
     verdict: Literal["decided", "undecided"] | None = None
     undecided: tuple[str, ...] = ()
+    batch: int | None = None
+    concurrency: int | None = None
     warning: str | None = None
 
 

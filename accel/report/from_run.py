@@ -125,7 +125,8 @@ def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionV
     chosen = by_id.get(decision.chosen or "")
     points = chosen.measurements if chosen else ()
     served = None if _via(decision) == "inprocess" else decision.repository
-    latency, best, traffic = _shown([p for p in points if (p.via, p.repository) == (_via(decision), served)])
+    mine = [p for p in points if (p.via, p.repository) == (_via(decision), served)]
+    latency, best, traffic = _shown(mine, [decision])
     return extended(
         DecisionView,
         decision,
@@ -181,12 +182,12 @@ def _compared(row: VariantView, base: VariantView | None, decided: list[Decision
     """Hold a row against the baseline, and say what the decisions of its device say of it."""
     via = _via(decided[0]) if decided else "inprocess"
     decided = [d for d in decided if _via(d) == via]  # the table shows one way of measuring
-    latency, best, traffic = _shown([p for p in row.measurements if p.via == via] or row.measurements)
+    won = [d for d in decided if d.chosen == row.id]
+    latency, best, traffic = _shown([p for p in row.measurements if p.via == via] or row.measurements, won)
     ratios: dict[str, float | None] = {}
     if base is not None and row.computes:
         shown = {"latency": latency, "throughput": best, "traffic": traffic}
         ratios = {objective: _ratio(point, base, objective) for objective, point in shown.items()}
-    won = [d for d in decided if d.chosen == row.id]
     others = [d for d in decided if d.chosen != row.id]
     told = {d.objective: d for d in won if d.speedup is not None}
     ratios |= {objective: d.speedup for objective, d in told.items()}
@@ -214,8 +215,16 @@ def _compared(row: VariantView, base: VariantView | None, decided: list[Decision
     )
 
 
-def _shown(points: Sequence[Measurement]) -> tuple[Measurement | None, ...]:
-    """Return the latency point, and those of the highest throughput at fixed shapes and of the traffic."""
+def _shown(points: Sequence[Measurement], won: Sequence[Decision]) -> tuple[Measurement | None, ...]:
+    """Return the latency point, and those of the highest throughput at fixed shapes and of the traffic.
+
+    Args:
+        won: decisions for the variant: of their objective only points at which it was chosen count.
+    """
+    at: dict[str, tuple[int | None, int | None]] = {
+        d.objective: (d.batch, d.concurrency) for d in won if d.batch is not None
+    }
+    points = [p for p in points if at.get(p.scenario, (p.batch, p.concurrency)) == (p.batch, p.concurrency)]
     # Of several sessions the newest counts: it was measured beside the finalists.
     latency = next((p for p in reversed(points) if p.scenario == "latency"), None)
     fixed = [p for p in points if p.scenario != "traffic"]
@@ -231,8 +240,8 @@ def _speed(point: Measurement) -> float:
 def _ratio(mine: Measurement | None, base: VariantView, objective: str) -> float | None:
     """Return how much faster a point is than the baseline in the same session; None where they never ran together.
 
-    Formula: the median over the interleaved rounds of baseline time / own time, both for each item; without rounds,
-    the ratio of the p50 latencies or of the throughputs.
+    Formula: the median over the interleaved rounds of baseline time / own time (``Measurement.rounds_ms``); without
+    rounds, the ratio of the p50 latencies or of the throughputs.
     """
     if mine is None:
         return None

@@ -8,17 +8,19 @@ WORTH = 0.10
 """A larger batch must carry so much more than a smaller one: every request in it waits for all others."""
 
 
-def worthwhile(points: Sequence[Measurement]) -> tuple[int, str] | None:
+def worthwhile(points: Sequence[Measurement], max_p99_ms: float | None = None) -> tuple[int, str] | None:
     """Return the largest batch that is worth forming and why; 0 where the largest measured one is, or a larger one.
 
     Args:
         points: of one variant; those that were timed at full load in process count.
+        max_p99_ms: a batch whose own p99 may be longer is never formed.
 
     Returns:
         None where fewer than two batches were timed, or where the intervals do not show that a limit costs nothing.
     """
-    rows = {p.batch: p for p in points if p.scenario == "throughput" and p.via == "inprocess"}
-    if len(rows) < 2:
+    every = {p.batch: p for p in points if p.scenario == "throughput" and p.via == "inprocess"}
+    rows = {batch: p for batch, p in every.items() if max_p99_ms is None or _keeps(p, max_p99_ms)}
+    if len(every) < 2 or not rows:
         return None
     batches = sorted(rows)
     least, most = batches[0], batches[-1]
@@ -31,8 +33,18 @@ def worthwhile(points: Sequence[Measurement]) -> tuple[int, str] | None:
         f"{rows[b].throughput_per_s:.4g} in batches of {b}" for b in dict.fromkeys((least, limit, most))
     )
     measured = f"it carries {carried} items per second, in process"
+    if limit == most < max(every):
+        why = f"larger ones may take longer than {max_p99_ms:g} ms (p99)"
+        return limit, f"{_what(limit)}: {why}; {measured}"
     if limit == most:
         gain = rows[most].throughput_per_s / rows[least].throughput_per_s - 1
         return (0, f"requests are merged: {measured} ({gain:+.0%})") if gain > WORTH else None
-    what = "requests are not merged" if limit == 1 else f"at most {limit} items are merged"
-    return limit, f"{what}: larger batches gain less than {WORTH:.0%}; {measured}"
+    return limit, f"{_what(limit)}: larger batches gain less than {WORTH:.0%}; {measured}"
+
+
+def _what(limit: int) -> str:
+    return "requests are not merged" if limit == 1 else f"at most {limit} items are merged"
+
+
+def _keeps(point: Measurement, max_p99_ms: float) -> bool:
+    return point.p99_ci_ms is not None and point.p99_ci_ms[1] <= max_p99_ms

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import starmap
 from typing import Literal
 
+import numpy as np
+
 from accel.bench.race import equivalent, slower
 from accel.bench.stability import Ratio, ratio_interval
 from accel.core.values import Decision, Measurement, Rejected, Status
@@ -127,7 +129,15 @@ def decide(
         speedup_ci=(speedup[1], speedup[2]) if speedup else None,
         verdict="undecided" if open_ else "decided",
         undecided=open_,
-        warning=_disturbed([points[id] for id in dict.fromkeys((chosen.id, baseline)) if id in points]),
+        batch=points[chosen.id].batch,
+        concurrency=points[chosen.id].concurrency,
+        warning=_disturbed(
+            [
+                points[chosen.id],
+                *_bases(shown[chosen.id], base, objective),
+                *(p for p in points.values() if p.noise and 2 * p.noise.disturbed_rounds > len(p.rounds_ms)),
+            ]
+        ),
     )
 
 
@@ -183,7 +193,10 @@ def _place(point: Measurement) -> tuple[int, int]:
 
 
 def _time(point: Measurement) -> float:
-    return point.p50_ms or point.mean_ms if point.scenario == "latency" else 1e3 / point.throughput_per_s
+    """Return what a point is compared by: the median over its rounds, as the race that measured it does."""
+    if point.scenario == "latency" or len(point.rounds_ms) < 2:
+        return point.p50_ms or point.mean_ms if point.scenario == "latency" else 1e3 / point.throughput_per_s
+    return float(np.median(point.rounds_ms))
 
 
 def _base_in(session: str, base: Candidate | None, objective: Objective) -> Measurement | None:
@@ -213,6 +226,11 @@ def _to_base(points: Sequence[Measurement], base: Candidate | None, objective: O
         if (own := _base_in(point.session, base, objective)) is not None:
             return ratio_interval(point.rounds_ms, own.rounds_ms)
     return None
+
+
+def _bases(points: Sequence[Measurement], base: Candidate | None, objective: Objective) -> list[Measurement]:
+    """Return the baseline's points that speed-ups of these rest on, whether or not it keeps the constraints."""
+    return [own for point in points if (own := _base_in(point.session, base, objective)) is not None]
 
 
 def _speedup(base: Candidate | None, chosen: Sequence[Measurement], objective: Objective) -> Ratio | None:
@@ -247,7 +265,7 @@ def _broken(point: Measurement, constraints: Constraints) -> str | None:
 
 
 def _disturbed(points: Sequence[Measurement]) -> str | None:
-    """Say that other processes took part of the machine while a figure was measured that the decision shows."""
+    """Say that other processes took part of the machine while figures were measured that the choice rests on."""
     worst = max((p.noise for p in points if p.noise), key=lambda n: n.disturbed_rounds, default=None)
     if worst is None or worst.disturbed_rounds == 0:
         return None

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from accel.bench.card import watch_card
 from accel.bench.checker import Check
 from accel.bench.expected import Expected, held_to
@@ -25,7 +27,7 @@ from accel.core.hardware import Hardware, available_memory_bytes
 from accel.core.processes import Worker
 from accel.core.values import PYTHON_BACKEND, Failed, Measurement, ModelSource
 from accel.run import points as timed, serving, store
-from accel.run.decide import Objective, finalists
+from accel.run.decide import Candidate, Constraints, Objective, finalists
 from accel.run.job import Job
 from accel.run.results import VariantState, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
@@ -168,7 +170,7 @@ def measure_in_process(
             ]
             found = measure(
                 runners,
-                _race(runners, {id: status_of(built[id])[0] == "ok" for id in chosen}, compared, job),
+                _race(runners, {id: candidate(built[id]) for id in chosen}, compared, job),
                 stage="measure",
                 opening="loading and warming up",
                 turn="round",
@@ -320,17 +322,45 @@ def _show_raw(result: Path, name: str, job: Job) -> None:
     replace_folder(job.run_dir / "measurements" / name, raw)
 
 
-def _race(runners: Sequence[ProcessRunner], ok: Mapping[str, bool], compared: frozenset[str], job: Job) -> Race:
-    """Let the variants of each device race each other at all their points; those that failed their gate cannot win."""
+def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], compared: frozenset[str], job: Job) -> Race:
+    """Let the variants of each device race each other at all their points.
+
+    What failed its gate, cannot be served or breaks a constraint cannot win.
+    """
+    named = {runner.name: runner for runner in runners}
     first = None if job.constraints.max_p99_ms else FIRST_LOOK  # a p99 takes all rounds
     devices = dict.fromkeys(r.artifact.variant.target.device for r in runners)
     contests = []
     for device in devices:
         own = [r for r in runners if r.artifact.variant.target.device == device]
         entries = tuple((r.name, point.key) for r in own for point in r.timed_shapes)
-        choosable = frozenset(r.name for r in own if ok[r.name])
-        contests.append(Contest(entries, choosable, job.rounds, first=first, compared=compared & {r.name for r in own}))
+        choosable = frozenset(r.name for r in own if known[r.name].status == "ok" and known[r.name].choosable)
+        contests.append(
+            Contest(
+                entries,
+                choosable,
+                job.rounds,
+                first=first,
+                compared=compared & {r.name for r in own},
+                fits=lambda entry: _may_fit(named[entry[0]], entry[1], job.constraints),
+            )
+        )
     return Race(contests, job.budget_s)
+
+
+def _may_fit(runner: ProcessRunner, key: str, limits: Constraints) -> bool:
+    """Say whether a point may still keep the constraints, as far as its rounds so far can tell.
+
+    A p99 is not below the median; a throughput is not above that of the fastest round.
+    """
+    if limits.max_memory_mib is not None and runner.peak_rss_mib > limits.max_memory_mib:
+        return False
+    if (limit := limits.max_p99_ms) is not None and np.median(np.concatenate(runner.calls_ns[key])) > limit * 1e6:
+        return False
+    items = next(point.items for point in runner.timed_shapes if point.key == key)
+    items = items if runner.plan.scenario == "latency" else 1
+    least = limits.min_throughput_per_s
+    return least is None or 1e3 * items / min(runner.round_ms[key]) >= least
 
 
 def _plan(scenario: Objective, job: Job) -> MeasurementPlan:

@@ -140,3 +140,14 @@ def test_of_the_baseline_only_its_best_point_stays():
     series = {("a", "b1"): noisy(10, 0), ("base", "b1"): noisy(90, 1), ("base", "b2"): noisy(60, 2)}
     contest.after_round(FIRST_LOOK, {e: t[:FIRST_LOOK] for e, t in series.items()})
     assert contest.racing == {("a", "b1"), ("base", "b2")}
+
+
+def test_what_breaks_a_limit_beats_nobody():
+    """The one that is far ahead may not be chosen: the others race each other until that is decided."""
+    series = {"over": noisy(5, 0), "a": noisy(20, 1), "b": noisy(20.8, 2)}
+    _, free = run(series, first=FIRST_LOOK)
+    contest, taken = run(series, first=FIRST_LOOK, fits=lambda entry: entry[0] != "over")
+    assert free["a"] == free["b"] == FIRST_LOOK
+    assert taken["over"] == FIRST_LOOK < LEAST_ROUNDS <= taken["a"] == taken["b"]
+    assert contest.settled
+    assert run(series, fits=lambda _: False)[0].settled

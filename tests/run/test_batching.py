@@ -46,3 +46,15 @@ def test_what_no_interval_shows_is_left_as_it_is():
     assert worthwhile([]) is None
     assert worthwhile(points(100, 103, scenario="latency")) is None
     assert worthwhile(points(100, 103, via="triton")) is None
+
+
+def test_a_batch_that_may_break_the_limit_is_not_formed():
+    rows = [point(b, 100 * b, p99_ci_ms=(b, 1.2 * b)) for b in (1, 2, 4, 8)]
+    found = worthwhile(rows, 5.0)
+    assert found is not None
+    assert found[0] == 4
+    assert found[1].startswith("at most 4 items are merged: larger ones may take longer than 5 ms (p99)")
+    assert worthwhile(rows, 20.0) == worthwhile(rows)
+    assert worthwhile(rows, 1.3)[0] == 1
+    assert worthwhile(rows, 0.5) is None
+    assert worthwhile([point(b, 100 * b, p99_ci_ms=None) for b in (1, 2)], 5.0) is None

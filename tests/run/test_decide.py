@@ -299,3 +299,45 @@ def test_a_file_that_computes_mostly_in_fp32_ties_as_what_it_is_held_to():
     built = types.SimpleNamespace(bytes=7)
     result = VariantState(variant, built=Stage(built, Path(), "", False), proof=Stage(proof, Path(), "", False))
     assert results.candidate(result).precision == "int8"
+
+
+def busy(point, rounds=8):
+    return dataclasses.replace(point, noise=MachineNoise(0.9, 1.0, 0.0, 2.0, disturbed_rounds=rounds, repeated=1))
+
+
+def test_a_baseline_that_breaks_a_limit_still_carries_its_warning():
+    """Speed-ups are relative to it all the same."""
+    torch = dataclasses.replace(candidate("torch", 100, p99=120), measurements=(busy(point(100, p99=120)),))
+    found = choose(torch, candidate("ov", 20, p99=25), max_p99_ms=50)
+    assert found.chosen == "ov"
+    assert found.speedup == pytest.approx(5, rel=0.05)
+    assert found.warning is not None
+
+
+def test_one_that_lost_in_disturbed_rounds_is_said():
+    lost = dataclasses.replace(candidate("a", 30), measurements=(busy(point(30)),))
+    now_and_then = dataclasses.replace(candidate("a", 30), measurements=(busy(point(30), rounds=2),))
+    assert choose(candidate("torch", 100), candidate("ov", 20), lost).warning is not None
+    assert choose(candidate("torch", 100), candidate("ov", 20), now_and_then).warning is None
+
+
+def test_latency_is_of_a_call_whatever_the_batch():
+    """A static build of eight answers one request at a time no faster than it answers eight."""
+    static = candidate("static", 40, batch=8)
+    found = choose(candidate("torch", 100), static, candidate("dynamic", 8))
+    assert (found.chosen, found.batch, found.concurrency) == ("dynamic", 1, 1)
+    assert "5.0" in dict(found.rejected)["static"]
+
+
+def test_one_slow_round_does_not_hand_a_variants_best_to_a_batch_of_few_rounds():
+    def measured(batch, *ms):
+        return dataclasses.replace(
+            point(10, scenario="throughput", batch=batch),
+            rounds_ms=ms,
+            throughput_per_s=1e3 / np.mean(ms),
+        )
+
+    w = Candidate("w", "ok", None, "fp32", 1, (measured(4, 10, 10, 10, 10, 10, 30), measured(8, 11, 11, 11)))
+    v = Candidate("v", "ok", None, "fp32", 1, (measured(4, 12, 12, 12, 12, 12, 12),))
+    found = choose(w, v, objective="throughput", baseline=None)
+    assert (found.chosen, found.batch) == ("w", 4)
