@@ -25,7 +25,7 @@ from accel.triton.tune.lab import Goal, Share, SharedTrial, Subject, Trial, shar
 CONFIRM, GROWTH = 3, 1.15
 """Probes of the load found, and how fast the search grows from the load that was predicted."""
 CONFIRMING_LIMITS, MOST_CONFIRMING_S = 32, 10.0
-"""What confirms a load lasts so many times the budget, up to so many seconds, so that a queue shows that grows by 3 % of
+"""What confirms a load lasts so many times the budget, up to so many seconds: a queue shows that grows by 3 % of
 the time. The eight of a search let through a load 10 % above what a server carries (M/D/1 of 400/s, 200 ms).
 """
 
