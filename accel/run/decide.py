@@ -274,7 +274,7 @@ def _disturbed(points: Sequence[Measurement]) -> str | None:
         taken = f"the hypervisor {worst.stolen_cores:.0%} of a core"
     return (
         f"the machine was busy: other processes took up to {taken} in {worst.disturbed_rounds} rounds, which does not "
-        "slow all variants alike; measure again when it is quiet before relying on the speed-up"
+        "slow all variants alike; measure again when it is quiet (--remeasure) before relying on the speed-up"
     )
 
 
