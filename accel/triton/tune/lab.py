@@ -295,13 +295,20 @@ class Trial:
         self._generator.start(Load(concurrency=clients))
         try:
             self._generator.window(seconds / 4, least=clients)
-            before, begin = self._generator.statistics(self._subject.model), time.monotonic()
+            before, begin = self._calls(), time.monotonic()
             self._generator.window(seconds, least=max(CALLS, clients))
-            after, end = self._generator.statistics(self._subject.model), time.monotonic()
+            after, end = self._calls(), time.monotonic()
         finally:
             self._generator.stop()
-        batches = max(1, after["executions"] - before["executions"])
-        return instances * (end - begin) / batches, (after["inferences"] - before["inferences"]) / batches
+        batches = max(1, after[0] - before[0])
+        return instances * (end - begin) / batches, (after[1] - before[1]) / batches
+
+    def _calls(self) -> tuple[int, int]:
+        """Return how often the model was called so far, and the items of these calls."""
+        if self._subject.manifest.grouping is not None and (found := usage.model_calls(self._server.endpoint)):
+            return found
+        told = self._generator.statistics(self._subject.model)
+        return told["executions"], told["inferences"]
 
     def _open(self, feeds: Sequence[Feed], *, slots: int = 64, seed: int = 0) -> None:
         fitted = fit_feeds(feeds, self._subject.manifest.inputs)
