@@ -184,7 +184,9 @@ def _unfit(candidate: Candidate) -> str | None:
 
 
 def _points(candidate: Candidate, objective: Objective) -> tuple[Measurement, ...]:
-    return tuple(m for m in candidate.measurements if m.scenario == objective)
+    """Return the points of an objective; those of one round, which compare with nothing, only where all are such."""
+    found = tuple(m for m in candidate.measurements if m.scenario == objective)
+    return tuple(m for m in found if len(m.rounds_ms) != 1) or found
 
 
 def _place(point: Measurement) -> tuple[int, int]:
