@@ -137,7 +137,8 @@ class Bisection:
         start: the first load: an estimate.
         whole: loads are whole numbers (clients).
         growth: how fast the load grows while nothing broke.
-        confirm: how often the load found is probed in all: chance lets one probe in a few hold too much.
+        confirm: how often the load found is probed in all: chance lets one probe in a few hold too much. Where that is
+            more than once, the least load that broke is probed a second time: one stall must not bound it for ever.
         probes: what was probed so far, the probes of one load together.
     """
 
@@ -187,7 +188,14 @@ class Bisection:
 
     def _unconfirmed(self) -> float | None:
         best = self.best
-        return best.load if best is not None and best.count < self.confirm else None
+        if best is not None and best.count < self.confirm:
+            return best.load
+        once = [p.load for p in self.probes if p.load == self.broken and p.count == 1 and self.confirm > 1]
+        return once[0] if once else None
+
+    def confirms(self, load: float) -> bool:
+        """Say whether a load was probed before."""
+        return any(p.load == load for p in self.probes)
 
     def _flat(self) -> bool:
         """Say whether more load gave no more throughput: a closed loop goes on for ever otherwise.

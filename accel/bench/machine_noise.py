@@ -58,14 +58,17 @@ class NoiseSample:
 
     @classmethod
     def now(cls) -> "NoiseSample":
-        """Read the counters. Sources: Linux ``/proc/stat``, ``/proc/<pid>/stat``, ``/proc/pressure/cpu``."""
-        every = psutil.cpu_times()
-        busy = sum(getattr(every, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+        """Read the counters, of the CPUs that this process may use: what others do on the rest disturbs nothing.
+
+        Sources: Linux ``/proc/stat``, ``/proc/<pid>/stat``, ``/proc/pressure/cpu``.
+        """
+        usable = _usable_cpus()
+        busy = sum(getattr(cpu, n, 0.0) for cpu in usable for n in ("user", "nice", "system", "irq", "softirq"))
         own = sum(t.user + t.system + t.children_user + t.children_system for _, t in _cpu_times(_own()))
         pressed = math.nan
         if _PRESSURE.exists() and (found := re.search(r"some .*total=(\d+)", _PRESSURE.read_text())):
             pressed = int(found[1]) / 1e6
-        return cls(time.monotonic(), busy, getattr(every, "steal", 0.0), own, pressed)
+        return cls(time.monotonic(), busy, sum(getattr(c, "steal", 0.0) for c in usable), own, pressed)
 
     def since(self, before: "NoiseSample") -> Turn:
         """Return what happened from another look to this one."""
@@ -123,6 +126,13 @@ def busiest() -> str | None:
         return f"{process.name()} (process {process.pid}) uses {share:.0%} of a core" if share > 0.05 else None
     except psutil.Error:
         return None
+
+
+def _usable_cpus() -> list[Any]:
+    """Return the CPU times of each CPU of this process's affinity; of all where their numbers have gaps."""
+    every = psutil.cpu_times(percpu=True)
+    usable = sorted(os.sched_getaffinity(0))
+    return [every[n] for n in usable] if usable[-1] < len(every) == os.cpu_count() else every
 
 
 def _own() -> list[psutil.Process]:

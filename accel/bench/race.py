@@ -17,6 +17,10 @@ LEAST_ROUNDS = 6
 """Rounds that whatever may win takes part in: an interval from fewer is too wide to find equivalents."""
 FIRST_LOOK = 3
 """Rounds after which what is slower beyond even so wide an interval may leave, where its percentiles do not matter."""
+FAR, ALIKE = 2.0, 1.1
+"""After the first round a runner whose best is so many times slower than the best of all goes on with one point: of
+those within a tenth of its best the first, which is the cheapest. What it might gain by the others brings it nowhere.
+"""
 BETWEEN_LOOKS = 1.2
 """Each look comes when there are so many times the rounds of the look before."""
 EQUIVALENT = 0.03
@@ -41,11 +45,11 @@ class Contest:
     """Entries that one objective compares on one device.
 
     Attributes:
-        entries: all of them.
+        entries: all of them; those of a runner the cheapest first.
         choosable: runners that may win; the others are timed for the least number of rounds.
         most: rounds after which it ends undecided.
         least: rounds before it may be settled; as many as ``most`` for a fixed number of rounds.
-        first: rounds that everything takes part in; None for ``least``.
+        first: rounds that every runner takes part in; None for ``least``, and for all points.
         fits: says of an entry whether it may still keep the limits that the choice must keep; one that cannot is timed
             as those that may not win are, and beats nobody.
         compared: runners whose best point stays for ``least`` rounds, however slow: others are shown relative to it.
@@ -76,7 +80,11 @@ class Contest:
             number: rounds that were done.
             times: time of a batch item in each of its rounds, of each entry whose runner did not fail.
         """
-        if self.settled or not self.racing or number < self._next:
+        if self.settled or not self.racing:
+            return
+        if number == 1 < self._next and self.first is not None:
+            self._leave_one_point(times)
+        if number < self._next:
             return
         early = number < self.least
         self._next = self.least if early else min(self.most, max(number + 1, math.ceil(number * BETWEEN_LOOKS)))
@@ -84,7 +92,7 @@ class Contest:
         def speed(entry: Entry) -> float:
             return float(np.median(times[entry]))
 
-        shown = [[e for e in self.entries if e[0] == name and e in times] for name in self.compared]
+        shown = [[e for e in self.racing if e[0] == name and e in times] for name in self.compared]
         self.racing &= {entry for entry in times if entry[0] in self.choosable and self.fits(entry)}
         if not self.racing:
             self.settled = True
@@ -99,6 +107,17 @@ class Contest:
         self.settled = not open_
         if self.settled or number >= self.most:
             self.racing = set()
+
+    def _leave_one_point(self, times: Mapping[Entry, Sequence[float]]) -> None:
+        """Let what is far behind go on with one of its points."""
+        spent = {entry: times[entry][0] for entry in self.racing if entry in times}
+        may_win = [t for entry, t in spent.items() if entry[0] in self.choosable and self.fits(entry)]
+        for name in {entry[0] for entry in spent}:
+            own = [entry for entry in self.entries if entry[0] == name and entry in spent]
+            best = min(spent[entry] for entry in own)
+            if len(own) > 1 and may_win and best > FAR * min(may_win):
+                kept = next(entry for entry in own if spent[entry] <= ALIKE * best)
+                self.racing -= set(own) - {kept}
 
 
 @dataclass(slots=True)

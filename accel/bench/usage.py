@@ -52,6 +52,22 @@ def _known(ask: Callable[[], list[Any]]) -> list[Any]:
 
 def gauges(endpoint: Endpoint) -> dict[str, float]:
     """Read the GPU metrics of a server; empty where it has no GPU or no ``/metrics``."""
+    values = _metrics(endpoint)
+    return {name: float(merge(values[name])) for name, merge in GAUGES.items() if values.get(name)}
+
+
+def model_calls(endpoint: Endpoint) -> tuple[int, int] | None:
+    """Return how often models that group requests were called so far, and the rows of these calls; None without such.
+
+    The server's own statistics say how often requests were handed over (``triton/backend_py/grouped.py``).
+    """
+    values = _metrics(endpoint)
+    calls, rows = (values.get(name) for name in ("accel_calls", "accel_rows"))
+    return (round(sum(calls)), round(sum(rows))) if calls and rows else None
+
+
+def _metrics(endpoint: Endpoint) -> dict[str, list[float]]:
+    """Return the values of each metric of a server's ``/metrics``, over all its labels."""
     if endpoint.metrics is None:
         return {}
     from prometheus_client.parser import text_string_to_metric_families  # a server, which every run would import
@@ -61,5 +77,4 @@ def gauges(endpoint: Endpoint) -> dict[str, float]:
             text = answer.read().decode()
     except OSError:
         return {}
-    values = {f.name: [s.value for s in f.samples] for f in text_string_to_metric_families(text)}
-    return {name: float(merge(values[name])) for name, merge in GAUGES.items() if values.get(name)}
+    return {f.name: [s.value for s in f.samples] for f in text_string_to_metric_families(text)}

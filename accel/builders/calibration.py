@@ -33,8 +33,12 @@ def calibration_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
 
 
 def range_feeds(request: BuildRequest) -> list[dict[str, np.ndarray]]:
-    """Return the samples on which ranges are measured: the calibration set, or the gate's own where there is none."""
+    """Return the samples on which ranges are measured: the calibration set, or random ones that are not the gate's.
+
+    Where there is but one sample in all, it is the gate's.
+    """
     if request.samples.calibration is not None:
         return calibration_feeds(request)
-    stored = read_feeds(Path(request.samples_folder) / request.samples.gate.path)
+    reference = request.samples.ranges or request.samples.gate
+    stored = read_feeds(Path(request.samples_folder) / reference.path)
     return [fit_inputs(feed, request.source.inputs) for feed in stored.values()]

@@ -237,6 +237,8 @@ class SampleSet:
 
     Attributes:
         calibration: feeds for INT8 calibration; disjoint from ``gate``. None where there are only random inputs.
+        ranges: feeds on which the ranges of half precision are measured where there is no calibration set: random ones,
+            and none of the gate's.
         gate: feeds on which variants are compared with the reference.
         shapes: feeds keyed ``min``, ``odd``, ``opt``, ``max`` in place of an index.
         calibration_items / gate_items: batch items over all feeds of the file.
@@ -259,12 +261,13 @@ class SampleSet:
     coverage: FileRef | None = None
     streams: FileRef | None = field(default=None, metadata=UNLESS_NONE)
     labels: Mapping[str, FileRef] = field(default_factory=dict)
+    ranges: FileRef | None = field(default=None, metadata=UNLESS_NONE)
 
     @property
     def files(self) -> tuple[FileRef, ...]:
         """All files there are."""
-        every = (self.calibration, self.gate, self.shapes, self.coverage, self.streams, *self.labels.values())
-        return tuple(f for f in every if f is not None)
+        every = (self.calibration, self.ranges, self.gate, self.shapes, self.coverage, self.streams)
+        return tuple(f for f in (*every, *self.labels.values()) if f is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from accel.core.errors import SampleError, raised_as
 from accel.core.feeds import Feed, fit_inputs, write_feeds
 from accel.core.files import write_text
-from accel.core.values import ModelSource, SampleSet, TensorSpec, file_ref, sha256_json
+from accel.core.values import FileRef, ModelSource, SampleSet, TensorSpec, file_ref, sha256_json
 from accel.exporters import coverage, traffic, wire
 from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
@@ -65,9 +65,9 @@ def make_samples(
     """Write ``calibration.npz``, ``gate.npz``, ``shapes.npz`` and ``coverage.npz`` into ``out_dir``.
 
     The user's samples come before the zoo's, and random values stand only where there is nothing else; those are no
-    calibration data unless the user asked for them. Fewer items than wanted are split 1 : 2, and ``origin`` says so.
-    Of a stateful model the samples are streams, which go to ``streams.npz``; its items are their steps, with the states
-    that the model itself was in.
+    calibration data unless the user asked for them: what the gate leaves of them goes to ``ranges.npz``. Fewer items
+    than wanted are split 1 : 2, and ``origin`` says so. Of a stateful model the samples are streams, which go to
+    ``streams.npz``; its items are their steps, with the states that the model itself was in.
 
     Args:
         run: the source, where it is stateful.
@@ -91,13 +91,15 @@ def make_samples(
     except SampleError as error:
         raise SampleError(error.message, fix="; ".join(filter(None, (error.fix, expected(source))))) from error
     calibration: list[int] = []
+    ranges: list[int] = []
     if source.samples == "random" and not request.random_samples:
-        judged, note = list(range(len(items)))[:GATE_ITEMS], ""
+        every_item = list(range(len(items)))
+        judged, ranges, note = every_item[:GATE_ITEMS], every_item[GATE_ITEMS:], ""
     else:
         calibration, judged, note = _split(len(items))
     if source.samples == "random" and calibration:
         note += ", for calibration too, as asked"
-    found = {"gate": judged, "calibration": calibration}
+    found = {"gate": judged, "calibration": calibration, "ranges": ranges}
     of = {name: [items[i] for i in some] for name, some in found.items()}
     gate = of["gate"]
     groups = {name: _groups(some, source) for name, some in of.items() if some}
@@ -115,10 +117,11 @@ def make_samples(
     gate_ref, shapes_ref, coverage_ref = (
         file_ref(out_dir / f"{name}.npz", out_dir) for name in ("gate", "shapes", "coverage")
     )
-    calibration_ref = None
-    if calibration:
-        write_feeds(out_dir / "calibration.npz", _feeds(of["calibration"], groups["calibration"], source))
-        calibration_ref = file_ref(out_dir / "calibration.npz", out_dir)
+    optional: dict[str, FileRef] = {}
+    for name in ("calibration", "ranges"):
+        if of[name]:
+            write_feeds(out_dir / f"{name}.npz", _feeds(of[name], groups[name], source))
+            optional[name] = file_ref(out_dir / f"{name}.npz", out_dir)
     answers: dict[str, dict[str, list[Any]]] = {}
     if labels is not None:
         for name, each in groups.items():
@@ -130,10 +133,11 @@ def make_samples(
         with raised_as(SampleError, (TypeError, ValueError), f"labels under {request.labels!r} are no JSON"):
             write_text(out_dir / f"{name}-labels.json", json.dumps(told, allow_nan=False))
         label_refs[name] = file_ref(out_dir / f"{name}-labels.json", out_dir)
-    refs = [calibration_ref, gate_ref, shapes_ref, coverage_ref, *label_refs.values(), *filter(None, [streams_ref])]
+    first = [optional.get("calibration"), *filter(None, [optional.get("ranges")])]
+    refs = [*first, gate_ref, shapes_ref, coverage_ref, *label_refs.values(), *filter(None, [streams_ref])]
     scored = [request.metric, *metric_files(request.metric)] if request.metric is not None else []
     return SampleSet(
-        calibration=calibration_ref,
+        calibration=optional.get("calibration"),
         gate=gate_ref,
         shapes=shapes_ref,
         calibration_items=_count(of["calibration"], source),
@@ -143,6 +147,7 @@ def make_samples(
         coverage=coverage_ref,
         streams=streams_ref,
         labels=label_refs,
+        ranges=optional.get("ranges"),
     )
 
 

@@ -225,6 +225,7 @@ def _shown(points: Sequence[Measurement], won: Sequence[Decision]) -> tuple[Meas
         d.objective: (d.batch, d.concurrency) for d in won if d.batch is not None
     }
     points = [p for p in points if at.get(p.scenario, (p.batch, p.concurrency)) == (p.batch, p.concurrency)]
+    points = [p for p in points if len(p.rounds_ms) != 1] or points  # one round says little
     # Of several sessions the newest counts: it was measured beside the finalists.
     latency = next((p for p in reversed(points) if p.scenario == "latency"), None)
     fixed = [p for p in points if p.scenario != "traffic"]

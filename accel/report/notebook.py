@@ -30,7 +30,7 @@ def fragment(view: RunView) -> str:
         cells = (
             row.id,
             row.mark,
-            figures(row.latency.p50_ms) if row.latency else "",
+            f"{'' if row.latency.stable else '~'}{figures(row.latency.p50_ms)}" if row.latency else "",
             f"{row.speedup:.2f}" if row.speedup else "",
             row.precision or "",
             "; ".join(f"{g.label} {g.shown} (gate {g.least})" for g in row.gates) or row.reason or "",

@@ -76,9 +76,9 @@ def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -
             line.append(say(f"  ({between(decision.speedup_ci, '×')})"), "not bold default")
     point = {"throughput": decision.best, "traffic": decision.traffic}.get(decision.objective, decision.latency)
     if point is not None:
-        said = f"{figures(point.throughput_per_s)} /s"
+        said = f"{_settled(point.stable, point.throughput_per_s)} /s"
         if decision.objective == "latency":
-            said = f"p50 {figures(point.p50_ms)} ms"
+            said = f"p50 {_settled(point.stable, point.p50_ms)} ms"
         elif (tokens := point.tokens_per_s) is not None:
             said = f"{said} of their own lengths, {figures(tokens)} tokens /s"
         line.append(say(f"  {said}"), "not bold default")

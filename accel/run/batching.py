@@ -18,7 +18,8 @@ def worthwhile(points: Sequence[Measurement], max_p99_ms: float | None = None) -
     Returns:
         None where fewer than two batches were timed, or where the intervals do not show that a limit costs nothing.
     """
-    every = {p.batch: p for p in points if p.scenario == "throughput" and p.via == "inprocess"}
+    timed = (p for p in points if p.scenario == "throughput" and p.via == "inprocess" and len(p.rounds_ms) != 1)
+    every = {p.batch: p for p in timed}
     rows = {batch: p for batch, p in every.items() if max_p99_ms is None or _keeps(p, max_p99_ms)}
     if len(every) < 2 or not rows:
         return None

@@ -184,7 +184,9 @@ def _unfit(candidate: Candidate) -> str | None:
 
 
 def _points(candidate: Candidate, objective: Objective) -> tuple[Measurement, ...]:
-    return tuple(m for m in candidate.measurements if m.scenario == objective)
+    """Return the points of an objective; those of one round, which compare with nothing, only where all are such."""
+    found = tuple(m for m in candidate.measurements if m.scenario == objective)
+    return tuple(m for m in found if len(m.rounds_ms) != 1) or found
 
 
 def _place(point: Measurement) -> tuple[int, int]:
@@ -274,7 +276,7 @@ def _disturbed(points: Sequence[Measurement]) -> str | None:
         taken = f"the hypervisor {worst.stolen_cores:.0%} of a core"
     return (
         f"the machine was busy: other processes took up to {taken} in {worst.disturbed_rounds} rounds, which does not "
-        "slow all variants alike; measure again when it is quiet before relying on the speed-up"
+        "slow all variants alike; measure again when it is quiet (--remeasure) before relying on the speed-up"
     )
 
 

@@ -119,7 +119,8 @@ def measure_in_process(
     )
     keys = {id: r.built.key for id, r in built.items() if r.built is not None}
     sessions = kept.all("measure", MeasuringSession)
-    known = _known(sessions, kept, settings, keys, {id: len(wanted) for id, wanted in points.items()})
+    serving = {name: s for name, s in sessions.items() if not job.remeasure or name in kept.used}
+    known = _known(serving, kept, settings, keys, {id: len(wanted) for id, wanted in points.items()})
     for name, session in sessions.items():
         if name in kept.used:
             _show_raw(kept.root / name, f"{session.scenario}-{session.number}", job)
@@ -230,7 +231,7 @@ def measure_served(
         hardware=hardware.fingerprint,
         code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
     )
-    session = kept.get("served", key, MeasuringSession)
+    session = None if job.remeasure else kept.get("served", key, MeasuringSession)
     if session is None or any(entry.failed is not None and entry.failed.died for entry in session.entries):
         with kept.writing("served") as folder:
             samples = (

@@ -84,6 +84,16 @@ def test_a_load_that_held_by_chance_is_found_out():
     assert (found.best.count, found.best.requests) == (3, 900)
 
 
+def test_one_stall_does_not_bound_what_is_carried():
+    """The first probe of 100/s is hit by something else; the server carries 200/s."""
+    found, calm = Bisection(100.0, growth=1.15, confirm=3), open_loop(200.0)
+    stalled = True
+    while (load := found.next()) is not None:
+        found.add(Probe(load, load, 1000, 15) if stalled else calm(load))
+        stalled = False
+    assert found.best.load == pytest.approx(200, rel=0.04)
+
+
 def test_a_server_that_grew_slower_is_followed_down_when_all_probes_were_made():
     """What held in a search breaks when it is confirmed: that nothing is held would not have been shown."""
     found = Bisection(100.0)

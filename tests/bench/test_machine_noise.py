@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,3 +132,16 @@ def test_on_a_busy_machine_turns_are_kept_and_counted(monkeypatch):
     assert len(runner.kept) == len(noise.turns) == 3
     assert noise.repeated <= 4
     assert all(turn is loud for turn in noise.turns)
+
+
+def test_what_others_do_on_cpus_that_it_may_not_use_disturbs_nothing(monkeypatch):
+    def cpus(*user):
+        return [SimpleNamespace(user=float(u), nice=0.0, system=0.0, irq=0.0, softirq=0.0, steal=0.0) for u in user]
+
+    monkeypatch.setattr(machine_noise.os, "sched_getaffinity", lambda _: {1})
+    monkeypatch.setattr(machine_noise.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(machine_noise, "_own", list)
+    monkeypatch.setattr(machine_noise.psutil, "cpu_times", lambda percpu: cpus(100, 7, 100))
+    assert NoiseSample.now().busy == 7
+    monkeypatch.setattr(machine_noise.psutil, "cpu_times", lambda percpu: cpus(100, 7))  # one of them is offline
+    assert NoiseSample.now().busy == 107

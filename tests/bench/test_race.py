@@ -151,3 +151,32 @@ def test_what_breaks_a_limit_beats_nobody():
     assert taken["over"] == FIRST_LOOK < LEAST_ROUNDS <= taken["a"] == taken["b"]
     assert contest.settled
     assert run(series, fits=lambda _: False)[0].settled
+
+
+def test_what_is_far_behind_after_one_round_goes_on_with_its_cheapest_good_point():
+    entries = tuple((name, batch) for name in ("a", "far", "near") for batch in ("b1", "b2", "b4", "b8"))
+    contest = Contest(entries, frozenset({"a", "far", "near"}), ROUNDS, first=FIRST_LOOK)
+    ms = {"a": (12, 10, 9, 9), "far": (60, 31, 30, 29), "near": (30, 19, 17, 16)}
+    times = {entry: [float(ms[entry[0]][["b1", "b2", "b4", "b8"].index(entry[1])])] for entry in entries}
+    contest.after_round(1, times)
+    assert {batch for name, batch in contest.racing if name == "far"} == {"b2"}
+    assert len([entry for entry in contest.racing if entry[0] in ("a", "near")]) == 8
+
+
+def test_where_percentiles_matter_every_point_takes_all_rounds():
+    entries = tuple((name, batch) for name in ("a", "far") for batch in ("b1", "b2"))
+    contest = Contest(entries, frozenset({"a", "far"}), ROUNDS)
+    contest.after_round(1, {entry: [1.0 if entry[0] == "a" else 9.0] for entry in entries})
+    assert contest.racing == set(entries)
+
+
+def test_the_baselines_point_stays_the_one_that_took_every_round():
+    """A point that left after one round does not come back: its rounds would pair with others'."""
+    entries = (("a", "b1"), ("base", "b1"), ("base", "b2"))
+    contest = Contest(entries, frozenset({"a", "base"}), ROUNDS, first=FIRST_LOOK, compared=frozenset({"base"}))
+    series = {("a", "b1"): noisy(10, 0), ("base", "b1"): noisy(90, 1), ("base", "b2"): noisy(86, 2)}
+    contest.after_round(1, {e: t[:1] for e, t in series.items()})
+    assert contest.racing == {("a", "b1"), ("base", "b1")}
+    times = {e: t[: 1 if e == ("base", "b2") else FIRST_LOOK] for e, t in series.items()}
+    contest.after_round(FIRST_LOOK, times)
+    assert contest.racing == {("a", "b1"), ("base", "b1")}

@@ -249,8 +249,17 @@ def test_a_name_with_a_slash_is_a_name_where_the_model_has_it(tmp_path: Path) ->
 def test_random_values_calibrate_only_when_asked_for(tmp_path: Path) -> None:
     silent = make_samples(SOURCE, REQUEST, tmp_path / "a")
     assert (silent.calibration, silent.calibration_items, silent.gate_items) == (None, 0, 256)
+    assert silent.ranges is not None
+    assert silent.ranges in silent.files
+    drawn = [
+        {tuple(map(tuple, rows)) for f in read_feeds(tmp_path / "a" / name).values() for rows in [f["ids"].tolist()]}
+        for name in ("ranges.npz", "gate.npz")
+    ]
+    assert drawn[0]
+    assert not drawn[0] & drawn[1], "what shapes a variant does not judge it"
     asked = make_samples(SOURCE, dataclasses.replace(REQUEST, random_samples=True), tmp_path / "b")
     assert asked.calibration is not None
+    assert asked.ranges is None
     assert "as asked" in asked.origin
     values = np.concatenate([f["ids"].ravel() for f in read_feeds(tmp_path / "b" / "gate.npz").values()])
     assert (values.min(), values.max()) == (0, 99)

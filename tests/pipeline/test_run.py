@@ -192,3 +192,8 @@ def test_a_target_added_later_is_measured_beside_the_finalists(factory, tmp_path
     assert len(new) == 1
     assert len(base) == 2
     assert new[0]["session"] == base[-1]["session"] != base[0]["session"]
+    anew = convert(factory, out, "torch,openvino-fp32,ort", objective="latency", remeasure=True)
+    (session,) = {m["session"] for v in anew["variants"] for m in v["measurements"]}
+    assert session not in {m["session"] for v in later["variants"] for m in v["measurements"]}
+    built = [[v["artifact"] for v in document["variants"]] for document in (later, anew)]
+    assert built[0] == built[1]

@@ -12,6 +12,7 @@ def point(batch, per_s, *, spread=0.01, **fields):
     values = dict.fromkeys((f.name for f in dataclasses.fields(Measurement)), 0) | {
         "scenario": "throughput",
         "via": "inprocess",
+        "rounds_ms": (),
         "batch": batch,
         "throughput_per_s": per_s,
         "throughput_ci_per_s": (per_s * (1 - spread), per_s * (1 + spread)),

@@ -9,6 +9,7 @@ from typing import Any
 import embedding
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from hypothesis import given, strategies
 from test_triton_python_model import drive, expected
 
@@ -74,6 +75,39 @@ def test_a_request_that_fails_does_not_take_those_of_its_group_along(bench, tmp_
     assert [e is None for e in result["errors"]] == [True, False, True]
     assert "the model failed on this request: input 'input_ids' holds 50" in result["errors"][1]
     np.testing.assert_array_equal(answers["0/hidden"], expected(sent[0])["hidden"])
+
+
+@pytest.mark.parametrize(
+    ("batching", "calls"),
+    [
+        ("", [[1, 4]] * 4),
+        ("dynamic_batching { preferred_batch_size: 2 }", [[2, 4]] * 2),
+        ("dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 9 }", [[4, 4]]),
+        ("dynamic_batching { }", [[4, 4]]),
+    ],
+    ids=["off", "preferred", "delay", "on"],
+)
+def test_the_config_says_how_many_are_merged(bench, tmp_path, batching, calls):
+    root = grouped(bench)
+    config = parse((root / "embedding/config.pbtxt").read_text())
+    config.ClearField("dynamic_batching")
+    text = f"{text_format.MessageToString(config)}\n{batching}\n"
+    (root / "embedding/config.pbtxt").chmod(0o644)
+    (root / "embedding/config.pbtxt").write_text(text)
+    result, _ = drive(root, tmp_path, [request([3], 3, seed=i) for i in range(4)])
+    assert result["errors"] == [None] * 4
+    assert result["calls"] == calls
+
+
+def test_a_batch_of_one_client_stays_one_call_where_nothing_is_merged(bench, tmp_path):
+    root = grouped(bench)
+    config = parse((root / "embedding/config.pbtxt").read_text())
+    config.ClearField("dynamic_batching")
+    (root / "embedding/config.pbtxt").chmod(0o644)
+    (root / "embedding/config.pbtxt").write_text(text_format.MessageToString(config))
+    result, answers = drive(root, tmp_path, [sent := request([3] * 4, 3)])
+    assert result["calls"] == [[4, 4]]
+    np.testing.assert_array_equal(answers["0/pooled"], expected(sent)["pooled"])
 
 
 def test_an_answer_that_finds_no_room_is_refused_and_the_others_come(bench, tmp_path):

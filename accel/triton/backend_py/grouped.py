@@ -12,6 +12,7 @@ src/dynamic_batch_scheduler.cc: inputs without ``allow_ragged_batch`` close a ba
 """
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import threading
@@ -45,6 +46,7 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
         self.grouping = importlib.import_module("accel.triton.grouping")
         spec = json.loads((plain.HERE / "artifact.json").read_text(encoding="utf-8"))
         self.how = importlib.import_module("accel.core.values").from_json(self.grouping.Grouping, spec["grouping"])
+        self.merged = most_merged(json.loads(args["model_config"]), self.how.rows)
         self.families, self.counters = [], []  # a counter lives as long as its family
         with contextlib.suppress(Exception):  # a server without metrics has none
             self.families = [pb_utils.MetricFamily(n, w, pb_utils.MetricFamily.COUNTER) for n, w in COUNTERS.items()]
@@ -111,7 +113,10 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
                 found = pb_utils.InferenceResponse([pb_utils.Tensor(n, a) for n, a in found.items() if n in wanted])
             send(sender, plain.refuse(found) if isinstance(found, str) else found)
 
-        for group in self.grouping.groups(feeds, self.how):
+        most = max(
+            self.merged, *(len(next(iter(feed.values()))) for feed in feeds.values())
+        )  # a client's batch stays one
+        for group in self.grouping.groups(feeds, dataclasses.replace(self.how, rows=min(self.how.rows, most))):
             if not any(row.request in taken for row in group):
                 continue  # what they belong to was answered alone
             feed = self.grouping.joined(group, feeds, self.inputs, axis)
@@ -137,6 +142,18 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
         """Close the session, when all is answered."""
         self.thread.submit(super().finalize).result()
         self.thread.shutdown()
+
+
+def most_merged(config, rows):  # type: ignore[no-untyped-def]
+    """Return the most rows of a call that the config lets requests be merged to: as the server, were it to merge them.
+
+    Without ``dynamic_batching`` that is one; a delay lets a batch grow beyond its preferred sizes.
+    """
+    batching = config.get("dynamic_batching")
+    if batching is None:
+        return 1
+    preferred = [int(size) for size in batching.get("preferred_batch_size", ())]
+    return max(preferred) if preferred and not int(batching.get("max_queue_delay_microseconds", 0)) else rows
 
 
 def send(sender, response):  # type: ignore[no-untyped-def]

@@ -170,19 +170,24 @@ class Trial:
         self._disturbed = 0
         self._open(subject.feeds)
 
-    def probe(self, goal: Goal, level: float, *, seconds: float = probing.SECONDS, least: int = LEAST) -> Probe:
+    def probe(
+        self, goal: Goal, level: float, *, seconds: float = probing.SECONDS, least: int = LEAST, seed: int = 0
+    ) -> Probe:
         """Put one load on it and hold it against the budget.
+
+        Args:
+            seed: of the arrivals, and of the order of what is sent.
 
         Raises:
             StageError: the server ended.
         """
         with self.watched():
-            (found,) = probing.together([self.part(goal, level, least)], seconds=seconds)
+            (found,) = probing.together([self.part(goal, level, least, seed)], seconds=seconds)
         return found
 
-    def part(self, goal: Goal, level: float, least: int) -> probing.Part:
+    def part(self, goal: Goal, level: float, least: int, seed: int) -> probing.Part:
         """Return a load on this model, which may be a part of one on several; the rarer its requests, the fewer."""
-        self._open(self._subject.feeds)
+        self._open(self._subject.feeds, seed=seed)
         if goal.arrivals is not None:
             least = min(least, max(FEW, int(level * LONGEST_S)))
         load, sizes = goal.load(level), self._subject.sizes
@@ -290,17 +295,24 @@ class Trial:
         self._generator.start(Load(concurrency=clients))
         try:
             self._generator.window(seconds / 4, least=clients)
-            before, begin = self._generator.statistics(self._subject.model), time.monotonic()
+            before, begin = self._calls(), time.monotonic()
             self._generator.window(seconds, least=max(CALLS, clients))
-            after, end = self._generator.statistics(self._subject.model), time.monotonic()
+            after, end = self._calls(), time.monotonic()
         finally:
             self._generator.stop()
-        batches = max(1, after["executions"] - before["executions"])
-        return instances * (end - begin) / batches, (after["inferences"] - before["inferences"]) / batches
+        batches = max(1, after[0] - before[0])
+        return instances * (end - begin) / batches, (after[1] - before[1]) / batches
 
-    def _open(self, feeds: Sequence[Feed], *, slots: int = 64) -> None:
+    def _calls(self) -> tuple[int, int]:
+        """Return how often the model was called so far, and the items of these calls."""
+        if self._subject.manifest.grouping is not None and (found := usage.model_calls(self._server.endpoint)):
+            return found
+        told = self._generator.statistics(self._subject.model)
+        return told["executions"], told["inferences"]
+
+    def _open(self, feeds: Sequence[Feed], *, slots: int = 64, seed: int = 0) -> None:
         fitted = fit_feeds(feeds, self._subject.manifest.inputs)
-        self._generator.open(self._subject.model, fitted, slots=slots)
+        self._generator.open(self._subject.model, fitted, slots=slots, seed=seed)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -361,19 +373,23 @@ class SharedTrial:
     def __init__(self, shares: Sequence[Share], trials: Sequence[Trial]) -> None:
         self._shares, self._trials = shares, trials
 
-    def probe(self, goal: Goal, level: float, *, seconds: float = probing.SECONDS, least: int = LEAST) -> Probe:
+    def probe(
+        self, goal: Goal, level: float, *, seconds: float = probing.SECONDS, least: int = LEAST, seed: int = 0
+    ) -> Probe:
         """Put one load on all of them, each its share of it, and hold each against its own budget.
 
         Args:
             goal: not looked at: each share has its own.
             level: requests per second of all together.
+            seed: as of ``Trial``; no two models have the same arrivals.
 
         Raises:
             StageError: the server ended.
         """
         with self._trials[0].watched():
-            both = zip(self._shares, self._trials, strict=True)
-            parts = [trial.part(one.goal, level * one.share, least) for one, trial in both]
+            both = enumerate(zip(self._shares, self._trials, strict=True))
+            each = seed * len(self._shares)
+            parts = [trial.part(one.goal, level * one.share, least, each + n) for n, (one, trial) in both]
             found = probing.together(parts, seconds=seconds)
         return combined(level, {one.subject.model: p for one, p in zip(self._shares, found, strict=True)})
 

@@ -4,6 +4,7 @@ Whatever was measured is kept in ``measured.json`` as soon as it is known, and a
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import itertools
 import math
@@ -29,7 +30,7 @@ from accel.triton.tune.cost import TUNE_THERE, tuned_elsewhere
 from accel.triton.tune.lab import Curve, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
-from accel.triton.tune.proof import ConfigurationRunner, choose, prove
+from accel.triton.tune.proof import ConfigurationRunner, choose, most, prove, seen
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
 
@@ -110,7 +111,8 @@ class Measuring:
             out / MEASURED,
             {
                 "hardware": to_json(hardware.detect()),
-                "data": str(asked.data),
+                "sent": {s.name: feeds_hash(s.feeds) for s in self._subjects},
+                "configs": {s.name: [str(s.config), to_json(s.manifest.grouping)] for s in self._subjects},
                 "server": servers.identity(asked.via),
                 "artifacts": {s.name: [f.sha256 for f in s.manifest.artifact.files] for s in self._subjects},
                 "probe": [asked.probe_s, asked.least],
@@ -341,8 +343,10 @@ class Measuring:
                     f"the {what}memory of this server cannot be known, so that no configuration can keep {limit:g} MiB",
                     fix=f"leave {flag} out, or serve on this machine (--via local or embedded)",
                 )
-            found = [o for o in takes if takes[o] <= limit]
-            if not found:
+            fits_in = [o for o in takes if takes[o] <= limit]
+            # What ships is measured all the same: it is what others are compared with, and is judged with them.
+            found = [*found[:1], *(o for o in fits_in if o != found[0])]
+            if not fits_in:
                 least, name = min((m, f"{o[0]}: {o[1]}") for o, m in takes.items())
                 raise CheckFailed(
                     f"no configuration keeps within {limit:g} MiB: the smallest server takes "
@@ -438,17 +442,19 @@ class Measuring:
         one = self.subject(option)
         predicted = self._predicted.get(option)
         name = self._probes(option)
-        kept = [from_json(Probe, p) for p in self._kept.get(name) or []]
+        before = self._kept.get(name) or {}
+        kept = [from_json(Probe, p) for p in before.get("probes", [])]
         curve = self.curve(option)
         start = predicted.load if predicted else 1.0 if self._asked.goal.arrivals is None else 0.2 / curve.alone_s[0]
 
         def keep(runner: ConfigurationRunner, probe: Probe) -> None:
-            self._kept.put(name, runner.search.probes)
+            self._kept.put(name, seen(runner))
 
         made = ConfigurationRunner(
             one, option[1], self._asked.goal, start, self._asked.probe_s, self._asked.least, predicted, keep, kept
         )
-        made.memory_mib, made.gpu_memory_mib = curve.rss_mib, curve.gpu_mib
+        made.memory_mib = most(curve.rss_mib, before.get("memory_mib"))
+        made.gpu_memory_mib = most(curve.gpu_mib, before.get("gpu_memory_mib"))
         if confirm is not None:
             made.search.confirm = confirm
         return made
@@ -460,6 +466,15 @@ class Measuring:
 
     def _judged(self, runner: ConfigurationRunner) -> tuple[Judged, ...]:
         return judge(runner, self._asked.limits, self._asked.prices, hardware.detect().id)
+
+
+def feeds_hash(feeds: Sequence[Feed]) -> str:
+    """Return the hash of what is sent: names, types, shapes and values."""
+    found = hashlib.sha256()
+    for name, value in (pair for feed in feeds for pair in feed.items()):
+        found.update(repr((name, value.dtype.str, value.shape)).encode())
+        found.update(repr(value.tolist()).encode() if value.dtype == object else value.tobytes())
+    return found.hexdigest()
 
 
 class _TimeOver(Exception):

@@ -35,8 +35,9 @@ from accel.triton.tune.measured import (
     REPOSITORY,
     Measuring,
     differs,
+    feeds_hash,
 )
-from accel.triton.tune.proof import ConfigurationRunner, choose, prove
+from accel.triton.tune.proof import ConfigurationRunner, choose, prove, seen
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.scheduler import Requests, simulate_together
 from accel.triton.tune.search import Option
@@ -244,20 +245,24 @@ class _Together:
     def _runner(self, combination: tuple[Option, ...]) -> ConfigurationRunner:
         shares, predicted = self._shares(combination), self._predicted[combination]
         artifacts = [[f.sha256 for f in s.subject.manifest.artifact.files] for s in shares]
+        artifacts += [[feeds_hash(s.subject.feeds), str(s.subject.config)] for s in shares]
         known = [(s.subject.model, s.subject.name, str(s.settings), s.share, to_json(s.goal)) for s in shares]
         name = f"together {sha256_json([known, artifacts, self._first.probe_s, self._first.least])}"
 
         def keep(runner: ConfigurationRunner, probe: Probe) -> None:
-            self._kept.put(name, runner.search.probes)
+            self._kept.put(name, seen(runner))
 
         first = shares[0]
         start = predicted.load if predicted else 0.2 * self._simulated(combination)[1]
-        return ConfigurationRunner(
+        before = self._kept.get(name) or {}
+        made = ConfigurationRunner(
             *(first.subject, first.settings, first.goal, start),
             *(self._first.probe_s, self._first.least, predicted, keep),
-            [from_json(Probe, p) for p in self._kept.get(name) or []],
+            [from_json(Probe, p) for p in before.get("probes", [])],
             shares=shares,
         )
+        made.memory_mib, made.gpu_memory_mib = before.get("memory_mib"), before.get("gpu_memory_mib")
+        return made
 
     def write(self, chosen: ConfigurationRunner, reason: str) -> None:
         """Write the repositories, and the script that starts one server on all of them."""

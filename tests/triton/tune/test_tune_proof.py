@@ -79,3 +79,14 @@ def test_what_ships_is_not_chosen_where_its_server_failed():
     default, *alive = runner(1, 100, 102), runner(2, 100, 102), runner(3, 101, 103)
     best, said = choose(alive, default)
     assert (best and best.settings.instances, said) == (3, "equivalent")
+
+
+def test_of_clients_more_than_which_were_tried_no_more_is_claimed():
+    """At two clients the budget breaks and 90/s are answered: that bounds nobody's goodput at one client."""
+    made = []
+    for instances, held, late in ((1, 50.0, 90.0), (2, 45.0, 85.0)):
+        known = [Probe(1, held, 1000, 0, count=3), Probe(2, late, 1000, 900, count=2)]
+        made.append(ConfigurationRunner(ONE, Settings(instances), Goal(100.0, None), 1, 1.0, 1, known=known))
+    assert all(one.search.next() is None for one in made)
+    best, said = choose(made, made[0])
+    assert (best and best.settings.instances, said) == (1, "decided")
