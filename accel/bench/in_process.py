@@ -188,6 +188,11 @@ class ProcessRunner:
             if self.watch:
                 self.watch.closed(self.name)
 
+    def item_ms(self, point: TimedShape) -> list[float]:
+        """Return the time of a batch item in each round: its share of a call of latency, where a round has a call's."""
+        items = point.items if self.plan.scenario == "latency" else 1
+        return [ms / items for ms in self.round_ms[point.key]]
+
     def raw(self) -> dict[str, np.ndarray]:
         """Return the ns of all calls."""
         return {f"{key}/{i:03d}": times for key, rounds in self.calls_ns.items() for i, times in enumerate(rounds)}
@@ -197,7 +202,7 @@ class ProcessRunner:
 
     def _summary(self, point: TimedShape, session: str, raw: str) -> Measurement:
         round_ms = self.round_ms[point.key]
-        item_ms = [ms / (point.items if self.plan.scenario == "latency" else 1) for ms in round_ms]
+        item_ms = self.item_ms(point)
         rounds_ms = [times / 1e6 for times in self.calls_ns[point.key]]
         figures = stability.latency_figures(np.concatenate(rounds_ms), rounds_ms)
         slow, fast = stability.interval([np.array([v]) for v in item_ms], lambda v: float(np.mean(v)))

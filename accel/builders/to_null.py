@@ -17,7 +17,6 @@ from accel.builders.declared import static_specs
 from accel.core.errors import UsageError
 from accel.core.feeds import Feed
 from accel.core.values import (
-    PYTHON_BACKEND,
     Artifact,
     BuildRequest,
     Built,
@@ -77,7 +76,7 @@ class NullBuilder(Builder):
 
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:
         """Serve it through the Python backend, in every release."""
-        return TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=True)
+        return TritonModel.in_python(artifact)
 
 
 class NullSession(Session):

@@ -27,7 +27,6 @@ from accel.core import hardware
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import (
-    PYTHON_BACKEND,
     Artifact,
     BuildRequest,
     Built,
@@ -225,7 +224,7 @@ class OpenVinoBuilder(Builder):
         """
         name = artifact.variant.target.name
         if name == "openvino-fp32":
-            return TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+            return TritonModel.in_python(artifact)
         parameters = {"HINT_BF16": "YES"} if name == "openvino-bf16" else {}
         return TritonModel("openvino", artifact.built.entry, dynamic_batching=False, parameters=parameters)
 

@@ -16,7 +16,6 @@ from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
 from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, missing_program, versions
 from accel.core.values import (
-    PYTHON_BACKEND,
     Artifact,
     BuildRequest,
     Built,
@@ -108,7 +107,7 @@ class TorchBuilder(Builder):
         """
         built = artifact.built
         if not artifact.variant.target.name.startswith("aoti"):
-            return TritonModel(PYTHON_BACKEND, built.entry, dynamic_batching=True)
+            return TritonModel.in_python(artifact)
         return TritonModel(
             "pytorch",
             built.entry,

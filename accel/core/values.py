@@ -449,6 +449,11 @@ class TritonModel:
     graph_level: int | None = None
     server_flags: tuple[str, ...] = ()
 
+    @classmethod
+    def in_python(cls, artifact: "Artifact") -> "TritonModel":
+        """Serve an artifact through the Python backend, which merges requests where the artifact has a free batch."""
+        return cls(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputParity:

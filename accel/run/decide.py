@@ -196,9 +196,9 @@ def _place(point: Measurement) -> tuple[int, int]:
 
 def _time(point: Measurement) -> float:
     """Return what a point is compared by: the median over its rounds, as the race that measured it does."""
-    if point.scenario == "latency" or len(point.rounds_ms) < 2:
-        return point.p50_ms or point.mean_ms if point.scenario == "latency" else 1e3 / point.throughput_per_s
-    return float(np.median(point.rounds_ms))
+    if point.scenario == "latency":
+        return point.p50_ms or point.mean_ms
+    return float(np.median(point.rounds_ms)) if len(point.rounds_ms) > 1 else 1e3 / point.throughput_per_s
 
 
 def _base_in(session: str, base: Candidate | None, objective: Objective) -> Measurement | None:

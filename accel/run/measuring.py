@@ -358,10 +358,8 @@ def _may_fit(runner: ProcessRunner, key: str, limits: Constraints) -> bool:
         return False
     if (limit := limits.max_p99_ms) is not None and np.median(np.concatenate(runner.calls_ns[key])) > limit * 1e6:
         return False
-    items = next(point.items for point in runner.timed_shapes if point.key == key)
-    items = items if runner.plan.scenario == "latency" else 1
-    least = limits.min_throughput_per_s
-    return least is None or 1e3 * items / min(runner.round_ms[key]) >= least
+    least, point = limits.min_throughput_per_s, next(p for p in runner.timed_shapes if p.key == key)
+    return least is None or 1e3 / min(runner.item_ms(point)) >= least
 
 
 def _plan(scenario: Objective, job: Job) -> MeasurementPlan:

@@ -24,7 +24,7 @@ class NarrowedModel:
     onnx: OnnxModel
     report: NarrowReport
     unproved: tuple[str, ...]
-    inexact: tuple[tuple[str, str], ...] = ()
+    inexact: tuple[tuple[str, str], ...]
 
 
 def applied(source: ModelSource, narrowed: NarrowedModel) -> ModelSource:

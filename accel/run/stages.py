@@ -482,7 +482,7 @@ class Stages:
             if unproved:
                 values = "; ".join(unproved[:3])
                 more = len(unproved) - 3
-                reason = f"computes int64 as int32, and these values are not proved to fit: {values}"
+                reason = f"computes int64 in int32 or in float, and these values are not proved to fit: {values}"
                 reason += f"; and {more} more" if more > 0 else ""
                 reason += " (bound the inputs with --range and --max-shape, or accept it with --allow-unproved-int64)"
                 verdict = parity.refused(verdict, reason)

@@ -93,7 +93,7 @@ def emit(
     if model_version < 1:
         raise UsageError(f"model version {model_version} is not a version folder of Triton", fix="give 1 or more")
     served = (
-        TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+        TritonModel.in_python(artifact)
         if request.python
         else builder.triton(artifact, request.release)
     )
@@ -106,7 +106,7 @@ def emit(
     )
     implicit = bool(kept) and _keeps(served, artifact, kept)
     if kept and not implicit:
-        served = TritonModel(PYTHON_BACKEND, artifact.built.entry, dynamic_batching=artifact.variant.static is None)
+        served = TritonModel.in_python(artifact)
     if (reason := unservable(served, row)) is not None:
         return reason
     is_python = served.backend == PYTHON_BACKEND
