@@ -11,6 +11,7 @@ import numpy as np
 from accel.bench import stability, timed
 from accel.bench.card import CardWatch
 from accel.bench.checker import Check
+from accel.bench.rounds import Reached
 from accel.core.errors import CheckFailed
 from accel.core.processes import Worker
 from accel.core.values import Artifact, CallSplit, LengthTime, Measurement, Traffic
@@ -174,6 +175,11 @@ class ProcessRunner:
 
     def times(self) -> Mapping[str, Sequence[float]]:
         return self.round_ms
+
+    def reached(self, point: str) -> Reached:
+        shape = next(p for p in self.timed_shapes if p.key == point)
+        median_ms = float(np.median(np.concatenate(self.calls_ns[point]))) / 1e6
+        return Reached(self.peak_rss_mib, median_ms, 1e3 / min(self.item_ms(shape)))
 
     def leave(self) -> None:
         if self._worker is not None and self.spare is not None:

@@ -105,6 +105,8 @@ def summary(turns: Sequence[Turn], threads: int, repeated: int) -> MachineNoise:
         load1=float(rows[:, 4].max()),
         disturbed_rounds=sum(disturbed(turn, threads) for turn in turns),
         repeated=repeated,
+        own_cores=float(np.median(rows[:, 2])),
+        own_cores_least=float(rows[:, 2].min()),
     )
 
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -62,8 +62,19 @@ class Runner(Protocol):
         """Give everything back; harmless where nothing is open."""
 
 
+class Reached(NamedTuple):
+    """What a point has shown so far: its memory, the median of its calls, and the throughput of its best round."""
+
+    memory_mib: float
+    median_ms: float
+    most_per_s: float
+
+
 class MeasuredRunner(Runner, Protocol):
     """A runner that keeps what it measured in its turns."""
+
+    def reached(self, point: str) -> Reached:
+        """Return what a point has shown in its rounds so far, of which there is at least one."""
 
     @property
     def log(self) -> Path:

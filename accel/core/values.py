@@ -650,6 +650,8 @@ class MachineNoise:
     Attributes:
         others_cores: CPU time of other processes over time, in cores: the median of the rounds; ``_most`` the worst.
         stolen_cores: CPU time that the hypervisor gave to other machines, the median of the rounds.
+        own_cores: CPU time that accel's processes got, over time: the median of the rounds, ``_least`` the lowest; None
+            in documents of before 2026-11-25.
         load1: the highest load average over a minute.
         disturbed_rounds: rounds that stayed disturbed, although they were repeated as far as the budget allowed.
         repeated: turns that were thrown away for their disturbance and timed again.
@@ -661,6 +663,8 @@ class MachineNoise:
     load1: float
     disturbed_rounds: int
     repeated: int
+    own_cores: float | None = None
+    own_cores_least: float | None = None
 
 
 class LengthTime(NamedTuple):

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from accel.bench.race import LEAST_ROUNDS
 from accel.builders import SEARCH_S, targets
 from accel.core import hardware, signing
 from accel.core.accuracy.parity import GATES_DB
@@ -307,6 +308,14 @@ class Job(Options, BaseModel):
         OptionTrait.CARRIED,
         Field(ge=2, description="Interleaved rounds at most; measuring ends once it is decided"),
     ] = 60
+    min_rounds: Annotated[
+        int,
+        Field(
+            ge=2,
+            description="Interleaved rounds at least, however clear it is before  "
+            f"[default: {LEAST_ROUNDS}, and fewer of what is far behind]",
+        ),
+    ] = Field(default_factory=lambda given: min(LEAST_ROUNDS, given.get("rounds", LEAST_ROUNDS)))
     budget_s: Annotated[
         AboveZero,
         Field(
@@ -428,6 +437,10 @@ class Job(Options, BaseModel):
                 raise UsageError(
                     f"--require {text!r} is not among the targets{nearest(text, known)}", fix="add it to --targets"
                 )
+        if self.min_rounds > self.rounds:
+            raise UsageError(
+                f"--min-rounds {self.min_rounds} is more than --rounds {self.rounds}", fix="raise --rounds to it"
+            )
         if self.sandbox and self.bench in ("triton", "both"):
             raise UsageError(
                 f"--sandbox holds accel's own processes, and --bench {self.bench} runs a server beside them",

@@ -11,14 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from accel.bench.card import watch_card
 from accel.bench.checker import Check
 from accel.bench.expected import Expected, held_to
 from accel.bench.in_process import MeasurementPlan, ProcessRunner
-from accel.bench.race import FIRST_LOOK, LEAST_ROUNDS, Contest, Race
-from accel.bench.rounds import measure
+from accel.bench.race import FIRST_LOOK, LEAST_ROUNDS, Contest, Entry, Race
+from accel.bench.rounds import MeasuredRunner, measure
 from accel.bench.stability import p99_calls
 from accel.core.document import ServerRecord
 from accel.core.feeds import write_feeds
@@ -36,6 +34,7 @@ from accel.run.tasks import Described
 from accel.triton.servers import server as servers
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
+FREE = Constraints()
 LEAST_CALLS = 4
 """Calls of a round that give what leaves at the first look a median."""
 Progress = Callable[[str, str], None]
@@ -111,6 +110,7 @@ def measure_in_process(
     points = {id: timed.points(r.variant, made.source, scenario, pairs) for id, r in built.items()}
     settings = store.key(
         plan=plan,
+        min_rounds=job.min_rounds,
         budget_s=job.budget_s,
         samples=made.samples.sha256,
         threads=job.threads,
@@ -225,9 +225,9 @@ def measure_served(
         repositories=[(name, stage.key) for name, stage in emitted.items()],
         samples=made.samples.sha256,
         server=servers.identity(job.via),
-        rounds=job.rounds,
+        rounds=(job.min_rounds, job.rounds),
         budget_s=job.budget_s,
-        limit=job.constraints.max_p99_ms,
+        limits=job.constraints,
         hardware=hardware.fingerprint,
         code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
     )
@@ -264,8 +264,10 @@ def measure_served(
                 {name: stage.key for name, stage in emitted.items()},
                 folder,
                 progress,
+                least=job.min_rounds,
                 rounds=job.rounds,
                 budget_s=job.budget_s,
+                limits=job.constraints,
             )
             kept.put("served", key, session, folder)
     _show_raw(kept.folder("served", key), "served", job)
@@ -283,19 +285,27 @@ def serve(
     folder: Path,
     progress: Progress,
     *,
+    least: int = LEAST_ROUNDS,
     rounds: int = serving.ROUNDS,
     budget_s: float | None = None,
+    limits: Constraints = FREE,
 ) -> MeasuringSession:
     """Measure repositories in one session.
 
     Args:
         keys: of the emitted repositories, by name.
         folder: takes the raw samples, in ``raw``.
-        rounds / budget_s: as the job has them.
+        least / rounds / budget_s / limits: as the job has them.
     """
+    named = {r.name: r for r in runners}
     loads = [[(r.name, str(n)) for r in runners for n in CONCURRENCY if (n == 1) == alone] for alone in (True, False)]
     names = frozenset(r.name for r in runners)
-    race = Race([Contest(tuple(entries), names, min(rounds, serving.ROUNDS)) for entries in loads], budget_s)
+    most = min(rounds, max(serving.ROUNDS, least))
+
+    def fits(entry: Entry) -> bool:
+        return _may_fit(named[entry[0]], entry[1], limits)
+
+    race = Race([Contest(tuple(entries), names, most, least, fits=fits) for entries in loads], budget_s)
     found = measure(
         runners,
         race,
@@ -329,7 +339,8 @@ def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], comp
     What failed its gate, cannot be served or breaks a constraint cannot win.
     """
     named = {runner.name: runner for runner in runners}
-    first = None if job.constraints.max_p99_ms else FIRST_LOOK  # a p99 takes all rounds
+    # A p99 takes all rounds.
+    first = None if job.constraints.max_p99_ms or job.min_rounds > LEAST_ROUNDS else FIRST_LOOK
     devices = dict.fromkeys(r.artifact.variant.target.device for r in runners)
     contests = []
     for device in devices:
@@ -341,6 +352,7 @@ def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], comp
                 entries,
                 choosable,
                 job.rounds,
+                job.min_rounds,
                 first=first,
                 compared=compared & {r.name for r in own},
                 fits=lambda entry: _may_fit(named[entry[0]], entry[1], job.constraints),
@@ -349,17 +361,17 @@ def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], comp
     return Race(contests, job.budget_s)
 
 
-def _may_fit(runner: ProcessRunner, key: str, limits: Constraints) -> bool:
+def _may_fit(runner: MeasuredRunner, key: str, limits: Constraints) -> bool:
     """Say whether a point may still keep the constraints, as far as its rounds so far can tell.
 
     A p99 is not below the median; a throughput is not above that of the fastest round.
     """
-    if limits.max_memory_mib is not None and runner.peak_rss_mib > limits.max_memory_mib:
-        return False
-    if (limit := limits.max_p99_ms) is not None and np.median(np.concatenate(runner.calls_ns[key])) > limit * 1e6:
-        return False
-    least, point = limits.min_throughput_per_s, next(p for p in runner.timed_shapes if p.key == key)
-    return least is None or 1e3 / min(runner.item_ms(point)) >= least
+    reached = runner.reached(key)
+    return (
+        (limits.max_memory_mib is None or reached.memory_mib <= limits.max_memory_mib)
+        and (limits.max_p99_ms is None or reached.median_ms <= limits.max_p99_ms)
+        and (limits.min_throughput_per_s is None or reached.most_per_s >= limits.min_throughput_per_s)
+    )
 
 
 def _plan(scenario: Objective, job: Job) -> MeasurementPlan:

@@ -19,7 +19,8 @@ from accel.bench.endpoint import Endpoint
 from accel.bench.expected import Expected
 from accel.bench.load import Generator, Load, Window, fit_feeds
 from accel.bench.race import LEAST_ROUNDS
-from accel.bench.served import Span, VariantLabels, mark, summarise
+from accel.bench.rounds import Reached
+from accel.bench.served import Span, VariantLabels, items, mark, summarise
 from accel.core.errors import AccelError, CheckFailed, StageError
 from accel.core.feeds import Feed
 from accel.core.values import PYTHON_BACKEND, Measurement
@@ -190,6 +191,13 @@ class ServerRunner:
         if concurrency == 1:
             return [float(np.median(w.latency_ms)) for w in windows]
         return [w.seconds * 1e3 / len(w.answered) for w in windows]
+
+    def reached(self, point: str) -> Reached:
+        """Return the memory of the server's processes, and what the windows of a load show."""
+        seen, rounds_ms = self._seen[int(point)], self._rounds_ms(int(point))
+        memory_mib = max(m.rss_mib for span in seen.spans for m in span)
+        median_ms = float(np.median(np.concatenate([w.latency_ms for w in seen.windows])))
+        return Reached(memory_mib, median_ms, 1e3 * items(self._fitted[0], self._served) / min(rounds_ms))
 
     def leave(self) -> None:
         """Look at its answers once more, and stop the server: no other session takes it."""

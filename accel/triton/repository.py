@@ -92,11 +92,7 @@ def emit(
     check_model_name(model_name)
     if model_version < 1:
         raise UsageError(f"model version {model_version} is not a version folder of Triton", fix="give 1 or more")
-    served = (
-        TritonModel.in_python(artifact)
-        if request.python
-        else builder.triton(artifact, request.release)
-    )
+    served = TritonModel.in_python(artifact) if request.python else builder.triton(artifact, request.release)
     if isinstance(served, Skipped):
         return served
     kept, begin = _states(model.inputs, model.states), initial or {}

@@ -11,6 +11,7 @@ from accel.bench.expected import Expected
 from accel.core.values import sha256_file
 from accel.exporters.request import SourceRequest
 from accel.run import measuring, serving
+from accel.run.decide import Constraints
 from accel.run.job import Job
 from accel.run.serving import ServerRunner
 
@@ -85,7 +86,7 @@ def test_a_repository_that_answers_with_errors_fails_alone(repositories, tmp_pat
     feeds = [null_repository.feed(null_repository.SHAPES["opt"])]
     how = {"backend": "python", "precision": "none", "has_python_variant": False, "job": job, "feeds": feeds}
     runners = [ServerRunner(name, root, **how) for name, root in both.items()]
-    session = measuring.serve(runners, dict.fromkeys(both, "key"), tmp_path / "out", progress)
+    session = measuring.serve(runners, dict.fromkeys(both, "key"), tmp_path / "out", progress, least=2)
     assert (session.via, session.release) == ("embedded", "24.10")
     good, broken = session.entries
     assert (good.id, good.failed, [p.concurrency for p in good.points]) == ("good", None, [1, 4])
@@ -95,6 +96,28 @@ def test_a_repository_that_answers_with_errors_fails_alone(repositories, tmp_pat
     assert "it broke" in broken.failed.cause
     assert sorted(told[:2]) == [("breaks", "starting a server"), ("good", "starting a server")]
     assert len([doing for _, doing in told if not doing.startswith("the machine is busy")]) == 6
+
+
+def test_what_breaks_a_limit_keeps_no_server_in_the_race(tmp_path, monkeypatch):
+    """Two rounds tell two equal servers apart for nobody: without the limit all rounds are taken."""
+    for name, value in (("ROUNDS", 4), ("ROUND_S", 0.1), ("WARM_S", 0.1), ("SETTLE_S", 0.05), ("CONCURRENCY", (1, 4))):
+        monkeypatch.setattr(serving, name, value)
+    source = SourceRequest("factory", "factory", "/null.py:build")
+    job = Job(source=source, targets="null", out=tmp_path / "run", via="embedded")
+    feeds = [null_repository.feed(null_repository.SHAPES["opt"])]
+    how = {"backend": "python", "precision": "none", "has_python_variant": False, "job": job, "feeds": feeds}
+    roots = {name: null_repository.write(tmp_path / name) for name in ("one", "other")}
+    for limits in (
+        Constraints(max_memory_mib=1.0),
+        Constraints(max_p99_ms=1e-6),
+        Constraints(min_throughput_per_s=1e9),
+    ):
+        out = tmp_path / "out"
+        out.mkdir(exist_ok=True)
+        runners = [ServerRunner(name, root, **how) for name, root in roots.items()]
+        keys = dict.fromkeys(roots, "key")
+        session = measuring.serve(runners, keys, out, lambda name, doing: None, least=2, limits=limits)
+        assert {len(p.rounds_ms) for entry in session.entries for p in entry.points} == {2}, limits
 
 
 def test_wrong_answers_under_load_and_after_it_are_a_failure(tmp_path, monkeypatch):
@@ -124,7 +147,7 @@ def test_wrong_answers_under_load_and_after_it_are_a_failure(tmp_path, monkeypat
         if doing == "served, round 3":  # the last, after which only what leaves is looked at
             flag.touch()
 
-    session = measuring.serve(runners, {r.name: "key" for r in runners}, tmp_path / "out", progress)
+    session = measuring.serve(runners, {r.name: "key" for r in runners}, tmp_path / "out", progress, least=3)
     sound, seldom, later = session.entries
     assert sound.failed is None
     assert "served under load, it answers otherwise than in process: sqnr_db" in seldom.failed.cause

@@ -26,6 +26,7 @@ def test_defaults():
         ({"gate": ["int8"]}, "NAME=VALUE"),
         ({"rounds": 0}, "2 or more"),
         ({"rounds": 1}, "2 or more"),
+        ({"rounds": 5, "min_rounds": 6}, "--min-rounds 6 is more than --rounds 5"),
         ({"threads": 0}, "1 or more"),
         ({"timeout": -1.0}, "above 0"),
         ({"max_p99_ms": float("nan")}, "above 0"),

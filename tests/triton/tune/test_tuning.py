@@ -16,7 +16,7 @@ from accel.core.values import SCHEMA, from_json, sha256_file
 from accel.triton import manifest as manifests, settings as schedules
 from accel.triton.config import parse
 from accel.triton.settings import Settings
-from accel.triton.tune import lab, measured, predict, session
+from accel.triton.tune import lab, measured, predict, proof, session
 from accel.triton.tune.cost import Price
 from accel.triton.tune.request import TuneRequest
 from accel.triton.verify import verify
@@ -70,6 +70,7 @@ def quick():
         patch.setattr(predict, "setups", lambda sayable, cores: [(1, 1), (2, 1)])
         patch.setattr(predict, "REQUESTS", 300)
         patch.setattr(lab, "WINDOW_S", 0.1)
+        patch.setattr(proof, "MOST_CONFIRMING_S", 0.5)
         patch.setattr(measured, "FINALISTS", 1)
         patch.setattr(measured, "CURVES", 0.9)
         patch.setattr(probing, "LIMITS", 2)
@@ -181,10 +182,11 @@ def test_where_nothing_is_better_what_ships_is_chosen_in_every_row(tuned, tmp_pa
     others = predict.space(SimpleNamespace(default=Settings(), max_batch=8), [(1, 1), (2, 1)], fits=8)
     for label in {ships, *map(str, others)}:  # also those that a curve of a busy machine may have left out
         held = 100.0 if label == ships else 101.0
-        kept["found"][f"probes repository-nothing {label} 400.0 poisson {hash(())}"] = [
+        probes = [
             {"load": held, "throughput_per_s": held, "requests": 1000, "late": 0, "count": 3},
-            {"load": held + 2, "throughput_per_s": held, "requests": 1000, "late": 900},
+            {"load": held + 2, "throughput_per_s": held, "requests": 1000, "late": 900, "count": 2},
         ]
+        kept["found"][f"probes repository-nothing {label} 400.0 poisson {hash(())}"] = {"probes": probes}
     (tmp_path / "measured.json").write_text(json.dumps(kept))
     found, _ = Told().tune(asked(root, out=tmp_path))
     assert found["decision"]["verdict"] == "equivalent"
@@ -287,10 +289,13 @@ def test_runs_of_other_machines_share_the_table_of_costs(tuned, tmp_path, monkey
     monkeypatch.setattr(measured, "FINALISTS", 0)
     (tmp_path / "out").mkdir()
     kept = json.loads((folder / "measured.json").read_text())
-    kept["found"][f"probes repository-nothing {found['tried'][0]['label']} 400.0 poisson {hash(())}"] = [
+    probes = [
         {"load": 500.0, "throughput_per_s": 500.0, "requests": 1000, "late": 0, "count": 3},
-        {"load": 510.0, "throughput_per_s": 500.0, "requests": 1000, "late": 900},
+        {"load": 510.0, "throughput_per_s": 500.0, "requests": 1000, "late": 900, "count": 2},
     ]
+    kept["found"][f"probes repository-nothing {found['tried'][0]['label']} 400.0 poisson {hash(())}"] = {
+        "probes": probes
+    }
     (tmp_path / "out" / "measured.json").write_text(json.dumps(kept))
     here = found["hardware"]["id"]
     prices = {here: Price(1.0), "quick-machine": Price(1.0)}
