@@ -52,6 +52,8 @@ class Contest:
         first: rounds that every runner takes part in; None for ``least``, and for all points.
         fits: says of an entry whether it may still keep the limits that the choice must keep; one that cannot is timed
             as those that may not win are, and beats nobody.
+        enough: says of an entry whether it has the calls that its percentiles take, or will not get them; what has won
+            goes on until it has, and so do its equivalents.
         compared: runners whose best point stays for ``least`` rounds, however slow: others are shown relative to it.
         racing: entries that the next round times.
         settled: whether the winner is known up to equivalents.
@@ -64,6 +66,7 @@ class Contest:
     first: int | None = None
     compared: frozenset[str] = frozenset()
     fits: Callable[[Entry], bool] = lambda _: True
+    enough: Callable[[Entry], bool] = lambda _: True
     racing: set[Entry] = field(init=False)
     settled: bool = False
     _next: int = field(init=False)
@@ -80,6 +83,8 @@ class Contest:
             number: rounds that were done.
             times: time of a batch item in each of its rounds, of each entry whose runner did not fail.
         """
+        if self.settled:
+            self._end(number)
         if self.settled or not self.racing:
             return
         if number == 1 < self._next and self.first is not None:
@@ -106,7 +111,10 @@ class Contest:
         open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}
         self.settled = not open_
         if self.settled or number >= self.most:
-            self.racing = set()
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self.racing = {entry for entry in self.racing if number < self.most and not self.enough(entry)}
 
     def _leave_one_point(self, times: Mapping[Entry, Sequence[float]]) -> None:
         """Let what is far behind go on with one of its points."""

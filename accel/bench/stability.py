@@ -15,6 +15,8 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 BEYOND = 5
 """A percentile needs this many samples beyond it; with fewer it is the accident of single calls and reported null."""
+TAIL_CALLS = 100 * BEYOND
+"""Calls that a p99 takes."""
 
 P99_CALLS = 600
 """Calls of a point on which a p99 is demanded: six beyond the percentile, one more than it needs."""

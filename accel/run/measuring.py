@@ -17,7 +17,7 @@ from accel.bench.expected import Expected, held_to
 from accel.bench.in_process import MeasurementPlan, ProcessRunner
 from accel.bench.race import FIRST_LOOK, LEAST_ROUNDS, Contest, Entry, Race
 from accel.bench.rounds import MeasuredRunner, measure
-from accel.bench.stability import p99_calls
+from accel.bench.stability import TAIL_CALLS, p99_calls
 from accel.core.document import ServerRecord
 from accel.core.feeds import write_feeds
 from accel.core.files import replace_folder
@@ -34,6 +34,8 @@ from accel.run.tasks import Described
 from accel.triton.servers import server as servers
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
+MOST_TAIL_S = 15.0
+"""What has won is timed for at most so much longer where that gives it a p99."""
 FREE = Constraints()
 LEAST_CALLS = 4
 """Calls of a round that give what leaves at the first look a median."""
@@ -356,9 +358,18 @@ def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], comp
                 first=first,
                 compared=compared & {r.name for r in own},
                 fits=lambda entry: _may_fit(named[entry[0]], entry[1], job.constraints),
+                enough=lambda entry: _has_tail(named[entry[0]], entry[1]),
             )
         )
     return Race(contests, job.budget_s)
+
+
+def _has_tail(runner: ProcessRunner, key: str) -> bool:
+    """Say whether a point of latency has the calls that its p99 takes, or would take too long for them."""
+    if runner.plan.scenario != "latency":
+        return True
+    missing = TAIL_CALLS - sum(map(len, runner.calls_ns[key]))
+    return missing <= 0 or missing * runner.reached(key).median_ms > MOST_TAIL_S * 1e3
 
 
 def _may_fit(runner: MeasuredRunner, key: str, limits: Constraints) -> bool:

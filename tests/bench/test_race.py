@@ -75,6 +75,22 @@ def test_fewer_rounds_than_the_least_are_taken_as_asked():
     assert not contest.settled
 
 
+def test_what_has_won_goes_on_alone_until_it_has_its_percentiles():
+    times = {"a": noisy(10, 0), "b": noisy(20, 1)}
+    asked = []
+
+    def enough(entry):
+        asked.append(entry[0])
+        return len(asked) == 10
+
+    contest, taken = run(times, enough=enough)
+    assert (contest.settled, taken, set(asked)) == (True, {"a": LEAST_ROUNDS + 9, "b": LEAST_ROUNDS}, {"a"})
+    contest, taken = run(times, enough=lambda entry: False, most=12)
+    assert (contest.settled, taken) == (True, {"a": 12, "b": LEAST_ROUNDS})
+    _, taken = run(times, enough=lambda entry: False, budget_s=9)
+    assert taken == {"a": 9, "b": LEAST_ROUNDS}
+
+
 def test_of_one_variant_the_batches_need_not_be_told_apart():
     contest = Contest((("a", "b1"), ("a", "b2"), ("b", "b1")), frozenset("ab"), ROUNDS)
     race = Race([contest])
