@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from accel.core.document import RunDocument, VariantRecord
 from accel.core.values import LAYERS, PYTHON_BACKEND, Decision, Measurement, OutputParity, to_json
-from accel.report.formats import decibels, metric, metric_name, pairs, seconds, size
+from accel.report.formats import decibels, figures, metric, metric_name, pairs, seconds, size
 
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
@@ -220,6 +220,30 @@ class VariantView(VariantRecord):
         order = lambda p: (p.repository or "", p.rate_per_s or 0.0, p.concurrency or 0, p.batch or 0)  # noqa: E731
         return tuple(sorted(newest.values(), key=order))
 
+    def both_ways(self, objective: str) -> str:
+        """Say what it takes in process and as served, with the server's own split of the time of a request."""
+        every = [p for p in self.measurements if (p.via, p.scenario) == ("inprocess", objective)]
+        behind = [p for p in self.served if p.scenario == objective]
+        if not every or not behind:
+            return f"{self.id} was not measured {'in process' if behind else 'as served'}"
+        alone, point = (max(points, key=lambda p: p.throughput_per_s) for points in (every, behind))
+        if objective == "latency":
+            said = [f"{figures(p.p50_ms or p.mean_ms)} ms" for p in (alone, point)]
+        else:
+            said = [f"{figures(p.throughput_per_s)}/s" for p in (alone, point)]
+            said[0] += f" (batch {alone.batch})"
+        text = f"{self.id} {said[0]} in process, {said[1]} as served through {point.backend}, {point.load}"
+        if (server := point.server) is None:
+            return text
+        inside = server.queue_ms + server.input_ms + server.infer_ms + server.output_ms
+        parts = {
+            "model": server.infer_ms,
+            "queue": server.queue_ms,
+            "copies": server.input_ms + server.output_ms,
+            "network and client": max(0.0, point.mean_ms - inside),
+        }
+        return f"{text} ({', '.join(f'{name} {figures(ms)} ms' for name, ms in parts.items())})"
+
     @property
     def by_batch(self) -> tuple[Measurement, ...]:
         """The best point of each batch size in process, over the scenarios that look for throughput."""
@@ -359,6 +383,18 @@ class RunView:
         if any(p.backend == PYTHON_BACKEND for _, p in self.served):
             text += " “python” is the Python-backend variant: the same artifact, answered by Triton's Python backend."
         return text
+
+    @property
+    def disagreements(self) -> tuple[str, ...]:
+        """Where something else was chosen as served than in process: what each of the two takes either way."""
+        said = []
+        chosen = {(d.via, d.device, d.objective): d.row for d in self.decisions if d.row is not None}
+        for (via, device, objective), served in chosen.items():
+            alone = chosen.get(("inprocess", device, objective))
+            if via == "triton" and alone is not None and alone.id != served.id:
+                each = "; ".join(row.both_ways(objective) for row in (alone, served))
+                said.append(f"For {objective}, {served.id} was chosen as served and {alone.id} in process: {each}.")
+        return tuple(said)
 
     @property
     def verdicts(self) -> tuple[tuple[DecisionView, ...], ...]:

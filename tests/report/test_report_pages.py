@@ -276,6 +276,24 @@ def test_served_points_stand_apart_from_those_in_process() -> None:
     assert "repositories/openvino-int8@cpu.python" in run_markdown(view)
 
 
+def test_what_is_chosen_otherwise_as_served_says_where_the_time_goes() -> None:
+    document = report_runs.served()
+    last = next(d for d in document["decisions"] if d["via"] == "triton")
+    alone = next(d for d in document["decisions"] if (d["via"], d["objective"]) == ("inprocess", last["objective"]))
+    assert alone["chosen"] != last["chosen"]
+    view = run_view(document)
+    (text,) = view.disagreements
+    assert text.startswith(f"For {last['objective']}, {last['chosen']} was chosen as served and {alone['chosen']} in ")
+    assert f"{alone['chosen']} was not measured as served" in text
+    assert re.search(
+        r"as served through python, .* at a time \(model .* ms, queue .* ms, copies .*, network and cl", text
+    )
+    assert "was chosen as served" in run_page(view)
+    assert "was chosen as served" in run_markdown(view)
+    alone["chosen"] = last["chosen"]
+    assert run_view(document).disagreements == ()
+
+
 def test_a_runtime_brings_its_name_and_colours_and_one_without_gets_a_free_one() -> None:
     run = report_runs.bert()
     own = next(v for v in run["variants"] if v["target"] == "ort")
