@@ -6,7 +6,7 @@ the contest is settled. ``stability.ratio_interval`` is made for being looked at
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,19 +76,21 @@ class Contest:
         self.least = min(self.least, self.most)
         self._next = min(self.least, self.first or self.least)
 
-    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]]) -> None:
+    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], disturbed: Collection[str] = ()) -> None:
         """Look at what the rounds so far say, where it is time to.
 
         Args:
             number: rounds that were done.
             times: time of a batch item in each of its rounds, of each entry whose runner did not fail.
+            disturbed: runners whose turn in this round was disturbed by other processes: a single such round says
+                nothing against them.
         """
         if self.settled:
             self._end(number)
         if self.settled or not self.racing:
             return
         if number == 1 < self._next and self.first is not None:
-            self._leave_one_point(times)
+            self._leave_one_point({entry: series for entry, series in times.items() if entry[0] not in disturbed})
         if number < self._next:
             return
         early = number < self.least
@@ -143,15 +145,21 @@ class Race:
         """Return the keys of the points that a runner's next turn times; empty where it has left."""
         return frozenset(key for contest in self.contests for name, key in contest.racing if name == runner)
 
-    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], seconds: float) -> bool:
+    def after_round(
+        self,
+        number: int,
+        times: Mapping[Entry, Sequence[float]],
+        seconds: float,
+        disturbed: Collection[str] = (),
+    ) -> bool:
         """Look after a round; return whether another one is wanted.
 
         Args:
-            number / times: as for ``Contest.after_round``.
+            number / times / disturbed: as for ``Contest.after_round``.
             seconds: since the first round began.
         """
         for contest in self.contests:
-            contest.after_round(number, times)
+            contest.after_round(number, times, disturbed)
         least = all(number >= contest.least for contest in self.contests)
         if least and self.budget_s is not None and seconds >= self.budget_s:
             return False

@@ -161,7 +161,8 @@ def interleave(
                 return False
         return True
 
-    def take_turn(runner: R) -> None:
+    def take_turn(runner: R) -> bool:
+        """Return whether it stayed disturbed."""
         nonlocal busy
         noise = noises[runner.name]
         for attempt in range(1 + REPEATS):
@@ -178,6 +179,7 @@ def interleave(
         busy = busy + 1 if was_disturbed else 0
         if busy == BUSY_TURNS:
             progress(runner.name, f"the machine is busy: {machine_noise.busiest() or 'CPU time is taken from outside'}")
+        return was_disturbed
 
     try:
         resident = open_all()
@@ -186,15 +188,17 @@ def interleave(
             order = [r for r in runners if r.name not in failed and race.racing(r.name)]
             random.Random(number).shuffle(order)
             number += 1
+            disturbed: set[str] = set()
             for runner in order:
                 with watch(runner, f"{turn} {number}"):
                     if not resident:
                         runner.open()
-                    take_turn(runner)
+                    if take_turn(runner):
+                        disturbed.add(runner.name)
                 if not resident:
                     runner.close()
             times = {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
-            wanted = race.after_round(number, times, time.monotonic() - begin)
+            wanted = race.after_round(number, times, time.monotonic() - begin, disturbed)
             if resident:
                 leave(r for r in order if not race.racing(r.name))
         if resident:

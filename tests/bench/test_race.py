@@ -174,9 +174,12 @@ def test_what_is_far_behind_after_one_round_goes_on_with_its_cheapest_good_point
     contest = Contest(entries, frozenset({"a", "far", "near"}), ROUNDS, first=FIRST_LOOK)
     ms = {"a": (12, 10, 9, 9), "far": (60, 31, 30, 29), "near": (30, 19, 17, 16)}
     times = {entry: [float(ms[entry[0]][["b1", "b2", "b4", "b8"].index(entry[1])])] for entry in entries}
+    unsure = Contest(entries, frozenset({"a", "far", "near"}), ROUNDS, first=FIRST_LOOK)
     contest.after_round(1, times)
     assert {batch for name, batch in contest.racing if name == "far"} == {"b2"}
     assert len([entry for entry in contest.racing if entry[0] in ("a", "near")]) == 8
+    unsure.after_round(1, times, disturbed={"far"})
+    assert unsure.racing == set(entries)
 
 
 def test_where_percentiles_matter_every_point_takes_all_rounds():

@@ -166,7 +166,13 @@ class Bracketing(Race):
         late = self.budget_s is not None and one.search.probes and time.monotonic() - self._begin > self.budget_s
         return frozenset(() if self._over or late or one.search.next() is None or beaten else ("load",))
 
-    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], seconds: float) -> bool:
+    def after_round(
+        self,
+        number: int,
+        times: Mapping[Entry, Sequence[float]],
+        seconds: float,
+        disturbed: Collection[str] = (),
+    ) -> bool:
         """Look after a round; return whether another one is wanted."""
         over = self.budget_s is not None and seconds >= self.budget_s
         self._over = over or number >= self.most_rounds or self.stop()
