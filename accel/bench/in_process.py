@@ -204,7 +204,7 @@ class ProcessRunner:
         return {f"{key}/{i:03d}": times for key, rounds in self.calls_ns.items() for i, times in enumerate(rounds)}
 
     def points(self, session: str, raw: str) -> tuple[Measurement, ...]:
-        return tuple(self._summary(point, session, raw) for point in self.timed_shapes)
+        return tuple(self._summary(point, session, raw) for point in self.timed_shapes if point.key in self.round_ms)
 
     def _summary(self, point: TimedShape, session: str, raw: str) -> Measurement:
         round_ms = self.round_ms[point.key]

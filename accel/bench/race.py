@@ -21,6 +21,8 @@ FAR, ALIKE = 2.0, 1.1
 """After the first round a runner whose best is so many times slower than the best of all goes on with one point: of
 those within a tenth of its best the first, which is the cheapest. What it might gain by the others brings it nowhere.
 """
+AT_ONCE = 2
+"""Points of a runner that open its first round; the others follow where they may bring it anywhere."""
 BETWEEN_LOOKS = 1.2
 """Each look comes when there are so many times the rounds of the look before."""
 EQUIVALENT = 0.03
@@ -76,6 +78,29 @@ class Contest:
         self.least = min(self.least, self.most)
         self._next = min(self.least, self.first or self.least)
 
+    def opening(self, runner: str) -> frozenset[Entry]:
+        """Return what a runner's first turn times: its first points where others may leave before they are timed."""
+        own = [entry for entry in self.entries if entry[0] == runner]
+        return frozenset(own if self.first is None else own[:AT_ONCE])
+
+    def after_opening(self, runner: str, times: Mapping[Entry, Sequence[float]]) -> None:
+        """Take a runner's other points out where the first two say that they bring it nowhere.
+
+        It is far behind the best of those that had their turn, and takes as long for an item of its second point as of
+        its first.
+        """
+        own = [entry for entry in self.entries if entry[0] == runner]
+        best = self._best(times)
+        if len(own) > AT_ONCE and best is not None and all(entry in times for entry in own[:AT_ONCE]):
+            first, *_, last = (times[entry][0] for entry in own[:AT_ONCE])
+            if min(first, last) > FAR * best and first <= ALIKE * last:
+                self.racing -= set(own[AT_ONCE:])
+
+    def _best(self, times: Mapping[Entry, Sequence[float]]) -> float | None:
+        """Return the shortest first round of what may win."""
+        may_win = (e for e in times if e in self.racing and e[0] in self.choosable and self.fits(e))
+        return min((times[entry][0] for entry in may_win), default=None)
+
     def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], disturbed: Collection[str] = ()) -> None:
         """Look at what the rounds so far say, where it is time to.
 
@@ -121,11 +146,11 @@ class Contest:
     def _leave_one_point(self, times: Mapping[Entry, Sequence[float]]) -> None:
         """Let what is far behind go on with one of its points."""
         spent = {entry: times[entry][0] for entry in self.racing if entry in times}
-        may_win = [t for entry, t in spent.items() if entry[0] in self.choosable and self.fits(entry)]
+        fastest = self._best(times)
         for name in {entry[0] for entry in spent}:
             own = [entry for entry in self.entries if entry[0] == name and entry in spent]
             best = min(spent[entry] for entry in own)
-            if len(own) > 1 and may_win and best > FAR * min(may_win):
+            if len(own) > 1 and fastest is not None and best > FAR * fastest:
                 kept = next(entry for entry in own if spent[entry] <= ALIKE * best)
                 self.racing -= set(own) - {kept}
 
@@ -144,6 +169,19 @@ class Race:
     def racing(self, runner: str) -> frozenset[str]:
         """Return the keys of the points that a runner's next turn times; empty where it has left."""
         return frozenset(key for contest in self.contests for name, key in contest.racing if name == runner)
+
+    def opening(self, runner: str) -> frozenset[str]:
+        """Return the keys of the points that a runner's first turn times before ``after_opening``."""
+        return frozenset(key for contest in self.contests for _, key in contest.opening(runner) & contest.racing)
+
+    def after_opening(self, runner: str, times: Mapping[Entry, Sequence[float]]) -> None:
+        """Look after a runner's first turn at what it opened with; the others of its points may leave.
+
+        Args:
+            times: as for ``Contest.after_round``, of all that had their turn.
+        """
+        for contest in self.contests:
+            contest.after_opening(runner, times)
 
     def after_round(
         self,

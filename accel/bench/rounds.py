@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from accel.bench import machine_noise
-from accel.bench.race import Race
+from accel.bench.race import Entry, Race
 from accel.core.errors import AccelError, StageError, WorkerDied
 from accel.core.hardware import available_memory_bytes
 from accel.core.values import Failed, Measurement
@@ -161,13 +161,16 @@ def interleave(
                 return False
         return True
 
-    def take_turn(runner: R) -> bool:
+    def times() -> dict[Entry, Sequence[float]]:
+        return {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
+
+    def take_turn(runner: R, points: Collection[str]) -> bool:
         """Return whether it stayed disturbed."""
         nonlocal busy
         noise = noises[runner.name]
         for attempt in range(1 + REPEATS):
             before = machine_noise.NoiseSample.now()
-            runner.turn(race.racing(runner.name))
+            runner.turn(points)
             seen = machine_noise.NoiseSample.now().since(before)
             was_disturbed = machine_noise.disturbed(seen, runner.threads)
             if not was_disturbed or attempt == REPEATS or busy >= BUSY_TURNS or noise.repeated > len(noise.turns):
@@ -186,19 +189,26 @@ def interleave(
         number, wanted, begin = 0, True, time.monotonic()
         while wanted:
             order = [r for r in runners if r.name not in failed and race.racing(r.name)]
-            random.Random(number).shuffle(order)
+            if number:
+                random.Random(number).shuffle(order)
             number += 1
             disturbed: set[str] = set()
             for runner in order:
                 with watch(runner, f"{turn} {number}"):
                     if not resident:
                         runner.open()
-                    if take_turn(runner):
+                    early = race.opening(runner.name) if number == 1 else frozenset()
+                    early = early if early < race.racing(runner.name) else frozenset()
+                    if early:
+                        if take_turn(runner, early):
+                            disturbed.add(runner.name)
+                        else:
+                            race.after_opening(runner.name, times())
+                    if (rest := race.racing(runner.name) - early) and take_turn(runner, rest):
                         disturbed.add(runner.name)
                 if not resident:
                     runner.close()
-            times = {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
-            wanted = race.after_round(number, times, time.monotonic() - begin, disturbed)
+            wanted = race.after_round(number, times(), time.monotonic() - begin, disturbed)
             if resident:
                 leave(r for r in order if not race.racing(r.name))
         if resident:

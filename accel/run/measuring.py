@@ -45,12 +45,17 @@ Progress = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredVariant:
-    """What one variant or repository did in a session: the key of what was measured, its points or its failure."""
+    """What one variant or repository did in a session: the key of what was measured, its points or its failure.
+
+    Attributes:
+        asked: at how many points it was to be timed; what is far behind may have left before all of them.
+    """
 
     id: str
     key: str
     points: tuple[Measurement, ...]
     failed: Failed | None = None
+    asked: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,7 @@ def measure_in_process(
                     watch=watch,
                     spare=spare,
                 )
-                for id in chosen
+                for id in sorted(chosen, key=lambda id: _latency_ms(built[id].points))  # who leads is known soon
                 if (stage := built[id].built) and (proof := built[id].proof)
             ]
             found = measure(
@@ -183,7 +188,7 @@ def measure_in_process(
                 free_memory=(available_memory_bytes, *((watch.free_memory_mib,) if watch else ())),
             )
             good = {id: new for id, new in found.items() if not isinstance(new, Failed)}
-            entries = tuple(MeasuredVariant(id, keys[id], new) for id, new in good.items())
+            entries = tuple(MeasuredVariant(id, keys[id], new, asked=len(points[id])) for id, new in good.items())
             final = kept.put("measure", key, MeasuringSession(settings, scenario, number, entries), folder)
         _show_raw(final, f"{scenario}-{number}", job)
         for id, new in found.items():
@@ -364,6 +369,11 @@ def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], comp
     return Race(contests, job.budget_s)
 
 
+def _latency_ms(points: Sequence[Measurement]) -> float:
+    """Return the shortest latency among the points; 0 where none is known."""
+    return min((p.p50_ms or p.mean_ms for p in points if p.scenario == "latency"), default=0.0)
+
+
 def _has_tail(runner: ProcessRunner, key: str) -> bool:
     """Say whether a point of latency has the calls that its p99 takes, or would take too long for them."""
     if runner.plan.scenario != "latency":
@@ -403,12 +413,16 @@ def _known(
     keys: Mapping[str, str],
     counts: Mapping[str, int],
 ) -> dict[str, tuple[Measurement, ...]]:
-    """Return the points of each id from the sessions that serve; ``counts`` says how many points each must have."""
+    """Return the points of each id from the sessions that serve.
+
+    Args:
+        counts: at how many points each is to be timed.
+    """
     found: dict[str, tuple[Measurement, ...]] = {}
     for folder, session in sorted(sessions.items(), key=lambda item: item[1].number):
         if session.settings == settings:
             for entry in session.entries:
-                if keys.get(entry.id) == entry.key and len(entry.points) == counts[entry.id]:
+                if keys.get(entry.id) == entry.key and entry.asked == counts[entry.id]:
                     found[entry.id] = (*found.get(entry.id, ()), *entry.points)
                     kept.used.add(folder)
     return found

@@ -145,6 +145,21 @@ def test_what_is_far_behind_leaves_at_the_first_look_and_the_baseline_stays_for_
     assert contest.settled
 
 
+def test_what_opens_far_behind_and_gains_nothing_by_its_second_point_is_timed_at_no_other():
+    ms = {"a": (12, 10, 9), "far": (60, 58, 57), "gains": (60, 40, 20), "near": (19, 19, 18)}
+    entries = tuple((name, batch) for name in ms for batch in ("b1", "b2", "b4"))
+    times = {entry: [float(ms[entry[0]][["b1", "b2", "b4"].index(entry[1])])] for entry in entries}
+    race = Race([Contest(entries, frozenset(ms), ROUNDS, first=FIRST_LOOK)])
+    seen = {}
+    for name in ms:
+        assert race.opening(name) == {"b1", "b2"}
+        seen |= {entry: t for entry, t in times.items() if entry[0] == name and entry[1] != "b4"}
+        race.after_opening(name, seen)
+        assert race.racing(name) == {"b1", "b2", "b4"} - ({"b4"} if name == "far" else set())
+    thorough = Race([Contest(entries, frozenset(ms), ROUNDS)])
+    assert thorough.opening("far") == {"b1", "b2", "b4"}
+
+
 def test_noise_keeps_everything_beyond_the_first_look():
     _, taken = run({"a": noisy(10, 0, 0.3), "b": noisy(13, 1, 0.3)}, first=FIRST_LOOK)
     assert min(taken.values()) >= LEAST_ROUNDS
