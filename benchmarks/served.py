@@ -134,7 +134,7 @@ def agree(asked: argparse.Namespace, logs: Path) -> dict[str, Any]:
                 row[figure] = {"accel": ours, "perf_analyzer": theirs, "ratio": ratio, "ratio_ci": [low, high]}
                 print(
                     f"{concurrency:>3} clients  {figure:<17} accel {np.median(ours):.2f}  perf_analyzer "
-                    f"{np.median(theirs):.2f}  ratio {ratio:.3f} [{low:.3f}, {high:.3f}] (within 0.90 to 1.10)",
+                    f"{np.median(theirs):.2f}  ratio {ratio:.3f} [{low:.3f}, {high:.3f}] (within 0.95 to 1.05)",
                     flush=True,
                 )
             rows.append(row)
