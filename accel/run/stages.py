@@ -166,7 +166,7 @@ class Stages:
         request = self._job.request
         quick = sources.quick_key(request)
         quick = quick or sources.quick_key(request, worker.call(tasks.source_of, request).key)
-        code = store.code_hash("exporters", "core/feeds.py")
+        code = store.code_hash("exporters", "core/buckets.py", "core/feeds.py", "core/recorded.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
         stage = self._stage("source", key, Described, lambda folder: worker.call(tasks.describe, request, folder))

@@ -149,7 +149,7 @@ def test_recorded_lengths_are_part_of_the_samples(source, tmp_path):
     assert job.objectives == ("latency", "throughput", "traffic")
     described = describe(job.request)
     made = make_samples(described, job.request, tmp_path / "samples")
-    assert "64 requests of the traffic, as long as recorded in log.jsonl" in made.origin
+    assert "64 requests of the traffic, of sizes as recorded in log.jsonl" in made.origin
     groups = read_feeds(tmp_path / "samples" / made.coverage.path)
     alone = [feed for name, feed in groups.items() if traffic.point(name) == "t1"]
     assert sum(int(feed["attention_mask"].sum()) for feed in alone) == 62 * 4 + 2 * 30
