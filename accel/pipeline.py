@@ -339,6 +339,7 @@ def _conclude(
         _measure(work, results, described, reference)
         if reference is not None:
             _prove_chosen(run, described, reference, work)
+            _apply_costs(results, described, reference, work)
         _apply_measured(results, work.stages, job.constraints.max_p99_ms)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
@@ -393,6 +394,28 @@ def _prove_chosen(run: Run, described: Stage, reference: Stage[Answered], work: 
             return
         with work.timed("build and prove"):
             _build_all(open_, described, run.onnx, reference, work)
+
+
+def _apply_costs(results: Sequence[VariantState], described: Stage, reference: Stage[Answered], work: Work) -> None:
+    """Let each repository pad requests to the lengths that cost least by what was measured of its variant's traffic."""
+    stages = work.stages
+    for result in results:
+        points = [p for p in result.points if p.traffic is not None and p.via == "inprocess"]
+        if status_of(result)[0] != "ok" or result.built is None or result.proof is None or not points:
+            continue
+        best = max(points, key=lambda point: point.throughput_per_s)
+        assert best.traffic is not None
+        try:
+            proof = stages.regrouped(result.built, result.proof, described, best.traffic.request_times)
+            if proof is result.proof:
+                continue
+            with stages.worker(result.variant.id) as worker:
+                given = result.built, proof, described, reference, worker
+                result.emitted = stages.emit(*given)
+                if result.python_variant is not None:
+                    result.python_variant = stages.emit(*given, python_variant=True)
+        except StageError as error:
+            work.progress.notice(f"{result.variant.id} pads to the lengths chosen before measuring: {error.message}")
 
 
 def _apply_measured(results: Sequence[VariantState], stages: Stages, max_p99_ms: float | None) -> None:

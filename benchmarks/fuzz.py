@@ -121,7 +121,7 @@ def written(folder: Path) -> None:
         "labels: label\ntraffic: traffic.jsonl\nobjective: [latency, traffic]\nint8: all\nsearch_s: 3\n",
         "samples.jsonl": '{"ids": [[1, 2, 3]]}\n' * 4,
         "labelled.jsonl": '{"ids": [[1, 2, 3]], "label": 1}\n{"ids": [[4, 5, 6]], "label": [2, "x"]}\n' * 90,
-        "traffic.jsonl": '{"length": 3, "at": 1.5}\n7\n' * 20,
+        "traffic.jsonl": '{"length": 3, "at": 1.5}\n7\n{"shape": {"ids": [3]}, "at": "2026-11-22"}\n' * 20,
         "tune.json": json.dumps({"hardware": {"id": "cpu-z"}, "goal": {"limit_ms": 50.0}, "tried": [tried] * 2}),
         "overrides.pbtxt": "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }\n"
         'instance_group { count: 2 kind: KIND_CPU }\noutput { name: "hidden" label_filename: "job.yaml" }\n',
@@ -526,9 +526,9 @@ def call(line: list[str], rng: random.Random) -> None:
         described = tasks.describe(recognise("small.onnx", **made, **SHAPES), Path("out/samples"))
         verdict.labels_of(described.samples, Path("out/samples"), "gate")
     elif line[0] == "@traffic":
-        from accel.exporters import traffic
+        from accel.core import recorded
 
-        traffic.read_lengths(Path(line[1]))
+        recorded.read(Path(line[1]))
     elif line[0] == "@steps":
         from accel.exporters import streams
         from accel.exporters.sources import recognise

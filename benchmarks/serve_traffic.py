@@ -7,15 +7,19 @@ The requests are the run's gate samples (up to 256), one sentence each, drawn at
 artifact of the run is served by the embedded server in these ways, each by a server of its own; one at a time is under
 load, in an order drawn anew for each round:
 
-    fixed     clients pad to the typical length (128 in the zoo); requests of one shape are merged: one instance without
-              merging, in batches of 8 and of the profile's largest, and two instances that share the cores
+    fixed     clients pad to the typical length (128 in the zoo); requests of one shape are merged. A sweep goes before:
+              instances, threads of each and largest batch, every combination on a server of its own for one window a
+              load; the two with most requests per second at each load take part in the rounds
+    eager     the source itself in PyTorch (the run's ``torch@cpu``), padded alike: one instance with all threads,
+              without merging, as people run it, and in batches of 8
     arrival   clients do not pad; the server joins up to the profile's largest batch in order of arrival, padded to the
               longest of each
     grouped   clients do not pad; the repository as accel emits it (docs/traffic.md)
     trimmed   as ``grouped``, by clients that pad to the typical length: the server trims by the mask
 
-Answers are held against those of the artifact in process to each sentence alone, at its own length: a share of them
-while they come. Run it on a quiet machine: a round takes 14 windows; 7 rounds of 2.5 s some 6 minutes with the starts.
+Answers are held against those of the same artifact in process to each sentence alone, at its own length: a share of
+them while they come. Run it on a quiet machine: with two cores and two loads the sweep takes 24 windows and 12 starts,
+a round at most 18 windows; 7 rounds of 2.5 s some 12 minutes in all.
 """
 
 import argparse
@@ -24,8 +28,8 @@ import random
 import shutil
 import statistics
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +55,8 @@ from accel.triton.settings import Settings
 
 SETTLE_S, WARM_S = 0.4, 1.5
 SHARE = 0.02
+FINALISTS = 2
+"""Configurations of the sweep that take part in the rounds, at each load: one window may mistake the best."""
 ARRIVAL = '''
 
 def groups(feeds, grouping):
@@ -65,50 +71,73 @@ def groups(feeds, grouping):
 """What the rival of the same repository does in place of grouping; ``joined`` pads to the longest of a group."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Way:
-    """One way to serve: its repository, and whether clients pad."""
+    """One way to serve: its repository, whether clients pad, and which variant of the run it serves."""
 
     name: str
     root: Path
     padded: bool
+    variant: str
 
 
-def ways(grouped: Path, scratch: Path) -> list[Way]:
-    """Make the repositories of all ways from the one that accel emits."""
+def written(run: Path, variant: str, out: Path) -> Path:
+    """Write a variant's repository for the Python backend of the embedded server."""
+    name = variant + (".python" if (run / "repositories" / f"{variant}.python").is_dir() else "")
+    write_python_variant((run / "repositories" / name).resolve(), out, release=EMBEDDED_RELEASE)
+    return out
+
+
+def by_arrival(grouped: Path, out: Path) -> Path:
+    """Write the repository that joins requests in order of arrival."""
     manifest = manifests.read(grouped)
-    assert manifest.grouping is not None
-    model = manifest.models[0]
-    made = [Way("grouped", grouped, False), Way("trimmed", grouped, True)]
-    arrival = scratch / "arrival"
-    shutil.copytree(grouped, arrival)
-    shipped = arrival / model / str(manifest.version) / "accel/triton/grouping.py"
+    shutil.copytree(grouped, out)
+    shipped = out / manifest.models[0] / str(manifest.version) / "accel/triton/grouping.py"
     text = shipped.read_text()
     shipped.unlink()
     shipped.write_text(text + ARRIVAL)
-    made.insert(0, Way("arrival", arrival, False))
-    for name, how in {
-        "fixed, no merging": Settings(batching=False),
-        "fixed, batches of 8": Settings(preferred=(8,)),
-        "fixed, largest batches": Settings(),
-        "fixed, two instances, batches of 8": Settings(2, preferred=(8,)),
-    }.items():
-        root = scratch / name.replace(" ", "_").replace(",", "")
-        shutil.copytree(grouped, root)
-        file = root / model / "config.pbtxt"
-        config = configs.parse(file.read_text())
-        config.default_model_filename = "model.py"
-        config.max_batch_size = manifest.grouping.rows
-        for spec in config.input:
-            spec.ClearField("allow_ragged_batch")
-        kept = [s for s in config.model_warmup if s.name.startswith("opt") and s.batch_size <= manifest.grouping.rows]
-        del config.model_warmup[:]
-        config.model_warmup.extend(kept)
-        settings.apply(config, how, cpu_threads=hardware.cpu_threads())
-        file.unlink()
-        file.write_text(configs.to_text(config))
-        made.append(Way(name, root, True))
-    return made
+    return out
+
+
+def fixed(emitted: Path, out: Path, how: Settings, rows: int) -> Path:
+    """Write the repository that answers requests in the shape they have, of at most ``rows`` rows."""
+    shutil.copytree(emitted, out)
+    file = out / manifests.read(emitted).models[0] / "config.pbtxt"
+    config = configs.parse(file.read_text())
+    config.default_model_filename = "model.py"
+    config.max_batch_size = rows
+    for spec in config.input:
+        spec.ClearField("allow_ragged_batch")
+    kept = [s for s in config.model_warmup if s.name.startswith("opt") and s.batch_size <= rows]
+    del config.model_warmup[:]
+    config.model_warmup.extend(kept)
+    settings.apply(config, how, cpu_threads=hardware.cpu_threads())
+    file.unlink()
+    file.write_text(configs.to_text(config))
+    return out
+
+
+def sweep_settings(cores: int, rows: int) -> list[Settings]:
+    """List what a fixed configuration may be: instances, threads of each, and the largest batch."""
+    counts = sorted({1 << i for i in range(cores.bit_length())} | {cores})
+    return [
+        Settings(instances, threads, batching=batch > 1, preferred=(batch,) if batch > 1 else ())
+        for instances in counts
+        for threads in counts
+        if instances * threads <= 2 * cores
+        for batch in sorted({1, min(8, rows), rows})
+    ]
+
+
+def finalists(swept: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[str]:
+    """Return the ``FINALISTS`` of a sweep with most requests per second at each load, in the sweep's order."""
+    levels = next(iter(swept.values()))
+    best = {
+        name
+        for n in levels
+        for name in sorted(swept, key=lambda name: swept[name][n]["per_s"], reverse=True)[:FINALISTS]
+    }
+    return [name for name in swept if name in best]
 
 
 def answers(artifact: Artifact, folder: Path, requests: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
@@ -126,78 +155,141 @@ def widened(source: ModelSource, feed: Mapping[str, np.ndarray], specs: Any, siz
     return {s.name: traffic._pad(feed[s.name], s, axis, size) if axis in s.dims else feed[s.name] for s in specs}
 
 
-def measure(run: Path, variant: str, concurrency: list[int], rounds: int, seconds: float) -> dict[str, Any]:
+class Clients:
+    """Requests of a run to servers of several ways, and what its variants answer to each alone.
+
+    Args:
+        run: the run's folder.
+        slots: most clients at a time.
+    """
+
+    def __init__(self, run: Path, slots: int) -> None:
+        self.source, self.requests = opened(run)
+        self._run, self._slots, self._alone = run, slots, dict[str, list[dict[str, np.ndarray]]]()
+        self.lengths = [traffic.length_of(self.source, request) for request in self.requests]
+        self.typical = extents(self.source.inputs, self.source.profile)[str(traffic.length_axis(self.source))].opt
+
+    def expected(self, way: Way) -> tuple[Expected, list[dict[str, np.ndarray]]]:
+        """Return what is sent, and what must be answered."""
+        source = self.source
+        if way.variant not in self._alone:
+            record = next(v for v in document.read(self._run).variants if v.id == way.variant)
+            folder = (self._run / "variants" / way.variant).resolve()
+            self._alone[way.variant] = answers(record.to_artifact(), folder, self.requests)
+        least = max(self.typical, *self.lengths) if way.padded else 0
+        sizes = [max(least, n) for n in self.lengths]
+        feeds = [widened(source, r, source.inputs, n) for r, n in zip(self.requests, sizes, strict=True)]
+        truth = [widened(source, a, source.outputs, n) for a, n in zip(self._alone[way.variant], sizes, strict=True)]
+        mask_dims = next(tuple(map(str, s.dims)) for s in source.inputs if s.name == source.mask)
+        contract = manifests.read(way.root).inputs
+        return Expected(truth, source.outputs, {}, source.mask, mask_dims), [fit_inputs(f, contract) for f in feeds]
+
+    @contextmanager
+    def of(self, way: Way, address: str, log: Path) -> Iterator[Generator]:
+        """Give clients of a server, which hold a share of its answers against what is expected."""
+        expected, feeds = self.expected(way)
+        with Generator(address, log=log, timeout_s=60) as generator:
+            generator.open(self.source.name, feeds, slots=self._slots, check=expected.for_load(feeds), share=SHARE)
+            yield generator
+
+
+def looked(generator: Generator, clients: int, settle_s: float, seconds: float) -> tuple[Window, dict[str, Any]]:
+    """Put a server under load, and return a window and its figures."""
+    generator.start(Load(concurrency=clients))
+    generator.window(settle_s, least=1)
+    window = generator.window(seconds)
+    generator.stop()
+    p50, p99 = (stability.percentile(window.latency_ms, q) for q in (50, 99))
+    return window, {
+        "per_s": len(window.answered) / window.seconds,
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "client_cpu_s": window.cpu_s / window.seconds,
+        "failures": generator.failures,
+    }
+
+
+def sweep(
+    clients: Clients, ways: Sequence[Way], concurrency: Sequence[int], seconds: float, scratch: Path
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Look at each way once under every load, on a server that runs alone."""
+    found: dict[str, dict[int, dict[str, Any]]] = {way.name: {} for way in ways}
+    for way in random.Random(0).sample(list(ways), len(ways)):
+        log = scratch / f"sweep-{way.root.name}.log"
+        with (
+            server.start(way.root, via="embedded", log=log, allow_changed=True) as running,
+            clients.of(way, running.endpoint.grpc, scratch / "load.log") as generator,
+        ):
+            looked(generator, max(concurrency), 0.0, WARM_S)
+            for n in concurrency:
+                found[way.name][n] = looked(generator, n, SETTLE_S, seconds)[1]
+    return found
+
+
+def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds: int, seconds: float) -> dict[str, Any]:
     """Put every way under every load, round after round, and return all windows' figures."""
-    source, requests = opened(run)
-    record = next(v for v in document.read(run).variants if v.id == variant)
-    artifact = record.to_artifact()
-    name = variant + (".python" if (run / "repositories" / f"{variant}.python").is_dir() else "")
-    axis = traffic.length_axis(source)
-    typical = extents(source.inputs, source.profile)[str(axis)].opt
-    lengths = [traffic.length_of(source, request) for request in requests]
-    alone = answers(artifact, (run / "variants" / variant).resolve(), requests)
-    mask_dims = next(tuple(map(str, s.dims)) for s in source.inputs if s.name == source.mask)
-    rows: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    clients = Clients(run, max(concurrency))
     windows: dict[str, dict[int, list[Window]]] = {}
-    worst: dict[str, Any] = {}
+    rows: dict[str, dict[int, list[dict[str, Any]]]] = {}
     with tempfile.TemporaryDirectory() as held, ExitStack() as stack:
         scratch = Path(held)
-        write_python_variant((run / "repositories" / name).resolve(), scratch / "grouped", release=EMBEDDED_RELEASE)
-        promised = manifests.read(scratch / "grouped")
-        grouping = promised.grouping
-        if grouping is None:
+        grouped = written(run, variant, scratch / "grouped")
+        promised = manifests.read(grouped)
+        if (grouping := promised.grouping) is None:
             raise SystemExit(f"{variant} is not grouped: {promised.ungrouped}")
-        made = ways(scratch / "grouped", scratch)
+        tried = [
+            Way(f"fixed, {how}", fixed(grouped, scratch / f"fixed{number}", how, grouping.rows), True, variant)
+            for number, how in enumerate(sweep_settings(hardware.cpu_threads(), grouping.rows))
+        ]
+        swept = sweep(clients, tried, concurrency, seconds, scratch)
+        made = [way for way in tried if way.name in finalists(swept)]
+        if eager:
+            source_itself = written(run, eager, scratch / "eager")
+            merged = min(8, grouping.rows)
+            for name, how in {
+                "eager, no merging": Settings(batching=False),
+                f"eager, batches of {merged}": Settings(preferred=(merged,)),
+            }.items():
+                root = scratch / name.replace(" ", "_").replace(",", "")
+                made.append(Way(name, fixed(source_itself, root, how, grouping.rows), True, eager))
+        made.append(Way("arrival", by_arrival(grouped, scratch / "arrival"), False, variant))
+        made += [Way("grouped", grouped, False, variant), Way("trimmed", grouped, True, variant)]
         running: dict[Path, Any] = {}
         generators: dict[str, Generator] = {}
-        checks: dict[str, tuple[Expected, list[dict[str, np.ndarray]]]] = {}
         for way in made:
             if way.root not in running:
                 log = scratch / f"{way.root.name}.log"
                 running[way.root] = stack.enter_context(
                     server.start(way.root, via="embedded", log=log, allow_changed=True)
                 )
-            size = max(typical, *lengths) if way.padded else 0
-            feeds = [widened(source, r, source.inputs, max(size, n)) for r, n in zip(requests, lengths, strict=True)]
-            truth = [widened(source, a, source.outputs, max(size, n)) for a, n in zip(alone, lengths, strict=True)]
-            expected = Expected(truth, source.outputs, {}, source.mask, mask_dims)
-            generator = stack.enter_context(
-                Generator(running[way.root].endpoint.grpc, log=scratch / "load.log", timeout_s=60)
-            )
-            feeds = [fit_inputs(feed, promised.inputs) for feed in feeds]
-            generator.open(source.name, feeds, slots=max(concurrency), check=expected.for_load(feeds), share=SHARE)
-            generators[way.name], checks[way.name] = generator, (expected, feeds)
+            address = running[way.root].endpoint.grpc
+            generators[way.name] = stack.enter_context(clients.of(way, address, scratch / "load.log"))
             rows[way.name] = {n: [] for n in concurrency}
             windows[way.name] = {n: [] for n in concurrency}
         turns = [(way, n) for way in made for n in concurrency]
         for number in range(-1, rounds):  # the first is not counted: every shape is met
             random.Random(number).shuffle(turns)
             for way, n in turns:
-                generator = generators[way.name]
-                generator.start(Load(concurrency=n))
-                generator.window(WARM_S if number < 0 else SETTLE_S, least=1)
-                window = generator.window(seconds)
-                generator.stop()
+                window, figures = looked(generators[way.name], n, WARM_S if number < 0 else SETTLE_S, seconds)
                 if number >= 0:
                     windows[way.name][n].append(window)
-                    p50, p99 = (stability.percentile(window.latency_ms, q) for q in (50, 99))
-                    per_s = len(window.answered) / window.seconds
-                    rows[way.name][n].append(
-                        {"per_s": per_s, "p50_ms": p50, "p99_ms": p99, "client_cpu_s": window.cpu_s / window.seconds}
-                        | {"failures": generator.failures}
-                    )
+                    rows[way.name][n].append(figures)
+        worst: dict[str, Any] = {}
         for way in made:
-            expected, feeds = checks[way.name]
+            expected, feeds = clients.expected(way)
             verdict = expected.judge(feeds, generators[way.name].worst()[1])
             worst[way.name] = {row.name: row.sqnr_db for row in verdict.outputs}
+    lengths = clients.lengths
     return {
         "run": run.name,
-        "model": source.name,
-        "weights": source.weights,
+        "model": clients.source.name,
+        "weights": clients.source.weights,
         "variant": variant,
-        "requests": len(requests),
+        "eager": eager or None,
+        "requests": len(lengths),
         "tokens": {"mean": statistics.mean(lengths), "median": statistics.median(lengths), "longest": max(lengths)},
         "lengths": grouping.lengths,
+        "sweep": swept,
         "rounds": rows,
         "by_length": {
             way: {n: by_length(found, lengths) for n, found in loads.items()} for way, loads in windows.items()
@@ -217,20 +309,24 @@ def show(found: Mapping[str, Any]) -> None:
             ratio = stability.ratio_interval([1 / r["per_s"] for r in loads[n]], own) if len(own) > 1 else None
             gain = f"grouped is {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}] times" if ratio else ""
             p99 = f"{statistics.median(tails):8.1f}" if tails else "       —"
-            print(f"  {way:<36} {per_s:8.1f} /s   p99 {p99} ms   {gain}")
+            print(f"  {way:<48} {per_s:8.1f} /s   p99 {p99} ms   {gain}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--variant", required=True, help="id, such as openvino-fp32@cpu")
+    parser.add_argument("--eager", default="torch@cpu", help="the source itself, of the same run; '' leaves it out")
     parser.add_argument("--concurrency", default="16,64", help="clients at a time, separated by commas")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.5)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/serve_traffic.json"))
     asked = parser.parse_args()
+    ids = {v.id for v in document.read(asked.run).variants if v.status == "ok"}
+    if missing := {asked.variant, asked.eager} - ids - {""}:
+        parser.error(f"{asked.run} has no {' and no '.join(sorted(missing))} that passed")
     levels = [int(n) for n in asked.concurrency.split(",")]
-    found = measure(asked.run, asked.variant, levels, asked.rounds, asked.seconds)
+    found = measure(asked.run, asked.variant, asked.eager, levels, asked.rounds, asked.seconds)
     show(found)
     asked.out.write_text(
         json.dumps({"hardware": hardware.detect().id, "threads": hardware.cpu_threads(), **found}, indent=1) + "\n"

@@ -84,7 +84,7 @@ BREAKERS = {
     "samples npz": [b"PK\x03\x04", b"\x93NUMPY", b""],
     "requests": [*DEEP, b'{"data": [null]}', b'{"data": [{"ids": {"content": [1], "shape": {}}}]}', b'{"data": [[]]}'],
     "prices": [b"a: .nan", b"a: " + b"9" * 5000, b"null", b"a: {usd_per_hour: -1}"],
-    "arrivals": [b"nan\n1", b"1e400\n2", b"", b"\xff"],
+    "arrivals": [b"nan\n1", b"1e400\n2", b"", b"\xff", b'{"at": 1}\n2', b'{"at": ' + b"9" * 5000],
     "overrides": [
         b'output { label_filename: "a\\000" }',
         b"dynamic_batching {" * 200,

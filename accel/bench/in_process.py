@@ -14,7 +14,7 @@ from accel.bench.checker import Check
 from accel.bench.rounds import Reached
 from accel.core.errors import CheckFailed
 from accel.core.processes import Worker
-from accel.core.values import Artifact, CallSplit, LengthTime, Measurement, Traffic
+from accel.core.values import Artifact, CallSplit, LengthTime, Measurement, RequestTime, Traffic
 
 SPLIT_CALLS = 7
 """Calls of a point that are timed part by part on a GPU."""
@@ -259,4 +259,20 @@ class ProcessRunner:
             shapes=len({(group.length, group.requests) for group in groups}),
             first_pass_ms=self.first_pass_ms[point.key],
             by_length=tuple(by_length),
+            request_times=request_times(groups, passes_ms),
         )
+
+
+def request_times(groups: Sequence[TrafficGroup], passes_ms: np.ndarray) -> tuple[RequestTime, ...]:
+    """Return what a request of each padded length costs, shortest first; nothing without lengths.
+
+    Args:
+        passes_ms: times of the calls (passes, groups).
+    """
+    call_ms = np.median(passes_ms, axis=0)
+    found = []
+    for length in sorted({group.length for group in groups if group.length is not None}):
+        own = [i for i, group in enumerate(groups) if group.length == length]
+        requests = sum(groups[i].requests for i in own)
+        found.append(RequestTime(length, requests, float(call_ms[own].sum()) / requests))
+    return tuple(found)

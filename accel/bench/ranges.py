@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from accel.bench.load import Arrivals, Load
+from accel.core import recorded
 from accel.core.errors import InputError, UsageError, raised_as
 
 
@@ -41,7 +42,9 @@ def rates(text: str, arrivals: Arrivals, gaps_s: tuple[float, ...] = ()) -> tupl
 
 
 def arrivals(text: str) -> tuple[Arrivals, tuple[float, ...]]:
-    """Read ``constant``, ``poisson`` or the path of a file of recorded arrival times (seconds, ascending, one a line).
+    """Read ``constant``, ``poisson`` or the path of a file of recorded arrival times.
+
+    That is one of seconds, ascending, one a line; or recorded requests as of ``core.recorded``, each with ``at``.
 
     Returns:
         The kind, and the recorded gaps in seconds: the first one is the mean of the others.
@@ -54,13 +57,16 @@ def arrivals(text: str) -> tuple[Arrivals, tuple[float, ...]]:
         return cast(Arrivals, text), ()
     if not Path(text).is_file():
         raise UsageError(f"--arrivals {text} is unknown", fix="give constant, poisson or a file of arrival times")
-    with raised_as(InputError, ValueError, f"{text} holds no arrival times", fix="write seconds, one time a line"):
-        times = [float(line) for line in Path(text).read_text(encoding="utf-8").split()]
+    form = "write seconds, one time a line"
+    with raised_as(InputError, (OSError, ValueError), f"{text} holds no arrival times", fix=form):
+        content = Path(text).read_text(encoding="utf-8-sig")
+        if content.lstrip().startswith("{"):
+            times, form = recorded.read_times(Path(text)), recorded.FORM
+        else:
+            times = [float(line) for line in content.split()]
     gaps = [b - a for a, b in itertools.pairwise(times)]
     if not gaps or not min(gaps) >= 0 or not 0 < sum(gaps) < float("inf"):
-        raise InputError(
-            f"{text}: expected at least two times in ascending order", fix="write seconds, one time a line"
-        )
+        raise InputError(f"{text}: expected at least two times in ascending order", fix=form)
     return "recorded", (sum(gaps) / len(gaps), *gaps)
 
 

@@ -1,8 +1,9 @@
 """Few lengths for many: how long requests are, and to which sizes padding them costs least."""
 
+import bisect
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,34 @@ def buckets(histogram: Mapping[int, float], cost: Callable[[int], float], most: 
             for j, n in enumerate((0, *lengths))
         ]
     return best[-1][1]
+
+
+def measured_cost(times: Sequence[tuple[int, float, float]]) -> Callable[[int], float]:
+    """Return the cost of a request at any size, from what requests of some sizes were measured to take.
+
+    A cost never falls as the size grows: where a larger size was faster, both have their mean, weighted by requests
+    (isotonic regression by pooling neighbours). Between two sizes it is the straight line; beyond the ends, theirs.
+
+    Args:
+        times: size, how many requests have it, and what each takes; at least one, no size twice.
+    """
+    pools: list[tuple[list[int], float, float]] = []
+    for size, weight, cost in sorted(times):
+        sizes = [size]
+        while pools and pools[-1][2] >= cost:
+            before, more, other = pools.pop()
+            sizes, cost, weight = before + sizes, (cost * weight + other * more) / (weight + more), weight + more
+        pools.append((sizes, weight, cost))
+    known = [(size, cost) for sizes, _, cost in pools for size in sizes]
+
+    def cost_of(size: int) -> float:
+        at = bisect.bisect_left(known, (size, -math.inf))
+        if at == 0 or at == len(known):
+            return known[min(at, len(known) - 1)][1]
+        (low, least), (high, most) = known[at - 1], known[at]
+        return least + (most - least) * (size - low) / (high - low)
+
+    return cost_of
 
 
 def bucket_of(sizes: tuple[int, ...], length: int) -> int:

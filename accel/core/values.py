@@ -681,6 +681,14 @@ class LengthTime(NamedTuple):
     p90_ms: float | None
 
 
+class RequestTime(NamedTuple):
+    """What requests that are padded to one length cost: the time of their calls, divided among them."""
+
+    length: int
+    requests: int
+    ms: float
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """What requests of their own lengths were timed: all that wait are grouped by length, group after group.
@@ -692,6 +700,7 @@ class Traffic:
         shapes: how many different shapes the groups have.
         first_pass_ms: the first pass after loading, in which a runtime meets each shape for the first time.
         by_length: times of short and long requests apart, shortest first.
+        request_times: cost of a request by the length it is padded to, shortest first; empty without such an axis.
     """
 
     requests: int
@@ -700,6 +709,7 @@ class Traffic:
     shapes: int
     first_pass_ms: float
     by_length: tuple[LengthTime, ...]
+    request_times: tuple[RequestTime, ...] = ()
 
     @property
     def padding(self) -> float | None:

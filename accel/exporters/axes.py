@@ -149,11 +149,11 @@ def resolve(
     """
     axes = extents(inputs, profile)
     given = {
-        "min": _given_sizes(inputs, request.min_shapes, "--min-shape"),
-        "opt": _given_sizes(inputs, request.opt_shapes, "--shape"),
-        "max": _given_sizes(inputs, request.max_shapes, "--max-shape"),
+        "min": given_sizes(inputs, request.min_shapes, "--min-shape"),
+        "opt": given_sizes(inputs, request.opt_shapes, "--shape"),
+        "max": given_sizes(inputs, request.max_shapes, "--max-shape"),
     }
-    multiples = _given_sizes(inputs, request.multiples, "--multiple", fixed=False)
+    multiples = given_sizes(inputs, request.multiples, "--multiple", fixed=False)
     for name, e in axes.items():
         step = multiples.get(name, e.multiple)
         for point, sizes in given.items():
@@ -221,10 +221,14 @@ def known_input(name: str, known: Iterable[str], option: str) -> None:
         )
 
 
-def _given_sizes(
+def given_sizes(
     inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], option: str, *, fixed: bool = True
 ) -> dict[str, int]:
-    """Return axis → the number given for it; for an axis of one size it must be that size where ``fixed``."""
+    """Return axis → the number given for it; for an axis of one size it must be that size where ``fixed``.
+
+    Raises:
+        UsageError: an unknown input, a wrong rank or fixed size, or two sizes for one axis; begins with ``option``.
+    """
     by_name = {s.name: s for s in inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():

@@ -50,7 +50,7 @@ class SourceRequest:
         model_name: name of the model on the server, when the user chose it.
         graph: what to take of a TensorFlow source.
         call: how Python code calls the model that the file was made of.
-        traffic: what requests of the traffic are like: ``samples``, or a file of recorded lengths as an absolute path;
+        traffic: what requests of the traffic are like: ``samples``, or a file of recorded requests as an absolute path;
             None where it is not measured.
         pool: how the vectors of a text's tokens become one, or None for what the source says itself.
         states: of a stateful model, by input that holds a state: the output of the step before that gives it.

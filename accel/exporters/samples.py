@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.core import recorded
 from accel.core.errors import SampleError, raised_as
 from accel.core.feeds import Feed, fit_inputs, write_feeds
 from accel.core.files import write_text
@@ -107,10 +108,9 @@ def make_samples(
     write_feeds(out_dir / "shapes.npz", {point: _at(at, gate, source) for point, at in shape_points(source).items()})
     requests: Mapping[str, Feed] = {}
     if request.traffic is not None:
-        recorded = request.traffic != traffic.FROM_SAMPLES
-        lengths = traffic.read_lengths(Path(request.traffic)) if recorded else None
-        requests = traffic.feeds(source, gate, lengths)
-        said = f"as long as recorded in {Path(request.traffic).name}" if recorded else "each of its sample's own length"
+        log = Path(request.traffic) if request.traffic != traffic.FROM_SAMPLES else None
+        requests = traffic.feeds(source, gate, recorded.read(log) if log else None)
+        said = f"of sizes as recorded in {log.name}" if log else "each of its sample's own length"
         note += f"; {traffic.REQUESTS} requests of the traffic, {said}"
     made = coverage.feeds(source, lambda shapes: _at(shapes, gate, source))
     write_feeds(out_dir / "coverage.npz", {**requests, **made})
@@ -156,15 +156,15 @@ def _streams(source: ModelSource, labels: str | None, *, seed: int) -> tuple[Str
     plain, given = without_states(source), source.samples
     if given in ("random", "zoo"):
         items, own, origin = _items(plain, labels, seed=seed)
-        recorded = [(items, own or [])]
+        played = [(items, own or [])]
     else:
         files = [str(f) for f in sample_files(Path(given))] if Path(given).is_dir() else [given]
         read = (user_items(file, source, labels) for file in files)
         shown = [[{n: v for n, v in feed.items() if n not in source.states} for feed in feeds] for feeds in read]
-        recorded = [_check(feeds, plain, labels) for feeds in shown]
+        played = [_check(feeds, plain, labels) for feeds in shown]
         origin = f"the user's streams ({Path(given).name})"
-    told = [own for _, own in recorded]
-    streams = cut(source, [steps for steps, _ in recorded], told if any(told) else ())
+    told = [own for _, own in played]
+    streams = cut(source, [steps for steps, _ in played], told if any(told) else ())
     lengths = " and ".join(str(len(s)) for s in streams.steps)
     return streams, f"{origin}: {lengths} steps"
 

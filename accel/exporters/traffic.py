@@ -1,27 +1,27 @@
-"""Requests as they come, each of its own length: drawn from the samples, or as long as recorded ones.
+"""Requests as they come, each of its own length: drawn from the samples, or of the sizes of recorded ones.
 
 Requests of similar length share a feed, padded to one of a few lengths, as a server can do it that groups what waits.
 Nothing here knows a runtime. The feeds are among those of the proof (``coverage``), so what is timed is proved; and
 ``check`` holds the source's answers to them against its answers to each request alone. Only NumPy is imported.
 """
 
-import json
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from accel.core.buckets import bucket_of, buckets
-from accel.core.errors import SampleError, raised_as
+from accel.core.errors import SampleError, UsageError
 from accel.core.feeds import Feed
+from accel.core.recorded import Recorded
 from accel.core.values import ModelSource, TensorSpec
-from accel.exporters.axes import batch_axis, batches, cut, extents, hidden_axes, sizes_of
+from accel.exporters.axes import batch_axis, batches, cut, extents, given_sizes, hidden_axes, sizes_of
 
 FROM_SAMPLES = "samples"
-"""In place of a file of recorded lengths: each request is as long as its sample."""
+"""In place of a file of recorded requests: each request is as long as its sample."""
 REQUESTS = 64
 """Requests of a pass; also how many wait at once for others of their length."""
 LARGEST = 64
@@ -33,7 +33,6 @@ STEP = 8
 ALONE_DB = 60.0
 """Least SQNR of the source's answers in a group against its answers alone: 1 in 1000, far above what a mask that does
 not hide the padding leaves, far below the last bits of FP32."""
-FORM = 'a line for each request, in the order of arrival: {"length": 17} or 17'
 
 Items = Sequence[Mapping[str, np.ndarray]]
 
@@ -63,40 +62,17 @@ def point(feed: str) -> str | None:
     return name if dot and number.isdigit() and name[:1] == "t" and name[1:].isdigit() else None
 
 
-def read_lengths(path: Path) -> list[int]:
-    """Read recorded lengths: JSON lines, each a number or an object with ``length``; other fields are passed over.
-
-    Raises:
-        SampleError: the file cannot be read or is empty, or a line holds no length.
-    """
-    with raised_as(SampleError, (OSError, UnicodeDecodeError), f"the traffic {path} cannot be read", fix=FORM):
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        with raised_as(SampleError, (ValueError, RecursionError), f"{path.name}:{number} is not JSON", fix=FORM):
-            row = json.loads(line)
-        length = row.get("length") if isinstance(row, dict) else row
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise SampleError(f"{path.name}:{number} has no length: expected a number above 0", fix=FORM)
-        found.append(length)
-    if not found:
-        raise SampleError(f"the traffic {path} holds no requests", fix=FORM)
-    return found
-
-
-def feeds(source: ModelSource, items: Items, lengths: Sequence[int] | None = None) -> dict[str, Feed]:
+def feeds(source: ModelSource, items: Items, recorded: Sequence[Recorded] | None = None) -> dict[str, Feed]:
     """Make the feeds of a pass over the requests, for each size of ``sizes``.
 
     Args:
         items: samples, one each; padding at their end that the mask shows is cut off.
-        lengths: recorded lengths: a sample of about that length is repeated or cut to it. None: as the samples are.
+        recorded: a sample of about the size of each is repeated or cut to it. None: as the samples are.
 
     Raises:
-        SampleError: a length that the model does not take, or lengths for a model without an axis of its own for them.
+        SampleError: a size that the model does not take, or lengths for a model without an axis of its own for them.
     """
-    drawn = _requests(source, items, lengths)
+    drawn = _requests(source, items, recorded)
     made: dict[str, Feed] = {}
     for size in sizes(source):
         groups = enumerate(grouped(source, drawn, size))
@@ -156,29 +132,49 @@ def requests(source: ModelSource, feed: Feed) -> tuple[int, int | None, int | No
     return rows, sum(_length(mask[None]) for mask in feed[str(source.mask)]), length
 
 
-def _requests(source: ModelSource, items: Items, lengths: Sequence[int] | None) -> list[dict[str, np.ndarray]]:
-    """Draw ``REQUESTS`` of them at even distances of their lengths, so that few show what many are like."""
-    axis = length_axis(source)
+def _requests(source: ModelSource, items: Items, recorded: Sequence[Recorded] | None) -> list[dict[str, np.ndarray]]:
+    """Draw ``REQUESTS`` of them at even distances of their sizes, so that few show what many are like."""
     own = sorted((trimmed(source, item) for item in items), key=lambda item: length_of(source, item))
-    if lengths is None:
+    if recorded is None:
         return [own[i] for i in _even(len(own))]
-    if axis is None:
-        raise SampleError(
-            f"recorded lengths need one axis of the inputs to be the length, and {source.name} has "
-            f"{[str(d) for s in source.inputs for d in s.dims if isinstance(d, str)] or 'none that varies'}",
-            fix="leave --traffic out: --objective traffic takes the samples as they are",
-        )
-    extent = extents(source.inputs, source.profile)[axis]
-    every = sorted(lengths)
-    for wrong in (every[0], every[-1]):
-        if not extent.min <= wrong <= extent.max:
+    every = [_asked(source, request) for request in recorded]
+    every.sort(key=lambda sizes: (math.prod(sizes.values()), *sizes.values()))
+    have = [sizes_of(source.inputs, item) for item in own]
+    drawn = []
+    for sizes in (every[i] for i in _even(len(every))):
+        nearest = min(range(len(own)), key=lambda i: sum(abs(have[i][name] - n) for name, n in sizes.items()))
+        drawn.append(_resized(source, own[nearest], sizes))
+    return drawn
+
+
+def _asked(source: ModelSource, request: Recorded) -> dict[str, int]:
+    """Return the size of each axis that varies, but for the batch, that a recorded request stands for."""
+    axes = {n: e for n, e in extents(source.inputs, source.profile).items() if n != batch_axis(source)}
+    if request.length is not None:
+        if len(axes) != 1:
             raise SampleError(
-                f"the traffic has a request of length {wrong}, and {axis!r} goes from {extent.min} to {extent.max}",
+                f"{request.line} has a length, which needs one axis of the inputs to be the length, and {source.name} "
+                f"has {list(axes) or 'none that varies'}",
+                fix='give the "shape" of its inputs; or leave --traffic out: --objective traffic takes the samples',
+            )
+        found = dict.fromkeys(axes, request.length)
+    else:
+        own = [dataclasses.replace(s, dims=s.dims[1:]) if source.batched else s for s in source.inputs]
+        try:
+            found = given_sizes(own, request.shapes, f'"shape" of {request.line}')
+        except UsageError as error:
+            raise SampleError(error.message, fix=error.fix) from None
+    sizes = {}
+    for name, extent in axes.items():
+        if name not in found:
+            raise SampleError(f'"shape" of {request.line} says nothing of axis {name!r}', fix="give all inputs' shapes")
+        if not extent.min <= found[name] <= extent.max:
+            raise SampleError(
+                f"{request.line} asks for {found[name]} of axis {name!r}, which goes from {extent.min} to {extent.max}",
                 fix="leave out or cut what the model's server refuses or cuts, or widen --min-shape / --max-shape",
             )
-    have = [length_of(source, item) for item in own]
-    wanted = [-(-every[i] // extent.multiple) * extent.multiple for i in _even(len(every))]
-    return [_resized(source, own[int(np.argmin([abs(n - w) for n in have]))], axis, w) for w in wanted]
+        sizes[name] = -(-found[name] // extent.multiple) * extent.multiple
+    return sizes
 
 
 def _even(count: int) -> list[int]:
@@ -207,13 +203,13 @@ def held(source: ModelSource, length: int, *, step: int = STEP) -> int:
     return min(extent.max, max(extent.min, -(-length // step) * step))
 
 
-def _resized(source: ModelSource, item: Feed, axis: str, size: int) -> dict[str, np.ndarray]:
+def _resized(source: ModelSource, item: Feed, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     made = {}
     for spec in source.inputs:
         value = item[spec.name]
-        if axis in spec.dims:
-            at = spec.dims.index(axis)
-            value = np.take(value, np.arange(size) % value.shape[at], axis=at)
+        for at, dim in enumerate(spec.dims):
+            if dim in sizes:
+                value = np.take(value, np.arange(sizes[str(dim)]) % value.shape[at], axis=at)
         made[spec.name] = np.ones_like(value) if spec.name == source.mask else value
     return made
 

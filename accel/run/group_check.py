@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from accel.builders import Session, targets
-from accel.core.buckets import buckets, own_lengths
+from accel.core.buckets import buckets, measured_cost, own_lengths
 from accel.core.errors import StageError
 from accel.core.feeds import Feed, read_feeds
-from accel.core.values import Artifact, ModelSource, Parity
+from accel.core.values import Artifact, ModelSource, Parity, RequestTime
 from accel.exporters import traffic, verdict
 from accel.exporters.axes import extents, hidden_axes
 from accel.exporters.probe import ended
@@ -44,12 +44,14 @@ def check_groups(
     samples_folder: Path,
     gate: Mapping[str, float],
     threads: int,
+    times: tuple[RequestTime, ...] = (),
 ) -> GroupCheck:
     """Hold a variant's answers in groups of arbitrary lengths against its answers alone, by the variant's own gate.
 
     Args:
         folder: where the artifact's files lie.
         gate: of the verdict on the variant.
+        times: as of ``lengths``.
     """
     source = described.source
     axis = traffic.length_axis(source)
@@ -61,7 +63,7 @@ def check_groups(
     least = extents(source.inputs, source.profile)["batch"].min
     if least > 1:
         return GroupCheck(why_not=f"its batch begins at {least}")
-    grouping = _lengths(described, samples_folder, axis, mask.name)
+    grouping = lengths(described, samples_folder, axis, mask.name, times)
     items = _rows(source, samples_folder / described.samples.gate.path, grouping)
     builder = targets.discover()[artifact.variant.target.name]
     with contextlib.closing(builder.open(artifact, folder, threads=threads, mode="latency")) as session:
@@ -97,8 +99,14 @@ def hold(
     return verdict.compare(source, asked, alone, found, gate)
 
 
-def _lengths(described: Described, samples_folder: Path, axis: str, mask: str) -> Grouping:
-    """Choose the lengths for what the samples, or the recorded traffic, are like, beside the powers of two."""
+def lengths(
+    described: Described, samples_folder: Path, axis: str, mask: str, times: Sequence[RequestTime] = ()
+) -> Grouping:
+    """Choose the lengths for what the samples, or the recorded traffic, are like, beside the powers of two.
+
+    Args:
+        times: what requests of some lengths were measured to cost on the variant; without them each costs its length.
+    """
     source, samples = described.source, described.samples
     extent = extents(source.inputs, source.profile)[axis]
     known = read_feeds(samples_folder / samples.coverage.path) if samples.coverage else {}
@@ -107,7 +115,7 @@ def _lengths(described: Described, samples_folder: Path, axis: str, mask: str) -
     if source.samples != "random":
         for feed in recorded or read_feeds(samples_folder / samples.gate.path).values():
             seen.update(traffic.held(source, n) for n in own_lengths(feed[mask]).tolist())
-    usual = buckets(seen, float, traffic.SHAPES) if seen else ()
+    usual = buckets(seen, measured_cost(times) if times else float, traffic.SHAPES) if seen else ()
     steps = {traffic.held(source, n, step=1) for n in ladder(extent.min, extent.max)}
     rows = extents(source.inputs, source.profile)["batch"].max
     return Grouping(mask, axis, tuple(sorted({*usual, *steps})), usual, rows)

@@ -245,7 +245,7 @@ class Job(Options, BaseModel):
         bool, Field(description="A first verdict, by latency: only the targets that win most often for such models")
     ] = False
     traffic: Annotated[
-        Path | None, Field(description="Recorded lengths (.jsonl) of requests, for the objective traffic")
+        Path | None, Field(description="Recorded requests (.jsonl): length or shape of each, for the objective traffic")
     ] = None
     objectives: Annotated[
         Objectives,

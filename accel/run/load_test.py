@@ -69,7 +69,9 @@ class LoadTestRequest(Options, BaseModel):
         str | None, Field(description="Closed loop: N, 1:16 (powers of two) or START:END:STEP  [default: 1:16]")
     ] = None
     request_rate: Annotated[str | None, Field(description="Open loop, per second: RATE or START:END:STEP")] = None
-    arrivals: Annotated[str, Field(description="Gaps of an open loop: constant, poisson or a file of times")] = ARRIVALS
+    arrivals: Annotated[
+        str, Field(description="Gaps of an open loop: constant, poisson, or a file of times or recorded requests")
+    ] = ARRIVALS
     table: Annotated[
         bool, Field(description="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
     ] = False

@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +32,7 @@ from accel.core.values import (
     OnnxModel,
     Parity,
     PrecisionConverted,
+    RequestTime,
     Skipped,
     Target,
     Variant,
@@ -41,7 +42,7 @@ from accel.exporters.axes import extents, with_fixed
 from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.request import SourceRequest
 from accel.graph.arithmetic import Arithmetic
-from accel.run import kits, store, tasks
+from accel.run import group_check, kits, store, tasks
 from accel.run.group_check import GroupCheck, check_groups
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import NarrowedModel
@@ -166,7 +167,7 @@ class Stages:
         request = self._job.request
         quick = sources.quick_key(request)
         quick = quick or sources.quick_key(request, worker.call(tasks.source_of, request).key)
-        code = store.code_hash("exporters", "core/feeds.py")
+        code = store.code_hash("exporters", "core/buckets.py", "core/feeds.py", "core/recorded.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
         stage = self._stage("source", key, Described, lambda folder: worker.call(tasks.describe, request, folder))
@@ -456,6 +457,7 @@ class Stages:
             "unproved": unproved,
             "code": store.code_hash(
                 *("core/accuracy", "run/tasks.py", "run/group_check.py", "run/stream_check.py", "triton/grouping.py"),
+                "core/buckets.py",
                 *("builders/__init__.py", *(("exporters/streams.py",) if made.source.states else ())),
             ),
             "hardware": self._hardware.fingerprint,
@@ -516,6 +518,31 @@ class Stages:
             if parity.settled(stage.value.parity):
                 return stage
         return self._stage(name, key, Proof, functools.partial(make, first=False))
+
+    def regrouped(
+        self, built: Stage[Artifact], proof: Stage[Proof], described: Stage[Described], times: tuple[RequestTime, ...]
+    ) -> Stage[Proof]:
+        """Choose the lengths that requests are padded to by what they were measured to cost, and prove these.
+
+        Returns:
+            The proof with them; as it was where they stay the same, or are not held.
+
+        Raises:
+            StageError: the variant's process ended.
+        """
+        made, artifact, groups = described.value, built.value, proof.value.groups
+        if (old := groups.grouping) is None or not times:
+            return proof
+        if group_check.lengths(made, described.folder, old.axis, old.mask, times).usual == old.usual:
+            return proof
+
+        def make(_: Path) -> Proof:
+            files = built.folder / FILES
+            with self.worker(artifact.variant.id, python=self.python(artifact.variant)) as own:
+                found = own.call(check_groups, artifact, files, made, described.folder, old.gate, self.threads, times)
+            return replace(proof.value, groups=found if found.grouping is not None else groups)
+
+        return self._stage(f"groups-{artifact.variant.id}", store.key(proof=proof.key, times=times), Proof, make)
 
     def emit(
         self,

@@ -129,6 +129,22 @@ def test_recorded_arrivals_keep_their_gaps_at_any_rate(tmp_path, count):
     assert str(Load(rate_per_s=10.0, arrivals=kind, gaps_s=gaps)) == "10/s recorded"
 
 
+def test_recorded_requests_say_when_they_came(tmp_path):
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"length": 9, "at": 5}\n{"length": 3, "at": 5.5}\n\n{"length": 3, "at": 5.75}\n')
+    kind, gaps = arrivals(str(file))
+    assert (kind, gaps) == ("recorded", pytest.approx((0.375, 0.5, 0.25)))
+    for text, said in {
+        '{"length": 9}': 'log.jsonl:1 has no "at"',
+        '{"at": 2}\n{"at": 1}': '"at" of log.jsonl:2 is before',
+        '{"at": 2}': "at least two times",
+        '{"at": 2}\n{"at": 2}': "at least two times",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(InputError, match=said):
+            arrivals(str(file))
+
+
 @pytest.mark.parametrize("text", ["1.0", "2\n1", "1\n1", "a b", "1\nnan"])
 def test_a_file_that_holds_no_arrival_times_is_refused(tmp_path, text):
     (tmp_path / "times.txt").write_text(text)

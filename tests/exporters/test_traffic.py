@@ -8,6 +8,7 @@ import pytest
 
 from accel.core.errors import SampleError
 from accel.core.feeds import fit_inputs
+from accel.core.recorded import Recorded
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters import traffic
 from accel.exporters.sources import quick_key, recognise
@@ -117,37 +118,88 @@ def test_what_an_axis_takes_is_kept():
     assert traffic.sizes(alone) == [1]
 
 
-def test_recorded_lengths_take_the_place_of_the_samples_own(tmp_path):
-    file = tmp_path / "log.jsonl"
-    file.write_text('{"length": 50, "at": "10:00"}\n\n3\n{"length": 3}\n3\n')
-    assert traffic.read_lengths(file) == [50, 3, 3, 3]
-    made = traffic.feeds(MASKED, items([20]), traffic.read_lengths(file))
+def recorded(*lengths):
+    return [Recorded(f"log.jsonl:{number}", length) for number, length in enumerate(lengths, 1)]
+
+
+def test_recorded_lengths_take_the_place_of_the_samples_own():
+    made = traffic.feeds(MASKED, items([20]), recorded(50, 3, 3, 3))
     lengths = [int(n) for feed in of(made, 1) for n in feed["mask"].sum(axis=1)]
     assert {n: lengths.count(n) for n in lengths} == {50: 16, 3: 48}
     assert (of(made, 1)[0]["ids"] != 0).sum() == 50  # of real values
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"tokens": 3}', "0", "true", '{"length": 2.5}', '"5"'])
-def test_a_line_without_a_length_is_named(tmp_path, line):
-    file = tmp_path / "log.jsonl"
-    file.write_text(f"3\n{line}\n")
-    with pytest.raises(SampleError, match=r"log\.jsonl:2"):
-        traffic.read_lengths(file)
+PICTURE = TensorSpec("pixels", "float32", ("batch", 3, "height", "width"))
+DETECTING = dataclasses.replace(
+    source_of(POOLED),
+    inputs=(PICTURE,),
+    mask=None,
+    profile={"pixels": ShapeRange((1, 3, 32, 32), (1, 3, 96, 96), (4, 3, 160, 160), (1, 1, 32, 32))},
+)
 
 
-def test_lengths_that_the_model_does_not_take_are_refused(tmp_path):
-    with pytest.raises(SampleError, match="length 65, and 'seq' goes from 1 to 64"):
-        traffic.feeds(MASKED, items([5]), [5, 65])
+def pictures(*sizes):
+    return [{"pixels": np.random.default_rng(h).random((1, 3, h, w), np.float32)} for h, w in sizes]
+
+
+def shaped(*sizes):
+    return [Recorded(f"log.jsonl:{n}", shapes={"pixels": (3, *size)}) for n, size in enumerate(sizes, 1)]
+
+
+def test_recorded_shapes_give_requests_of_their_own_sizes():
+    given = pictures((32, 64), (128, 96))
+    made = traffic.feeds(DETECTING, given, shaped((160, 96), (60, 64), (160, 96), (32, 160)))
+    for size in traffic.sizes(DETECTING):
+        rows = [(feed["pixels"].shape[2:], len(feed["pixels"])) for feed in of(made, size)]
+        counted = {shape: sum(n for own, n in rows if own == shape) for shape, _ in rows}
+        assert counted == {(64, 64): 16, (32, 160): 16, (160, 96): 32}  # 60 is no multiple of 32
+        assert max(n for _, n in rows) == size
+    tall = next(feed["pixels"] for feed in of(made, 1) if feed["pixels"].shape[2] == 160)
+    np.testing.assert_array_equal(tall[:, :, :128], given[1]["pixels"])  # of the sample that is most like it
+    np.testing.assert_array_equal(tall[:, :, 128:], given[1]["pixels"][:, :, :32])
+
+
+def test_one_input_says_the_size_of_the_axes_it_shares():
+    made = traffic.feeds(MASKED, items([20]), [Recorded("log.jsonl:1", shapes={"ids": (7,)})])
+    assert {int(n) for feed in made.values() for n in feed["mask"].sum(axis=1)} == {7}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ({"pixel": (3, 64, 64)}, r'"shape" of log.jsonl:2: the model has no input \'pixel\' \(did you mean pixels'),
+        ({"pixels": (64, 64)}, r'"shape" of log.jsonl:2 pixels: 2 sizes given, expected 3'),
+        ({"pixels": (1, 64, 64)}, r'"shape" of log.jsonl:2 pixels: an axis is fixed at 3, found 1'),
+        ({"pixels": (3, 64, 200)}, r"log.jsonl:2 asks for 200 of axis 'width', which goes from 32 to 160"),
+    ],
+)
+def test_shapes_that_the_model_does_not_take_are_refused(shapes, said):
+    asked = [*shaped((64, 64)), Recorded("log.jsonl:2", shapes=shapes)]
+    with pytest.raises(SampleError, match=said):
+        traffic.feeds(DETECTING, pictures((64, 64)), asked)
+
+
+def test_a_shape_says_the_sizes_of_all_axes():
+    more = TensorSpec("boxes", "float32", ("batch", "count"))
+    profile = {**DETECTING.profile, "boxes": ShapeRange((1, 1), (1, 2), (4, 9))}
+    source = dataclasses.replace(DETECTING, inputs=(PICTURE, more), profile=profile)
+    given = [{**pictures((64, 64))[0], "boxes": np.ones((1, 2), np.float32)}]
+    with pytest.raises(SampleError, match=r"\"shape\" of log.jsonl:1 says nothing of axis 'count'"):
+        traffic.feeds(source, given, shaped((64, 64)))
+
+
+def test_lengths_that_the_model_does_not_take_are_refused():
+    with pytest.raises(SampleError, match=r"log.jsonl:2 asks for 65 of axis 'seq', which goes from 1 to 64"):
+        traffic.feeds(MASKED, items([5]), recorded(5, 65))
     fixed = TensorSpec("x", "float32", ("batch", 3))
     picture = dataclasses.replace(
         source_of(POOLED), inputs=(fixed,), mask=None, profile={"x": ShapeRange((1, 3), (1, 3), (4, 3))}
     )
-    with pytest.raises(SampleError, match="one axis of the inputs to be the length"):
-        traffic.feeds(picture, [{"x": np.ones((1, 3), np.float32)}], [5])
+    with pytest.raises(SampleError, match=r"log.jsonl:1 has a length, .* one axis of the inputs to be the length"):
+        traffic.feeds(picture, [{"x": np.ones((1, 3), np.float32)}], recorded(5))
+    with pytest.raises(SampleError, match=r"one axis .* has \['height', 'width'\]"):
+        traffic.feeds(DETECTING, pictures((64, 64)), recorded(5))
     assert traffic.requests(picture, {"x": np.ones((4, 3), np.float32)}) == (4, None, None)
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(SampleError, match="holds no requests"):
-        traffic.read_lengths(tmp_path / "empty.jsonl")
 
 
 def hiding(feed):

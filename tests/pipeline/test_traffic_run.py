@@ -1,19 +1,24 @@
 """The objective traffic, end to end: requests of their own lengths are proved, measured, decided on and shown."""
 
 import json
+import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
 from tiny_run import convert
 
+from accel.core.buckets import buckets, measured_cost
 from accel.core.errors import SampleError, UsageError
 from accel.core.feeds import read_feeds
-from accel.core.values import ShapeRange, Target, Variant, from_json
+from accel.core.values import RequestTime, ShapeRange, Target, Variant, from_json
 from accel.exporters import describe, traffic
 from accel.exporters.samples import make_samples
-from accel.run import points
+from accel.run import group_check, points
 from accel.run.job import Job
+from accel.run.stages import Stages
 from accel.run.tasks import Described
+from accel.triton import manifest as manifests
 
 FACTORY = '''
 import numpy as np
@@ -103,6 +108,51 @@ def test_every_variant_answers_the_same_requests_in_groups_of_each_size(run):
     ]
 
 
+def test_repositories_pad_to_the_lengths_that_cost_least_as_measured(run, out):
+    for id in ("openvino-fp32@cpu", "ort@cpu"):
+        best = max(rows(run)[id]["measurements"], key=lambda p: p["throughput_per_s"])
+        times = best["traffic"]["request_times"]
+        assert sum(time["requests"] for time in times) == traffic.REQUESTS
+        assert [time["length"] for time in times] == sorted({time["length"] for time in times})
+        assert all(time["ms"] > 0 for time in times)
+        (inputs,) = out.glob(".store/source-*/coverage.npz")
+        alone = [f for n, f in read_feeds(inputs).items() if traffic.point(n) == "t1"]
+        seen = Counter(-(-int(feed["attention_mask"].sum()) // traffic.STEP) * traffic.STEP for feed in alone)
+        cost = measured_cost([(time["length"], time["requests"], time["ms"]) for time in times])
+        grouping = manifests.read(out / "repositories" / id).grouping
+        assert grouping.usual == buckets(seen, cost, traffic.SHAPES)
+        assert grouping.compared > 0
+
+
+def test_other_costs_choose_other_lengths(run, out):
+    """Where calls take as long whatever their length, all are padded to the longest."""
+    (described,) = out.glob(".store/source-*")
+    value = from_json(Described, json.loads((described / "value.json").read_text())["value"])
+    lengths = group_check.lengths(value, described, "seq", "attention_mask").usual
+    assert lengths == (8, 16, 24)
+    flat = [RequestTime(n, 1, 2.0) for n in lengths]
+    found = group_check.lengths(value, described, "seq", "attention_mask", flat)
+    assert found.usual == (24,)
+    assert set(found.lengths) == {8, 16, 24, 32}  # the powers of two, and what was chosen
+
+
+def test_lengths_chosen_anew_are_proved_and_emitted(source, out, run, tmp_path, monkeypatch):
+    again = shutil.copytree(out, tmp_path / "attending", symlinks=True)
+    regrouped = Stages.regrouped
+
+    def at_one_cost(self, built, proof, described, times):
+        return regrouped(self, built, proof, described, tuple(RequestTime(t.length, 1, 2.0) for t in times))
+
+    monkeypatch.setattr(Stages, "regrouped", at_one_cost)
+    found = convert(source, again, "openvino-fp32,ort,null", **SHAPES, objective=["traffic"], static=True)
+    assert found["decisions"][0]["chosen"] is not None
+    for id in ("openvino-fp32@cpu", "ort@cpu"):
+        grouping = manifests.read(again / "repositories" / id).grouping
+        assert grouping.usual == (24,)
+        assert grouping.compared > 0
+        assert grouping.gate == manifests.read(out / "repositories" / id).grouping.gate
+
+
 def test_a_static_build_competes_padded_to_its_shape(run):
     static = rows(run)["openvino-fp32@cpu+1x32"]
     assert static["status"] == "ok"
@@ -149,7 +199,7 @@ def test_recorded_lengths_are_part_of_the_samples(source, tmp_path):
     assert job.objectives == ("latency", "throughput", "traffic")
     described = describe(job.request)
     made = make_samples(described, job.request, tmp_path / "samples")
-    assert "64 requests of the traffic, as long as recorded in log.jsonl" in made.origin
+    assert "64 requests of the traffic, of sizes as recorded in log.jsonl" in made.origin
     groups = read_feeds(tmp_path / "samples" / made.coverage.path)
     alone = [feed for name, feed in groups.items() if traffic.point(name) == "t1"]
     assert sum(int(feed["attention_mask"].sum()) for feed in alone) == 62 * 4 + 2 * 30

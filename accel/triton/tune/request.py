@@ -87,7 +87,10 @@ class TuneRequest(TuneOptions, Options, BaseModel):
         ),
     ]
     arrivals: Annotated[
-        str, Field(description="Open loop: poisson, constant or a file of times; closed: a closed loop")
+        str,
+        Field(
+            description="Open loop: poisson, constant, a file of times or of recorded requests; closed: a closed loop"
+        ),
     ] = "poisson"
     prices: Annotated[
         Mapping[str, Price],
