@@ -265,8 +265,7 @@ class Mixing:
             trial: makes of the units that stay finer a model, and what to compile it for.
         """
         facts: dict[str, Any] = {"whole_missed": f"on calibration samples: {why}"}
-        if self.request.room > 1:
-            facts["room"] = f"{self.request.room:g} times the usual one: what had held the gate here missed it there"
+        facts |= held_back.second_build(self.request)
         nothing = facts | {"mixed": NOTHING}
         if not units:
             return (), nothing

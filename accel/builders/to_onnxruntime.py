@@ -55,6 +55,7 @@ from accel.core.values import (
 )
 from accel.exporters import verdict
 from accel.graph import MARGIN, METHOD, Method, autocast, narrow
+from accel.graph.sensitivity import Search
 
 ENTRY = "model.onnx"
 _AUTOCAST = (autocast.ENVIRONMENT,)
@@ -200,6 +201,7 @@ class OrtBuilder(Builder):
             facts,
             versions([_PACKAGES.get(self.environment(target), "onnxruntime"), "onnx", "onnxscript"])
             | (_tensorrt_version() if target.name.startswith("ort-trt") else {}),
+            True if target.name == "ort-int8" and options.target_db is None else None,
         )
 
     def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> OrtSession:
@@ -417,22 +419,31 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
         "dataset_sha256": request.samples.sha256,
         "weight_levels": 127 if vnni else 63,
     }
+    facts |= held_back.second_build(request) if options.target_db is None else {}
     out = out_dir / ENTRY
-    if whole:
-        found = convolutions.quantize(plain, out, rest, held.score, held.floor, reduce_range=not vnni)
-        facts |= {"float_nodes": sorted(found.chosen.kept)}
-    else:
-        found = quantize.for_cpu(
+
+    def quantised(floor: float) -> Search:
+        if whole:
+            return convolutions.quantize(plain, out, rest, held.score, floor, reduce_range=not vnni)
+        return quantize.for_cpu(
             plain,
             out,
             rest,
             held.score,
-            held.floor,
+            floor,
             to="cpu-int8" if vnni else "cpu-int7",
             mask=request.source.mask,
             threads=request.threads,
             trials=options.trials,
         )
+
+    found = quantised(held.floor)
+    if "room" in facts and not found.chosen.kept:  # it is the first build again, which missed the gate
+        for partial in out_dir.iterdir():
+            partial.unlink()
+        found = quantised(found.chosen.score + request.room * held_back.ROOM_DB)
+    if whole:
+        facts["float_nodes"] = sorted(found.chosen.kept)
     if not found.chosen.quantised:
         raise UnavailableError(
             "nothing in the model bears INT8: to hold the gate on calibration samples every product stays in float",
