@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
+from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, ort_layers, share
 from accel.builders.calibration import calibration_feeds, range_feeds
 from accel.builders.declared import copy_onnx, reconcile
 from accel.builders.openvino_integers import THROUGH_FLOAT
@@ -60,6 +60,11 @@ from accel.graph.sensitivity import Search
 ENTRY = "model.onnx"
 _AUTOCAST = (autocast.ENVIRONMENT,)
 _PACKAGES = {OPENVINO_ENVIRONMENT: "onnxruntime-openvino", GPU_ENVIRONMENT: "onnxruntime-gpu"}
+_NOT_INT8 = {
+    "ort-int8": "--gate int8=DB asks less of it; --int8 all quantises everything, whatever it misses",
+    "ort-int8-dynamic": "choose ort-int8, which also quantises convolutions",
+}
+"""INT8 target of the CPU → what to do where too little becomes INT8."""
 GPU_CUDA = "13.0"
 """CUDA of the GPU environment's onnxruntime-gpu. Source: the libraries that its CUDA provider links."""
 
@@ -156,7 +161,7 @@ class OrtBuilder(Builder):
         """Turn the exported ONNX file into the target's; for TensorRT build its engines, too.
 
         Raises:
-            UnavailableError: what ``available`` says.
+            UnavailableError: what ``available`` says; or so little became INT8 that it is not.
             InputError: no ONNX file, or no calibration samples for static INT8.
             StageError: a library failed, the built file lost a name or a size, or nodes ran on another provider.
         """
@@ -181,6 +186,8 @@ class OrtBuilder(Builder):
         facts = makers[target.name](request, options, plain, out_dir)
         if target.device == "cpu" and target.name != "ort-openvino":
             facts |= _guarded(request, out_dir / ENTRY)
+        if target.name in _NOT_INT8:
+            facts |= ort_layers.facts(request, plain, out_dir / ENTRY, fix=_NOT_INT8[target.name])
         provider = provider_for(
             request.variant,
             threads=request.threads,
@@ -447,7 +454,7 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
     if not found.chosen.quantised:
         raise UnavailableError(
             "nothing in the model bears INT8: to hold the gate on calibration samples every product stays in float",
-            fix="--gate int8=DB asks less of it; --int8 all quantises everything, whatever it misses",
+            fix=_NOT_INT8["ort-int8"],
         )
     count = "product_nodes" if whole else "matmul_nodes"
     return facts | {
@@ -488,7 +495,7 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
     if count == 0:
         raise StageError(
             f"dynamic INT8 found no matrix product with constant weights in {plain.name}",
-            fix="choose ort-int8, which also quantises convolutions",
+            fix=_NOT_INT8["ort-int8-dynamic"],
         )
     return {"int8_nodes": count, "per_channel": True}
 
