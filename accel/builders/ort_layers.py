@@ -27,7 +27,7 @@ def facts(request: BuildRequest, plain: Path, built: Path, *, fix: str) -> dict[
 
     Args:
         plain: the exported file, whose products have the names that the built one's grew from.
-        fix: what to do where this is not INT8.
+        fix: what to do where this is not INT8, though every pair was fused.
 
     Raises:
         UnavailableError: so few multiplications are INT8 that the file is not.
@@ -59,7 +59,7 @@ def facts(request: BuildRequest, plain: Path, built: Path, *, fix: str) -> dict[
         raise UnavailableError(
             f"{100 * shares['int8']:.2g} % of the multiplications ({len(owners)} of {len(work)} products) would run in "
             f"INT8{pairs}: less than {100 * held_back.LEAST_SHARE:g} % is not INT8",
-            fix=fix,
+            fix="choose ort-int8-dynamic, whose kernels need no pairs" if unfused else fix,
         )
     return {
         "share_of_products": {name: share for name, share in shares.items() if share},

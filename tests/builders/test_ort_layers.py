@@ -46,8 +46,9 @@ def test_pairs_that_the_runtime_leaves_alone_are_no_static_int8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ort_layers, "INT8_PRODUCTS", ("None",))
-    with pytest.raises(UnavailableError, match="of 4 more ONNX Runtime made no integer kernel"):
+    with pytest.raises(UnavailableError, match="of 4 more ONNX Runtime made no integer kernel") as raised:
         facts(tmp_path, small_onnx.mlp(tmp_path / "m.onnx"), "ort-int8", VECTORS, (32,))
+    assert raised.value.fix == "choose ort-int8-dynamic, whose kernels need no pairs"
 
 
 def test_an_integer_kernel_of_another_name_is_not_taken_for_float(
