@@ -186,10 +186,14 @@ class Mixing:
         parts, left = self._parts(model, quantised, marked), self.seconds - (time.monotonic() - start)
         kept, found = self._search(held, parts.units, model, why, lambda kept: (parts.without(kept), None), left)
         facts = found | facts
-        if "int8" not in facts.get("share_of_products", ()):  # nothing, or operations beside the products alone
+        share = facts.get("share_of_products", {}).get("int8", 0.0)
+        if share < held_back.LEAST_SHARE:
+            for told in ("held_back_score", "float_nodes", "share_of_products", LAYERS):  # of what is not built
+                facts.pop(told, None)
             if facts.pop("held_back_feeds", 0):  # nobody judges any more: what is whole may as well learn from all
                 final = quantise(every, alpha)
-            return final, Mixed(False, facts={**facts, "mixed": NOTHING})
+            little = f"only {100 * share:.2g} % of the multiplications were found to hold the gate in INT8"
+            return final, Mixed(False, facts={**facts, "mixed": little if share else NOTHING})
         if final is not quantised:
             whole = self._parts(model, final, marked)
             parts = whole if whole.units.keys() == parts.units.keys() else parts
@@ -265,8 +269,7 @@ class Mixing:
             trial: makes of the units that stay finer a model, and what to compile it for.
         """
         facts: dict[str, Any] = {"whole_missed": f"on calibration samples: {why}"}
-        if self.request.room > 1:
-            facts["room"] = f"{self.request.room:g} times the usual one: what had held the gate here missed it there"
+        facts |= held_back.second_build(self.request)
         nothing = facts | {"mixed": NOTHING}
         if not units:
             return (), nothing

@@ -30,7 +30,10 @@ _DTYPES = {
     "int8": "int8",
     "bool": "bool",
 }
-_INT8 = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinear", "QGemm", "QAttention", "ConvInteger")
+INT8_PRODUCTS = (
+    *("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "ConvInteger"),
+)
+"""How the names of the operators begin that multiply integers."""
 _FLOAT = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "Attention")
 _SHORT = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _FIX = {
@@ -40,13 +43,22 @@ _FIX = {
 }
 
 
-def open_session(path: Path, provider: Provider, *, threads: int, mode: Mode, profile: Path | None = None) -> Any:
+def open_session(
+    path: Path,
+    provider: Provider,
+    *,
+    threads: int,
+    mode: Mode,
+    profile: Path | None = None,
+    as_written: bool = False,
+) -> Any:
     """Open a file on one provider.
 
     In latency mode one request uses all threads; in throughput mode each of ``threads`` requests runs on one.
 
     Args:
         profile: folder for the runtime's profile; None for no profile.
+        as_written: whether every node runs as the file has it.
 
     Raises:
         UnavailableError: this build of ONNX Runtime lacks the provider, or cannot load its libraries.
@@ -67,6 +79,9 @@ def open_session(path: Path, provider: Provider, *, threads: int, mode: Mode, pr
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile / "ort")
+    if as_written:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")  # a profile lacks what was packed
     if provider.name == OPENVINO:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     chain = [(provider.name, dict(provider.options)), *((name, dict(given)) for name, given in provider.behind)]
@@ -290,10 +305,14 @@ class OrtDeviceSession(OrtSession):
         return ()
 
 
-def profiled(file: Path, provider: Provider, feed: Feed) -> list[dict[str, Any]]:
-    """Run one request in a profiled session of its own; return its nodes' events: ``args``, with the event's name."""
+def profiled(file: Path, provider: Provider, feed: Feed, *, as_written: bool = False) -> list[dict[str, Any]]:
+    """Run one request in a profiled session of its own; return its nodes' events: ``args``, with the event's name.
+
+    Args:
+        as_written: as of ``open_session``.
+    """
     with tempfile.TemporaryDirectory(prefix="accel-ort-") as scratch:
-        session = open_session(file, provider, threads=1, mode="latency", profile=Path(scratch))
+        session = open_session(file, provider, threads=1, mode="latency", profile=Path(scratch), as_written=as_written)
         _ran(feed, session.run, None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
     return [{**e["args"], "name": e.get("name", "")} for e in events if e.get("cat") == "Node"]
@@ -314,7 +333,7 @@ def _products(nodes: Sequence[Mapping[str, Any]]) -> Counter[str]:
     found: Counter[str] = Counter()
     for node in nodes:
         operator = str(node.get("op_name", ""))
-        if operator.startswith(_INT8):
+        if operator.startswith(INT8_PRODUCTS):
             found["int8"] += 1
         elif operator in _FLOAT:
             first = next(iter(node.get("input_type_shape", ())), {"float": ()})

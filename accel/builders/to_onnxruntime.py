@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, share
+from accel.builders import Backend, Builder, Mode, TargetInfo, held_back, ort_layers, share
 from accel.builders.calibration import calibration_feeds, range_feeds
 from accel.builders.declared import copy_onnx, reconcile
 from accel.builders.openvino_integers import THROUGH_FLOAT
@@ -55,10 +55,16 @@ from accel.core.values import (
 )
 from accel.exporters import verdict
 from accel.graph import MARGIN, METHOD, Method, autocast, narrow
+from accel.graph.sensitivity import Search
 
 ENTRY = "model.onnx"
 _AUTOCAST = (autocast.ENVIRONMENT,)
 _PACKAGES = {OPENVINO_ENVIRONMENT: "onnxruntime-openvino", GPU_ENVIRONMENT: "onnxruntime-gpu"}
+_NOT_INT8 = {
+    "ort-int8": "--gate int8=DB asks less of it; --int8 all quantises everything, whatever it misses",
+    "ort-int8-dynamic": "choose ort-int8, which also quantises convolutions",
+}
+"""INT8 target of the CPU → what to do where too little becomes INT8."""
 GPU_CUDA = "13.0"
 """CUDA of the GPU environment's onnxruntime-gpu. Source: the libraries that its CUDA provider links."""
 
@@ -155,7 +161,7 @@ class OrtBuilder(Builder):
         """Turn the exported ONNX file into the target's; for TensorRT build its engines, too.
 
         Raises:
-            UnavailableError: what ``available`` says.
+            UnavailableError: what ``available`` says; or so little became INT8 that it is not.
             InputError: no ONNX file, or no calibration samples for static INT8.
             StageError: a library failed, the built file lost a name or a size, or nodes ran on another provider.
         """
@@ -180,6 +186,8 @@ class OrtBuilder(Builder):
         facts = makers[target.name](request, options, plain, out_dir)
         if target.device == "cpu" and target.name != "ort-openvino":
             facts |= _guarded(request, out_dir / ENTRY)
+        if target.name in _NOT_INT8:
+            facts |= ort_layers.facts(request, plain, out_dir / ENTRY, fix=_NOT_INT8[target.name])
         provider = provider_for(
             request.variant,
             threads=request.threads,
@@ -200,6 +208,7 @@ class OrtBuilder(Builder):
             facts,
             versions([_PACKAGES.get(self.environment(target), "onnxruntime"), "onnx", "onnxscript"])
             | (_tensorrt_version() if target.name.startswith("ort-trt") else {}),
+            True if target.name == "ort-int8" and options.target_db is None else None,
         )
 
     def open(self, artifact: Artifact, folder: Path, *, threads: int, mode: Mode) -> OrtSession:
@@ -417,26 +426,35 @@ def _static_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_di
         "dataset_sha256": request.samples.sha256,
         "weight_levels": 127 if vnni else 63,
     }
+    facts |= held_back.second_build(request) if options.target_db is None else {}
     out = out_dir / ENTRY
-    if whole:
-        found = convolutions.quantize(plain, out, rest, held.score, held.floor, reduce_range=not vnni)
-        facts |= {"float_nodes": sorted(found.chosen.kept)}
-    else:
-        found = quantize.for_cpu(
+
+    def quantised(floor: float) -> Search:
+        if whole:
+            return convolutions.quantize(plain, out, rest, held.score, floor, reduce_range=not vnni)
+        return quantize.for_cpu(
             plain,
             out,
             rest,
             held.score,
-            held.floor,
+            floor,
             to="cpu-int8" if vnni else "cpu-int7",
             mask=request.source.mask,
             threads=request.threads,
             trials=options.trials,
         )
+
+    found = quantised(held.floor)
+    if "room" in facts and not found.chosen.kept:  # it is the first build again, which missed the gate
+        for partial in out_dir.iterdir():
+            partial.unlink()
+        found = quantised(found.chosen.score + request.room * held_back.ROOM_DB)
+    if whole:
+        facts["float_nodes"] = sorted(found.chosen.kept)
     if not found.chosen.quantised:
         raise UnavailableError(
             "nothing in the model bears INT8: to hold the gate on calibration samples every product stays in float",
-            fix="--gate int8=DB asks less of it; --int8 all quantises everything, whatever it misses",
+            fix=_NOT_INT8["ort-int8"],
         )
     count = "product_nodes" if whole else "matmul_nodes"
     return facts | {
@@ -477,7 +495,7 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
     if count == 0:
         raise StageError(
             f"dynamic INT8 found no matrix product with constant weights in {plain.name}",
-            fix="choose ort-int8, which also quantises convolutions",
+            fix=_NOT_INT8["ort-int8-dynamic"],
         )
     return {"int8_nodes": count, "per_channel": True}
 

@@ -15,6 +15,18 @@ def names(path: Path) -> list[str]:
     return [node.name for node in passes.load(path).graph if node.op_type in PRODUCTS and node.name]
 
 
+def behind_pairs(path: Path) -> list[str]:
+    """Return the names of the products whose operands both come from a DequantizeLinear."""
+    return [
+        node.name for node in passes.load(path).graph if node.op_type in PRODUCTS and node.name and _quantised(node)
+    ]
+
+
+def _quantised(node: ir.Node) -> bool:
+    makers = [value.producer() for value in node.inputs[:2] if value is not None]
+    return len(makers) > 1 and all(m is not None and m.op_type == "DequantizeLinear" for m in makers)
+
+
 def products_by_type(path: Path) -> dict[str, int]:
     """Count the products of a file by precision: ``int8`` behind a DequantizeLinear, else the type of what they give.
 
@@ -28,8 +40,6 @@ def products_by_type(path: Path) -> dict[str, int]:
     found: Counter[str] = Counter()
     for node in passes.load(path).graph:
         if node.op_type in PRODUCTS:
-            makers = [value.producer() for value in node.inputs[:2] if value is not None]
-            quantized = len(makers) > 1 and all(m is not None and m.op_type == "DequantizeLinear" for m in makers)
             kind = types.get(str(node.outputs[0].name), 0)
-            found["int8" if quantized else kinds.get(ir.DataType(kind), "fp32")] += 1
+            found["int8" if _quantised(node) else kinds.get(ir.DataType(kind), "fp32")] += 1
     return dict(found)

@@ -10,10 +10,12 @@ import pytest
 import small_onnx
 from small_onnx import convnet
 
+from accel import pipeline
 from accel.builders import held_back, openvino_mixing, targets
 from accel.core.accuracy import parity
 from accel.core.feeds import read_feeds
 from accel.core.values import BuildRequest, Target, Variant
+from accel.run.job import assemble
 
 WIDTH, LAYERS = 32, 6
 
@@ -47,12 +49,14 @@ def source(request, tmp_path_factory):
     return request.param, folder, *small_onnx.prepared(path, folder, feeds, shape)
 
 
-def build(source: Any, target: Target, out: Path, gates: Mapping[str, float], **options: Any) -> tuple[Any, Path]:
+def build(
+    source: Any, target: Target, out: Path, gates: Mapping[str, float], *, room: float = 1.0, **options: Any
+) -> tuple[Any, Path]:
     """Build or prepare a variant; returns its facts and its folder."""
     _, folder, described, made, found = source
     out.mkdir()
     request = BuildRequest(
-        Variant(target, described.profile), described, found, str(folder / "onnx"), made, str(folder), 1, gates
+        Variant(target, described.profile), described, found, str(folder / "onnx"), made, str(folder), 1, gates, room
     )
     builder = targets.discover()[target.name]
     given = builder.options(**options)
@@ -78,6 +82,55 @@ def test_a_stricter_gate_keeps_more_products_in_float(source, tmp_path):
     assert 0 < strict["int8_share"] < 1.0
     assert strict["held_back_sqnr_db"] >= asked + held_back.ROOM_DB
     assert answers_db(source, first) < answers_db(source, second)
+
+
+@pytest.mark.parametrize("gate", [20.0, 10.0])
+def test_a_second_build_leaves_more_room_and_differs_from_the_first(source, tmp_path, gate):
+    """Where the whole holds with twice the room, too, it would be the same file, whose gate failed."""
+    target = Target("ort-int8", "cpu")
+    first, _ = build(source, target, tmp_path / "first", {"int8": gate})
+    again, _ = build(source, target, tmp_path / "again", {"int8": gate}, room=2.0)
+    assert first["int8_share"] == 1.0
+    assert "room" not in first
+    assert again["room"].startswith("2 times")
+    assert 0 < again["int8_share"] < 1.0
+    least = gate if first["held_back_sqnr_db"] < gate + 2 * held_back.ROOM_DB else first["held_back_sqnr_db"]
+    assert again["held_back_sqnr_db"] >= least + 2 * held_back.ROOM_DB
+    forced, _ = build(source, target, tmp_path / "forced", {"int8": gate}, room=2.0, target_db=0.0)
+    assert forced["int8_share"] == 1.0
+    assert "room" not in forced
+
+
+def test_what_misses_the_gate_after_all_is_built_again(tmp_path, monkeypatch):
+    """The gate's samples are one and a half times as large as the calibration's, on which the whole of it holds."""
+    path, random = convnet(tmp_path / "m.onnx"), np.random.default_rng(1)
+    scales = [1.0 if i % 3 == 0 else 1.5 for i in range(96)]  # every third one calibrates
+    feeds = {
+        f"{i}/x": scale * random.standard_normal((4, 3, 8, 8)).astype(np.float32) for i, scale in enumerate(scales)
+    }
+    np.savez(tmp_path / "feeds.npz", **feeds)
+
+    def convert(out: str) -> Any:
+        asked = {
+            "source": str(path),
+            "targets": "ort-int8",
+            "samples": str(tmp_path / "feeds.npz"),
+            "shape": ["x:4x3x8x8"],
+            "max_shape": ["x:8x3x8x8"],
+            "bench": "none",
+            "threads": 1,
+            "out": tmp_path / out,
+        }
+        (row,) = pipeline.convert(assemble(asked, None, command="accel convert m.onnx"))["variants"]
+        return row
+
+    row = convert("run")
+    assert row["status"] == "ok"
+    assert row["artifact"]["facts"]["room"].startswith("2 times")
+    monkeypatch.setattr(pipeline, "MORE_ROOM", 100.0)  # which no INT8 leaves: the first build stands
+    row = convert("none")
+    assert row["status"] == "gate_failed"
+    assert "room" not in row["artifact"]["facts"]
 
 
 def test_tensorrt_and_openvino_search_by_it_too(source, tmp_path):

@@ -270,6 +270,14 @@ def test_another_strength_of_smoothing_is_tried_before_layers_return_to_float(ro
     assert "float_nodes" not in mixed.facts
 
 
+def test_a_mixture_with_hardly_any_int8_is_not_called_so(fragile, tmp_path, monkeypatch):
+    monkeypatch.setattr("accel.builders.held_back.LEAST_SHARE", 0.99)
+    _, built = build(fragile, "openvino-int8", tmp_path / "out")
+    assert built.expected is False
+    assert built.facts["mixed"].endswith("% of the multiplications were found to hold the gate in INT8")
+    assert not {"float_nodes", "layers", "share_of_products"} & built.facts.keys()  # the whole was built
+
+
 def test_a_pooling_keeps_its_mark(tmp_path):
     """OpenVINO replaces MaxPool by one of its first operation set, and drops the mark with it."""
     random = np.random.default_rng(0)
