@@ -631,9 +631,8 @@ def _build_all(
                         progress.variant(id, "proving")
                         result.proof = stages.prove(result.built, described, reference, builder, worker, first=first)
                         if new and _surprising(result.built.value, result.proof.value.parity):
-                            with suppress(
-                                StageError, UnavailableError
-                            ):  # the first one stands, with what its gate says
+                            # The first one stands, with what its gate says.
+                            with suppress(StageError, UnavailableError):
                                 builder = held.enter_context(fresh(stages.python(result.variant)))
                                 given = result.variant, described, result.precision_converted or onnx, builder
                                 built = stages.build(*given, room=MORE_ROOM)
