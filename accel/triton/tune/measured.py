@@ -25,12 +25,12 @@ from accel.triton import manifest as manifests
 from accel.triton.servers import server as servers
 from accel.triton.settings import Settings
 from accel.triton.tune import predict as model, search as searches
-from accel.triton.tune.constraints import Judged, judge, within
+from accel.triton.tune.constraints import Judged, judge, keeps_memory, within
 from accel.triton.tune.cost import TUNE_THERE, tuned_elsewhere
 from accel.triton.tune.lab import Curve, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
-from accel.triton.tune.proof import ConfigurationRunner, choose, most, prove, seen
+from accel.triton.tune.proof import NEXT, ConfigurationRunner, choose, most, prove, seen
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
 
@@ -213,7 +213,8 @@ class Measuring:
 
     def _prove(self, default: Option, best: Sequence[Option]) -> None:
         """Put the best few and what ships under real load, in turns, and choose; less where a prediction fails."""
-        first = self._asked.mode == "predict" and "search" not in self._seconds
+        asked = self._asked
+        first = asked.mode == "predict" and "search" not in self._seconds
         finalists = list(dict.fromkeys([default, *best[:FINALISTS]]))
         self.runners = [self._runner(option) for option in finalists]
         with self._timed("prove"):
@@ -223,6 +224,7 @@ class Measuring:
                 progress=self._progress,
                 budget_s=None if math.isinf(left) else max(left, 0.0),
                 stop=lambda: first and self._deadline.left(PROOF) <= 0 and bool(self._mispredicted()),
+                fits=lambda runner: keeps_memory(runner, asked.limits),
             )
         self._noise += noise
         for name, error in failed.items():
@@ -251,7 +253,7 @@ class Measuring:
     @staticmethod
     def _difference(runner: ConfigurationRunner) -> str:
         predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
-        if runner.most < predicted:
+        if runner.held < runner.most < predicted:
             return f"{runner.name}: predicted {predicted:.4g}/s, {runner.most:.4g}/s did not hold"
         return f"{runner.name}: predicted {predicted:.4g}/s, measured {runner.held:.4g}/s"
 
@@ -419,13 +421,13 @@ class Measuring:
                     runner.open()
                 while (load := runner.search.next()) is not None and not over(runner):
                     self._progress(runner.name, f"probing {load:.4g}", count)
-                    runner.turn(("load",))
+                    runner.turn((NEXT,))
             except StageError as error:
                 self._unfit[runner.name] = error.message
             finally:
                 runner.close()
-            found[option] = runner.held
-            return runner.held
+            found[option] = runner.held if keeps_memory(runner, asked.limits) else 0.0
+            return found[option]
 
         with self._timed("search"), contextlib.suppress(_TimeOver):
             if mode == "brute":
