@@ -26,6 +26,7 @@ from accel.triton.tune import predict as model, search
 from accel.triton.tune.lab import Curve, Goal
 from accel.triton.tune.measured import FINALISTS
 from accel.triton.tune.request import TuneRequest
+from accel.triton.tune.scheduler import QueuePolicy
 from accel.triton.tune.search import Option
 from accel.triton.tune.session import tune
 
@@ -133,6 +134,7 @@ def compare(recorded: dict[str, Any]) -> dict[str, Any]:
                 max_batch=shape["max_batch"],
                 sizes=shape["sizes"],
                 kinds=shape["kinds"],
+                queue=from_json(QueuePolicy, row.get("queue", {})),
             )
             points.append(
                 {
