@@ -25,7 +25,7 @@ class Price:
 
     Attributes:
         usd_per_hour: of the whole machine.
-        models: how many models share it, each of which bears its part.
+        models: how many models share it: each has an equal part of its time, carries that much less and bears as much.
     """
 
     usd_per_hour: float
@@ -44,14 +44,17 @@ class Cost:
     Attributes:
         hardware: id of the machine.
         configuration: what was chosen for it.
-        per_s: items per second that one machine carries within the budget.
+        per_s: items per second that one machine carries of the model within the budget; where models share it, in the
+            model's part of its time.
         per_minute: the most invocations (requests) per minute.
         machines: how many the wanted rate needs, headroom included; None where no rate is wanted.
         usd_per_million: of inferences on machines that are busy all the time; ``usd_per_hour`` of all of them. None
-            where the price list lacks the hardware.
+            where the price list lacks the hardware. Both are what the model bears.
 
-    Formula: machines = ⌈rate × items of a request × (1 + headroom) / per_s⌉;
-        usd_per_million = usd_per_hour / models / (3600 per_s) × 10⁶.
+    Formula: per_s = what the whole machine carries / models;
+        machines = ⌈rate × items of a request × (1 + headroom) / per_s⌉;
+        usd_per_million = (price of an hour / models) / (3600 per_s) × 10⁶, so that sharing changes nothing of it;
+        usd_per_hour = machines × price of an hour / models.
     """
 
     hardware: str
@@ -116,12 +119,13 @@ def cost(
     """Return what carrying a rate costs on one kind of machine.
 
     Args:
-        per_s: items per second that one machine carries.
+        per_s: items per second that one machine carries of this model alone.
         rate_per_s: requests per second that are wanted.
         headroom: share of the rate that is kept free.
         items: of a request, on average.
     """
     price = prices.get(hardware)
+    per_s = per_s / price.models if price else per_s
     machines = math.ceil(rate_per_s * items * (1 + headroom) / per_s - 1e-9) if rate_per_s else None
     each = price.of_a_model if price else None
     return Cost(

@@ -80,9 +80,16 @@ def test_optuna_comes_close_in_a_third_of_the_trials(seed):
 
 def test_cost_by_formula():
     found = cost("here", "c", 50.0, {"here": Price(0.36, 2)}, rate_per_s=200, headroom=0.25)
-    assert (found.machines, found.per_minute) == (5, 3000)  # 250 a second, of 50 each
-    assert found.usd_per_hour == pytest.approx(0.9)  # half a machine each, five times
-    assert found.usd_per_million == pytest.approx(0.18 / 180_000 * 1e6)
+    # 250 a second, of 25 each: half of each machine's time. Both models need 500 of 50 each, and share 10 × 0.36.
+    assert (found.machines, found.per_s, found.per_minute) == (10, 25.0, 1500)
+    assert found.usd_per_hour == pytest.approx(1.8)
+    assert found.usd_per_million == pytest.approx(2.0)  # 180,000 an hour for 0.36, whoever is served
+    alone = cost("here", "c", 50.0, {"here": Price(0.36)}, rate_per_s=200, headroom=0.25)
+    assert (alone.machines, alone.per_minute) == (5, 3000)
+    assert (alone.usd_per_hour, alone.usd_per_million) == (pytest.approx(1.8), pytest.approx(2.0))
+    # rates too small for a machine each: 10 a second, of 25, fit into half of one
+    small = [cost("h", "c", 50.0, {"h": Price(0.36, n)}, rate_per_s=10, headroom=0.0) for n in (1, 2)]
+    assert [(c.machines, c.usd_per_hour) for c in small] == [(1, 0.36), (1, 0.18)]
     unknown = cost("there", "c", 50.0, {"here": Price(1.0)}, rate_per_s=None, headroom=0.2)
     assert (unknown.machines, unknown.usd_per_million, unknown.usd_per_hour) == (None, None, None)
     pairs = cost("here", "c", 50.0, {}, rate_per_s=100, headroom=0.0, items=2.0)  # 200 items a second
