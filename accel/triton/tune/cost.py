@@ -15,6 +15,7 @@ from accel.core.files import load_json
 from accel.core.values import from_json
 from accel.core.yaml_file import read_yaml
 from accel.triton.tune.lab import Goal
+from accel.triton.tune.proof import CONFIRM
 
 TUNE_THERE = "run accel tune with this budget on that machine, and name the run again"
 
@@ -150,19 +151,18 @@ def cheapest(costs: Sequence[Cost]) -> Cost | None:
 def tuned_elsewhere(path: Path, goal: Goal) -> tuple[str, str, float]:
     """Return hardware, configuration and items per second of what another machine's ``tune.json`` carries.
 
-    Another budget than the one asked for is no obstacle: each load that was probed there says what its p99 was.
+    It is what was chosen there, where it kept budgets as tight as these. Under looser ones a load counts that is within
+    these by its p99, but only one that was probed as often as what is chosen: chance lets one probe hold too much.
 
     Raises:
-        InputError: it cannot be read, has other arrivals, or nothing in it keeps the budget.
+        InputError: it cannot be read, has other arrivals, or no load that was confirmed in it keeps the budget.
     """
     try:
         found = load_json(path.read_text(encoding="utf-8"))
         hardware, other = str(found["hardware"]["id"]), from_json(Goal, found["goal"])
-        probes = [
-            (from_json(Probe, p), f"{row['repository']}: {row['label']}")
-            for row in found["tried"]
-            for p in row["probes"]
-        ]
+        rows = [(row, f"{row['repository']}: {row['label']}") for row in found["tried"]]
+        chosen = [(from_json(Probe, row["measured"]), name) for row, name in rows if row["chosen"]]
+        probes = [(from_json(Probe, p), name) for row, name in rows for p in row["probes"]]
     except (OSError, ValueError, KeyError, TypeError, AccelError) as error:
         raise InputError(f"{path} cannot be read as what accel tune wrote: {error}", fix=TUNE_THERE) from error
     if (other.arrivals, other.gaps_s) != (goal.arrivals, goal.gaps_s):
@@ -172,12 +172,12 @@ def tuned_elsewhere(path: Path, goal: Goal) -> tuple[str, str, float]:
         )
     if any(other.limits_ms.get(name, math.inf) > limit for name, limit in goal.limits_ms.items()):
         raise InputError(f"{path} was tuned without the budgets of {', '.join(goal.limits_ms)}", fix=TUNE_THERE)
-    kept = [
-        (p.throughput_per_s, name)
-        for p, name in probes
-        if p.held and (other.limit_ms <= goal.limit_ms or (p.p99_ms is not None and p.p99_ms <= goal.limit_ms))
-    ]
-    if not kept:
-        raise InputError(f"nothing in {path} keeps p99 within {goal.limit_ms:g} ms on {hardware}", fix=TUNE_THERE)
-    per_s, name = max(kept)
+    if other.limit_ms > goal.limit_ms:
+        confirmed = [(p, name) for p, name in probes if p.held and p.count >= CONFIRM]
+        chosen = [(p, name) for p, name in confirmed if p.p99_ms is not None and p.p99_ms <= goal.limit_ms]
+    if not chosen:
+        raise InputError(
+            f"no load that was confirmed in {path} keeps p99 within {goal.limit_ms:g} ms on {hardware}", fix=TUNE_THERE
+        )
+    per_s, name = max((p.throughput_per_s, name) for p, name in chosen)
     return hardware, name, per_s

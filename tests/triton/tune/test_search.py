@@ -127,24 +127,28 @@ def test_a_price_list(tmp_path):
 
 
 def test_what_another_machine_carries_is_read_for_this_budget(tmp_path):
-    """Loads of 50 and 80 a second, the greater with a p99 of 150 ms; 90 broke there."""
+    """Loads of 50 and 80 a second, the greater with a p99 of 150 ms; 84 held once by chance, and 90 broke."""
     file = tmp_path / "tune.json"
     probes = [
-        {"load": 50, "throughput_per_s": 49.0, "requests": 500, "late": 0, "p50_ms": 20.0, "p99_ms": 80.0},
-        {"load": 80, "throughput_per_s": 79.0, "requests": 500, "late": 0, "p50_ms": 20.0, "p99_ms": 150.0},
+        {"load": 50, "throughput_per_s": 49.0, "requests": 500, "late": 0, "p99_ms": 80.0, "count": 3},
+        {"load": 80, "throughput_per_s": 79.0, "requests": 500, "late": 0, "p99_ms": 150.0, "count": 3},
+        {"load": 84, "throughput_per_s": 85.0, "requests": 500, "late": 0, "p99_ms": 70.0},
         {"load": 90, "throughput_per_s": 88.0, "requests": 500, "late": 100, "p50_ms": 20.0, "p99_ms": 90.0},
     ]
     document = {
         "hardware": {"id": "large"},
         "goal": {"limit_ms": 200.0, "arrivals": "poisson", "gaps_s": [], "rate_per_s": None},
-        "tried": [{"repository": "ort@cpu", "label": "2 instances", "probes": probes}],
+        "tried": [
+            {"repository": "ort@cpu", "label": "1 instance", "probes": probes[2:3], "measured": None, "chosen": False},
+            {"repository": "ort@cpu", "label": "2 instances", "probes": probes, "measured": probes[1], "chosen": True},
+        ],
     }
     file.write_text(json.dumps(document))
     assert tuned_elsewhere(file, Goal(200.0, "poisson")) == ("large", "ort@cpu: 2 instances", 79.0)
     assert tuned_elsewhere(file, Goal(500.0, "poisson"))[2] == 79.0
     assert tuned_elsewhere(file, Goal(100.0, "poisson", rate_per_s=7.0))[2] == 49.0
-    with pytest.raises(InputError, match=r"nothing in .* keeps p99 within 60 ms on large"):
-        tuned_elsewhere(file, Goal(60.0, "poisson"))
+    with pytest.raises(InputError, match=r"no load that was confirmed in .* keeps p99 within 75 ms on large"):
+        tuned_elsewhere(file, Goal(75.0, "poisson"))  # 84 a second did, once
     with pytest.raises(InputError, match="poisson arrivals, expected closed"):
         tuned_elsewhere(file, Goal(200.0, None))
     for damaged in ("{", "[]", json.dumps(document | {"goal": 3}), json.dumps(document | {"tried": [{}]})):

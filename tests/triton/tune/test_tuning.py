@@ -281,9 +281,8 @@ def test_runs_of_other_machines_share_the_table_of_costs(tuned, tmp_path, monkey
         machine = {"id": f"{name}-machine", "cpu": {}, "gpus": []}
         (run / "run.json").write_text(json.dumps({"schema": SCHEMA, "hardware": machine}))
         if per_s is not None:
-            row = found["tried"][0] | {
-                "probes": [{"load": per_s, "throughput_per_s": per_s, "requests": 500, "late": 0}]
-            }
+            probe = {"load": per_s, "throughput_per_s": per_s, "requests": 500, "late": 0, "count": 3}
+            row = found["tried"][0] | {"probes": [probe], "measured": probe, "chosen": True}
             there = found | {"hardware": machine, "tried": [row]}
             (run / "tuned" / "tune.json").write_text(json.dumps(there))
     monkeypatch.setattr(measured, "FINALISTS", 0)
