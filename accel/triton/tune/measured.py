@@ -12,10 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from accel.bench import feeds as forms
-from accel.bench.goodput import WITHIN, Probe
+from accel.bench.goodput import Probe
 from accel.bench.machine_noise import Turn
 from accel.core import document, hardware
 from accel.core.errors import CheckFailed, InputError, StageError, UsageError
@@ -212,10 +211,14 @@ class Measuring:
         self._seconds["total"] = time.monotonic() - begin
 
     def _prove(self, default: Option, best: Sequence[Option]) -> None:
-        """Put the best few and what ships under real load, in turns, and choose; less where a prediction fails."""
+        """Put the best few and what ships under real load, in turns, and choose; less where a prediction fails.
+
+        What was chosen by an earlier proof stays among them: the search after it need not have come across it.
+        """
         asked = self._asked
         first = asked.mode == "predict" and "search" not in self._seconds
-        finalists = list(dict.fromkeys([default, *best[:FINALISTS]]))
+        before = [(self.chosen.subject.name, self.chosen.settings)] if self.chosen is not None else []
+        finalists = list(dict.fromkeys([default, *before, *best[:FINALISTS]]))
         self.runners = [self._runner(option) for option in finalists]
         with self._timed("prove"):
             left = self._deadline.left()
@@ -244,7 +247,7 @@ class Measuring:
 
     def _mispredicted(self) -> list[str]:
         """Return in words where real load contradicts a prediction: what held lies above it, or what broke below."""
-        return [self._difference(c) for c in self.runners if c.name not in self._unfit and _contradicts(c)]
+        return [self._difference(c) for c in self.runners if c.name not in self._unfit and contradicts(c)]
 
     def _unended(self) -> list[str]:
         """Return whose search could go on."""
@@ -384,22 +387,13 @@ class Measuring:
         return found.throughput_per_s if found else 0.0
 
     def shortlist(self, options: Sequence[Option]) -> list[Option]:
-        """Return the most promising option of each repository, instances and threads, the most promising first.
-
-        What is predicted alike within 3 % behaves alike: of those the plainest stands for all.
-        """
-        leaders: dict[Any, Option] = {}
-        for option in sorted(options, key=lambda o: -self._expected(o)):
-            leader = leaders.setdefault(searches.coordinates(option)[:2], option)
-            alike = self._expected(option) * (1 + WITHIN) >= self._expected(leader)
-            if alike and _plainness(option[1]) < _plainness(leader[1]):
-                leaders[searches.coordinates(option)[:2]] = option
-        return sorted(leaders.values(), key=lambda o: -self._expected(o))
+        """Return ``search.shortlist`` of what is predicted."""
+        return searches.shortlist(options, self._expected)
 
     def _search(self, options: Sequence[Option], mode: Mode) -> list[Option]:
         """Return the options in the order of what they carry, measured one after another as the mode says."""
         asked = self._asked
-        trials = len(options) if mode == "brute" else min(len(options), asked.trials or max(8, len(options) // 8))
+        trials = len(options) if mode == "brute" else min(len(options), asked.trials or searches.few(options))
         found: dict[Option, float] = {}
         begin = time.monotonic()
 
@@ -489,12 +483,7 @@ def differs(runner: ConfigurationRunner) -> float:
     return predicted / runner.held - 1 if runner.held else math.inf if predicted else 0.0
 
 
-def _contradicts(runner: ConfigurationRunner) -> bool:
+def contradicts(runner: ConfigurationRunner) -> bool:
     """Say whether what held lies that far above the prediction, or what broke below it."""
     predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
     return runner.held > (1 + DIFFERS) * predicted or (1 + DIFFERS) * runner.most < predicted
-
-
-def _plainness(settings: Settings) -> tuple[int, bool, int]:
-    """Order settings by how little they ask of who reads them."""
-    return settings.delay_us, settings.batching and bool(settings.preferred), len(settings.preferred)

@@ -2,16 +2,19 @@
 
 import contextlib
 import math
+import types
 
 import numpy as np
 import pytest
 
 from accel.bench.goodput import Probe, over
 from accel.triton.settings import Settings
-from accel.triton.tune import proof
+from accel.triton.tune import measured, proof
 from accel.triton.tune.constraints import TuneLimits, judge, keeps_memory, within
 from accel.triton.tune.cost import Price
 from accel.triton.tune.lab import Goal, Subject
+from accel.triton.tune.limits import Deadline
+from accel.triton.tune.measured import Measuring
 from accel.triton.tune.proof import ConfigurationRunner, choose
 
 ONE = Subject("s", None, None, None, "m", "m", "python", feeds=(), sizes=(1,), max_batch=1, default=Settings())  # type: ignore[arg-type]
@@ -149,3 +152,25 @@ def test_what_may_not_be_chosen_drives_nobody_out(monkeypatch):
     assert ships.held == pytest.approx(240, rel=0.04)
     assert other.held == pytest.approx(80, rel=0.04)
     assert other.search.next() is None
+
+
+class Session(Measuring):
+    """A session whose runners are known, after a first proof that has chosen one."""
+
+    def __init__(self, known: dict[int, ConfigurationRunner], chosen: int) -> None:
+        self._asked = types.SimpleNamespace(mode="predict", limits=TuneLimits(), prices={})  # type: ignore[assignment]
+        self._known, self.chosen = known, known[chosen]
+        self._seconds, self._in_all, self._unfit, self._noise, self._cut = {}, {}, {}, [], False
+        self._deadline, self._stage = Deadline(None), lambda name: None
+        self._kept = types.SimpleNamespace(put=lambda name, value: None)  # type: ignore[assignment]
+
+    def _runner(self, option, confirm=None):
+        return self._known[option[1].instances]
+
+
+def test_what_the_first_proof_chose_is_chosen_where_the_search_did_not_try_it(monkeypatch):
+    monkeypatch.setattr(measured, "prove", lambda runners, **how: ({}, []))
+    session = Session({1: runner(1, 100, 102), 2: runner(2, 150, 153), 3: runner(3, 110, 112)}, chosen=2)
+    session._prove(("s", Settings(1)), [("s", Settings(3))])
+    assert session.chosen is not None
+    assert session.chosen.settings.instances == 2
