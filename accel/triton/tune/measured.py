@@ -19,7 +19,7 @@ from accel.bench.machine_noise import Turn
 from accel.core import document, hardware
 from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.feeds import Feed
-from accel.core.values import PYTHON_BACKEND, from_json, to_json
+from accel.core.values import PYTHON_BACKEND, from_json, sha256_json, to_json
 from accel.triton import manifest as manifests
 from accel.triton.servers import server as servers
 from accel.triton.settings import Settings
@@ -110,13 +110,11 @@ class Measuring:
             out / MEASURED,
             {
                 "hardware": to_json(hardware.detect()),
-                "sent": {s.name: feeds_hash(s.feeds) for s in self._subjects},
-                "configs": {s.name: [str(s.config), to_json(s.manifest.grouping)] for s in self._subjects},
                 "server": servers.identity(asked.via),
-                "artifacts": {s.name: [f.sha256 for f in s.manifest.artifact.files] for s in self._subjects},
                 "probe": [asked.probe_s, asked.least],
             },
         )
+        self._known_as = {s.name: f"{s.name} {_identity(s)}" for s in self._subjects}
         self._in_all: dict[str, float] = dict(self._kept.get("seconds") or {})
 
     def _progress(self, name: str, doing: str, count: str = "") -> None:
@@ -300,7 +298,7 @@ class Measuring:
             known = self._curves.setdefault(one.name, {})
             batching, (n, threads, fields, variables) = one.max_batch > 1, setup
             settings = Settings(n, threads, batching, fields=fields, variables=variables)
-            name = f"curve {one.name} {setup.name}"
+            name = f"curve {self._known_as[one.name]} {setup.name}"
             kept = from_json(Curve, found) if (found := self._kept.get(name)) is not None else None
             if kept is not None and kept.serves(self._asked.goal.limit_ms):
                 known[setup] = kept
@@ -458,7 +456,9 @@ class Measuring:
     def _probes(self, option: Option) -> str:
         goal = self._asked.goal
         more = f" {sorted(goal.limits_ms.items())}" if goal.limits_ms else ""
-        return f"probes {option[0]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
+        return (
+            f"probes {self._known_as[option[0]]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
+        )
 
     def _judged(self, runner: ConfigurationRunner) -> tuple[Judged, ...]:
         return judge(runner, self._asked.limits, self._asked.prices, hardware.detect().id)
@@ -471,6 +471,13 @@ def feeds_hash(feeds: Sequence[Feed]) -> str:
         found.update(repr((name, value.dtype.str, value.shape)).encode())
         found.update(repr(value.tolist()).encode() if value.dtype == object else value.tobytes())
     return found.hexdigest()
+
+
+def _identity(one: Subject) -> str:
+    """Return the hash of what measurements of a repository depend on: they say nothing of another one of that name."""
+    files = [f.sha256 for f in one.manifest.artifact.files]
+    known = [files, feeds_hash(one.feeds), str(one.config), to_json(one.manifest.grouping)]
+    return sha256_json(known)[:12]
 
 
 class _TimeOver(Exception):
