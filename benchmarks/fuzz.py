@@ -112,7 +112,7 @@ def written(folder: Path) -> None:
     np.savez(folder / "requests.npz", ids=np.zeros((4, 5), np.int64))
     entry = {"ids": {"content": [1, 2, 3], "shape": [3]}}
     probe = {"load": 2.0, "throughput_per_s": 90.0, "requests": 99, "late": 0, "p50_ms": 9.0, "p99_ms": 20.0}
-    tried = {"repository": "ort@cpu", "label": "1 instance", "probes": [probe]}
+    tried = {"repository": "ort@cpu", "label": "1 instance", "probes": [probe], "measured": probe, "chosen": True}
     texts = {
         "job.yaml": "source: small.onnx\ntargets: [ort, openvino]\n"
         "min_shape: ['ids:1x1']\nshape: ['ids:1x5']\nmax_shape: ['ids:4x9']\n"

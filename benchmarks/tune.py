@@ -6,26 +6,33 @@
 
 `sweep` is `accel tune --mode brute`: it goes on where it was stopped, and its raw figures (each load probed, with the
 requests and how many were late) stay in measured.json and tune.json of the folder. `replay` gives each mode the
-recorded figures in place of servers. What `predict` needs is counted in seconds of the sweep: its curves, the
-simulation, and the probes of what it proves. `compare` simulates every load that was probed and sets it beside what was
-measured there.
+recorded figures in place of servers: `predict` has the shortlist, the race of its proof, the choice and, where
+recorded loads contradict the prediction, the search of a real call. What it needs is counted in seconds of the sweep:
+its curves, the simulation, and each probe as long as one of the sweep took on average, or as long as what confirms
+lasts at least. A server of the replay carries what the sweep found, every time: noise in the proof, and the budget of
+time, are left out. `compare` simulates every load that was probed and sets it beside what was measured there.
 """
 
 import argparse
+import importlib.util
+import itertools
 import json
 import math
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from accel.bench.goodput import Probe
 from accel.core.values import from_json
 from accel.triton.settings import Settings
 from accel.triton.tune import predict as model, search
-from accel.triton.tune.lab import Curve, Goal
-from accel.triton.tune.measured import FINALISTS
+from accel.triton.tune.lab import Curve, Goal, Subject
+from accel.triton.tune.measured import FINALISTS, contradicts
+from accel.triton.tune.proof import Bracketing, ConfigurationRunner, choose
 from accel.triton.tune.request import TuneRequest
+from accel.triton.tune.scheduler import QueuePolicy
 from accel.triton.tune.search import Option
 from accel.triton.tune.session import tune
 
@@ -66,38 +73,118 @@ def main() -> None:
     print(json.dumps({k: v for k, v in found.items() if k != "points"}, indent=1))
 
 
-def surface(recorded: dict[str, Any]) -> tuple[dict[Option, float], dict[Option, float]]:
-    """Return what each configuration carried, and what was predicted of it; 0 where nothing held."""
-    measured, predicted = {}, {}
-    for row in recorded["tried"]:
-        option = (row["repository"], from_json(Settings, row["settings"]))
-        if row["probes"]:
-            measured[option] = row["measured"]["throughput_per_s"] if row["measured"] else 0.0
-            predicted[option] = row["predicted"]["throughput_per_s"] if row["predicted"] else 0.0
-    return measured, predicted
+class RecordedServer:
+    """A server that does what a sweep found of its configuration.
+
+    Args:
+        row: of the sweep's document.
+        each_s: what a probe of the sweep took on average, its part in the start of servers included.
+
+    Attributes:
+        spent_s: what its probes would have taken.
+    """
+
+    def __init__(self, row: dict[str, Any], each_s: float) -> None:
+        points = sorted((p["load"], p["throughput_per_s"]) for p in row["probes"])
+        self._loads, self._carried = zip((0.0, 0.0), *points, strict=True)
+        self._most, self._each_s, self.spent_s = row["measured"]["load"] if row["measured"] else 0.0, each_s, 0.0
+
+    def probe(self, goal: Goal, level: float, *, seconds: float, least: int, seed: int) -> Probe:
+        """Return what it does under a load."""
+        self.spent_s += max(self._each_s, seconds)
+        carried = float(np.interp(level, self._loads, self._carried))
+        return Probe(level, carried, 1000, 0 if level <= self._most else 1000)
+
+    def memory_mib(self) -> None:
+        """Return nothing: no limit of memory is replayed."""
+
+    gpu_memory_mib = memory_mib
+
+
+class RecordedRunner(ConfigurationRunner):
+    """A configuration that is proved on what was recorded of it."""
+
+    def serve(self, server: RecordedServer) -> None:
+        """Take this for its server."""
+        self._trial = cast(Any, server)
+
+
+class Replay:
+    """A sweep's document, in place of servers."""
+
+    def __init__(self, recorded: dict[str, Any]) -> None:
+        rows = [((r["repository"], from_json(Settings, r["settings"])), r) for r in recorded["tried"] if r["probes"]]
+        self._rows, self._goal, self._shapes = dict(rows), from_json(Goal, recorded["goal"]), recorded["subjects"]
+        self.measured = {o: r["measured"]["throughput_per_s"] if r["measured"] else 0.0 for o, r in rows}
+        self.predicted = {o: r["predicted"]["throughput_per_s"] if r["predicted"] else 0.0 for o, r in rows}
+        self.options = list(self.measured)
+        self.spent = recorded["seconds_in_all"]
+        self._each_s = self.spent.get("search", 0.0) / sum(map(self._probes, self.options))
+
+    def _probes(self, option: Option) -> int:
+        return sum(p.get("count", 1) for p in self._rows[option]["probes"])
+
+    def predict(self, seed: int) -> tuple[Option, float, bool]:
+        """Return what ``--mode predict`` chooses, the seconds that it needs, and whether it had to search."""
+        self._servers: dict[Option, RecordedServer] = {}
+        self._runners: dict[Option, RecordedRunner] = {}
+        best = search.shortlist(self.options, self.predicted.__getitem__)
+        chosen = self._prove(best[:FINALISTS])
+        more = 0
+        if searched := any(contradicts(one) for one in self._runners.values()):
+            how = search.optuna if importlib.util.find_spec("optuna") else search.quick
+            trials = min(len(self.options), search.few(self.options))
+            known = set(self._runners)
+            tried = how(self.options, self.measured.__getitem__, trials=trials, seed=seed)
+            more = sum(self._probes(o) for o in tried if o not in known)
+            chosen = self._prove([chosen, *sorted(tried, key=lambda o: -tried[o])[:FINALISTS]])
+        seconds = self.spent["curves"] + self.spent["predict"] + self._each_s * more
+        return chosen, seconds + sum(server.spent_s for server in self._servers.values()), searched
+
+    def _prove(self, best: list[Option]) -> Option:
+        """Race these and what ships; return what is chosen."""
+        finalists = list(dict.fromkeys([self.options[0], *best]))
+        runners = [self._runner(option) for option in finalists]
+        race = Bracketing((), None, runners=runners)
+        for number in itertools.count(1):
+            for one in runners:
+                one.turn(race.racing(one.name))
+            if not race.after_round(number, {}, 0.0):
+                break
+        chosen, _ = choose(runners, runners[0])
+        return next((o for o, one in zip(finalists, runners, strict=True) if one is chosen), finalists[0])
+
+    def _runner(self, option: Option) -> RecordedRunner:
+        if option not in self._runners:
+            row, shape = self._rows[option], self._shapes[option[0]]
+            nothing: Any = None
+            one = Subject(
+                *(option[0], Path(), Path(), nothing, "", "", "", ()),
+                *(tuple(shape["sizes"]), shape["max_batch"], option[1]),
+            )
+            predicted = from_json(Probe, row["predicted"]) if row["predicted"] else None
+            made = RecordedRunner(one, option[1], self._goal, row["probes"][0]["load"], 0.0, 1, predicted)
+            self._servers[option] = RecordedServer(row, self._each_s)
+            made.serve(self._servers[option])
+            self._runners[option] = made
+        return self._runners[option]
 
 
 def replay(recorded: dict[str, Any], seeds: int) -> dict[str, Any]:
     """Return for each mode the share of the best that it finds, over the seeds."""
-    measured, predicted = surface(recorded)
-    options = list(measured)
-    best, spent = max(measured.values()), recorded["seconds_in_all"]
-    probes = {
-        o: len(r["probes"])
-        for r in recorded["tried"]
-        if (o := (r["repository"], from_json(Settings, r["settings"]))) in measured
-    }
-    proved = [options[0], *sorted(options, key=lambda o: -predicted[o])[:FINALISTS]]
-    each = spent.get("search", 0.0) / sum(probes.values())
-    seconds = spent["curves"] + spent["predict"] + each * sum(probes[o] for o in dict.fromkeys(proved))
+    sweep = Replay(recorded)
+    options, measured = sweep.options, sweep.measured
+    best, spent = max(measured.values()), sweep.spent
+    calls = [sweep.predict(seed) for seed in range(seeds)]
     found: dict[str, Any] = {
         "configurations": len(options),
         "best_per_s": best,
         "default_of_best": measured[options[0]] / best,
         "sweep_s": spent.get("search"),
-        "predict": {
-            "share_of_best": max(measured[o] for o in proved) / best,
-            "share_of_sweep_s": seconds / spent["search"] if spent.get("search") else None,
+        "predict": _spread([measured[chosen] / best for chosen, _, _ in calls])
+        | {
+            "share_of_sweep_s": median(s for _, s, _ in calls) / spent["search"] if spent.get("search") else None,
+            "searched": sum(searched for _, _, searched in calls) / seeds,
         },
     }
     for name, how in (("quick", search.quick), ("optuna", search.optuna)):
@@ -106,9 +193,13 @@ def replay(recorded: dict[str, Any], seeds: int) -> dict[str, Any]:
             reached = [
                 max(how(options, measured.__getitem__, trials=trials, seed=s).values()) / best for s in range(seeds)
             ]
-            low, middle, high = np.percentile(reached, (2.5, 50, 97.5))
-            found[f"{name} {share:.0%}"] = {"median": middle, "from": low, "to": high, "mean": float(np.mean(reached))}
+            found[f"{name} {share:.0%}"] = _spread(reached)
     return found
+
+
+def _spread(shares: list[float]) -> dict[str, float]:
+    low, middle, high = map(float, np.percentile(shares, (2.5, 50, 97.5)))
+    return {"median": middle, "from": low, "to": high, "mean": float(np.mean(shares))}
 
 
 def compare(recorded: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +224,7 @@ def compare(recorded: dict[str, Any]) -> dict[str, Any]:
                 max_batch=shape["max_batch"],
                 sizes=shape["sizes"],
                 kinds=shape["kinds"],
+                queue=from_json(QueuePolicy, row.get("queue", {})),
             )
             points.append(
                 {

@@ -40,6 +40,8 @@ class Probe:
             are not answered that there is no such percentile.
         by_model: of models that share a server, what each did: ``throughput_per_s``, ``p50_ms``, ``p99_ms``; requests,
             late ones and percentiles above are those of the model that did worst.
+        slow: of each percentile that has a budget, how many requests took longer than that or are not answered, and of
+            how many.
     """
 
     load: float
@@ -53,10 +55,16 @@ class Probe:
     count: int = 1
     over: Mapping[str, float | None] = field(default_factory=dict)
     by_model: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    slow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def with_more(self, other: "Probe") -> "Probe":
         """Return this probe and another one of the same load as one; percentiles are the means of both."""
         n = self.count + other.count
+        slow = {
+            name: (found[0] + other.slow[name][0], found[1] + other.slow[name][1])
+            for name, found in self.slow.items()
+            if name in other.slow
+        }
 
         def mean(a: float | None, b: float | None) -> float | None:
             return b if a is None else a if b is None else (a * self.count + b * other.count) / n
@@ -71,11 +79,12 @@ class Probe:
             self.failures + other.failures,
             self.error or other.error,
             n,
-            {**self.over, **other.over},
+            {k: by for k, by in {**self.over, **other.over}.items() if k not in slow or _exceeds(k, *slow[k])},
             {
                 model: {key: mean(value, other.by_model.get(model, {}).get(key)) for key, value in figures.items()}
                 for model, figures in self.by_model.items()
             },
+            slow,
         )
 
     @property
@@ -104,6 +113,17 @@ def over(latency_ms: "np.ndarray", requests: int, limits_ms: Mapping[str, float]
     return found
 
 
+def slow(latency_ms: "np.ndarray", requests: int, limits_ms: Mapping[str, float]) -> dict[str, tuple[int, int]]:
+    """Return ``Probe.slow``; arguments as of ``over``."""
+    unanswered = requests - len(latency_ms)
+    return {name: (int((latency_ms > limit).sum()) + unanswered, requests) for name, limit in limits_ms.items()}
+
+
+def _exceeds(name: str, slow: int, requests: int) -> bool:
+    """Say whether so many slow requests put a percentile (``p50``, of a model: ``m p50``) beyond its budget."""
+    return slow > requests - math.ceil(float(name.rpartition(" ")[2][1:]) / 100 * requests)
+
+
 def combined(load: float, probes: Mapping[str, Probe]) -> Probe:
     """Return what a load on several models did, as one probe: held where each of them held.
 
@@ -126,6 +146,7 @@ def combined(load: float, probes: Mapping[str, Probe]) -> Probe:
             model: {"throughput_per_s": p.throughput_per_s, "p50_ms": p.p50_ms, "p99_ms": p.p99_ms}
             for model, p in probes.items()
         },
+        slow={f"{model} {name}": found for model, p in probes.items() for name, found in p.slow.items()},
     )
 
 
@@ -178,7 +199,7 @@ class Bisection:
             return self._unconfirmed() if probed < MOST_PROBES + 2 * self.confirm else None
         if not held:
             lower = self._rounded(self.broken / min(LONGEST_STEP, self.growth ** (1 + len(self.probes))))
-            return None if lower >= self.broken or self.broken <= LEAST_LOAD * self.start else lower
+            return self._unconfirmed() if lower >= self.broken or self.broken <= LEAST_LOAD * self.start else lower
         if math.isinf(self.broken):
             # An estimate that was far too low is left behind in ever longer steps.
             return self._rounded(held * min(LONGEST_STEP, self.growth ** len(self.probes)), up=True)
@@ -190,8 +211,12 @@ class Bisection:
         best = self.best
         if best is not None and best.count < self.confirm:
             return best.load
-        once = [p.load for p in self.probes if p.load == self.broken and p.count == 1 and self.confirm > 1]
-        return once[0] if once else None
+        return self.broken if self.doubtful else None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the least load that broke was probed once, and is to be probed again."""
+        return self.confirm > 1 and any(p.load == self.broken and p.count == 1 for p in self.probes)
 
     def confirms(self, load: float) -> bool:
         """Say whether a load was probed before."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from accel.bench import stability
-from accel.bench.goodput import SHARE_LATE, Probe, over
+from accel.bench.goodput import SHARE_LATE, Probe, over, slow
 from accel.bench.load import FEED, Generator, Load, Window
 
 LEAST_REQUESTS = 300
@@ -120,6 +120,7 @@ class _LoadSoFar:
             failures,
             error,
             over=over(self._latency, self._requests, part.limits_ms),
+            slow=slow(self._latency, self._requests, part.limits_ms),
         )
 
 

@@ -124,7 +124,7 @@ def _assemble(plan: ReleasePlan, store: Path, duties: Duties) -> Release:
                 toolchains[run.hardware.id] = run.hardware.versions
                 found = _entry(asked, pool, plan.pools[pool].device, found, run, files, left)
             price = plan.prices.get(found.hardware or "")
-            entries.append(dataclasses.replace(found, usd_per_hour=price.of_a_model) if price else found)
+            entries.append(dataclasses.replace(found, usd_per_hour=price.usd_per_hour) if price else found)
     files |= dict(servers.scripts(plan.version, entries, files))
     release = Release(
         version=plan.version,

@@ -59,7 +59,7 @@ class ReleaseEntry:
         hardware: id of the machine that built, proved and measured it.
         run: the run's ``run.json`` in the release.
         repository: root of the chosen variant's model repository in the release.
-        usd_per_hour: what the model bears of the price of that machine; None where the release file has none.
+        usd_per_hour: what an hour of that machine costs; None where the release file has none.
     """
 
     model: str

@@ -3,10 +3,11 @@
 import math
 
 import null_repository
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from accel.bench.goodput import MOST_PROBES, WITHIN, Bisection, Probe, search
+from accel.bench.goodput import MOST_PROBES, WITHIN, Bisection, Probe, combined, search, slow
 from accel.bench.load import Load
 from accel.bench.probing import Part, missing, together
 
@@ -92,6 +93,31 @@ def test_one_stall_does_not_bound_what_is_carried():
         found.add(Probe(load, load, 1000, 15) if stalled else calm(load))
         stalled = False
     assert found.best.load == pytest.approx(200, rel=0.04)
+
+
+def test_a_stall_of_the_least_load_does_not_show_that_nothing_is_held():
+    """Of one client the first probe is hit by something else, and there is no smaller load."""
+    found = Bisection(1, whole=True, growth=2, confirm=3)
+    found.add(Probe(1, 20.0, 100, 15))
+    assert found.next() == 1
+    found.add(Probe(1, 20.0, 3000, 0))
+    assert found.next() == 2
+    found.probes = [Probe(1, 20.0, 100, 15, count=2)]
+    assert found.next() is None
+
+
+def test_a_stall_of_a_median_is_made_up_for_by_the_next_probe():
+    """The first probe broke the median's budget with 60 of 100; of all 400 requests 60 are slow."""
+    latency = np.array([30.0] * 60 + [10.0] * 40)
+    broke = Probe(100.0, 100.0, 100, 0, over={"p50": 10.0}, slow=slow(latency, 100, {"p50": 20.0}))
+    calm = Probe(100.0, 100.0, 300, 0, slow={"p50": (0, 300)})
+    assert not broke.held
+    assert broke.with_more(calm).held
+    assert calm.with_more(broke).held
+    assert not broke.with_more(broke).with_more(broke).held
+    both = combined(100.0, {"m": broke, "n": calm}).with_more(combined(100.0, {"m": calm, "n": calm}))
+    assert both.held
+    assert both.slow == {"m p50": (60, 400), "n p50": (0, 600)}
 
 
 def test_a_server_that_grew_slower_is_followed_down_when_all_probes_were_made():

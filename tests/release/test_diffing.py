@@ -230,7 +230,7 @@ def test_prices_of_the_release_file_are_recorded_and_shown(built, tmp_path):
     shutil.copytree(built[0], folder)
     (entry, *_) = document.read(folder / "store/1").entries
     assert entry.usd_per_hour is None
-    (folder / "prices.yaml").write_text(f"{entry.hardware}: {{usd_per_hour: 0.5, models: 2}}\nother: 3\n")
+    (folder / "prices.yaml").write_text(f"{entry.hardware}: {{usd_per_hour: 0.25, models: 2}}\nother: 3\n")
     text = (folder / "release.yaml").read_text()
     for prices in (str(folder / "prices.yaml"), f"{{{entry.hardware}: {{usd_per_hour: 0.25}}}}"):
         (folder / "release.yaml").write_text(f"{text}\nprices: {prices}\n")

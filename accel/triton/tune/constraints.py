@@ -1,7 +1,7 @@
 """What a configuration must keep besides its latency budgets, judged at the load that was chosen for it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel.core.errors import UsageError
 from accel.triton.tune.cost import Price, cost
@@ -76,6 +76,11 @@ def judge(
         for name, limit, found, sign in rows
         if limit is not None
     )
+
+
+def keeps_memory(runner: ConfigurationRunner, limits: TuneLimits) -> bool:
+    """Say whether a configuration keeps the limits of memory, which no other load mends."""
+    return within(judge(runner, replace(limits, min_throughput_per_s=None, max_cost=None), {}, ""))
 
 
 def within(judged: Sequence[Judged]) -> bool:

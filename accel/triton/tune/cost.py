@@ -15,6 +15,7 @@ from accel.core.files import load_json
 from accel.core.values import from_json
 from accel.core.yaml_file import read_yaml
 from accel.triton.tune.lab import Goal
+from accel.triton.tune.proof import CONFIRM
 
 TUNE_THERE = "run accel tune with this budget on that machine, and name the run again"
 
@@ -25,7 +26,7 @@ class Price:
 
     Attributes:
         usd_per_hour: of the whole machine.
-        models: how many models share it, each of which bears its part.
+        models: how many models share it: each has an equal part of its time, carries that much less and bears as much.
     """
 
     usd_per_hour: float
@@ -44,14 +45,17 @@ class Cost:
     Attributes:
         hardware: id of the machine.
         configuration: what was chosen for it.
-        per_s: items per second that one machine carries within the budget.
+        per_s: items per second that one machine carries of the model within the budget; where models share it, in the
+            model's part of its time.
         per_minute: the most invocations (requests) per minute.
         machines: how many the wanted rate needs, headroom included; None where no rate is wanted.
         usd_per_million: of inferences on machines that are busy all the time; ``usd_per_hour`` of all of them. None
-            where the price list lacks the hardware.
+            where the price list lacks the hardware. Both are what the model bears.
 
-    Formula: machines = ⌈rate × items of a request × (1 + headroom) / per_s⌉;
-        usd_per_million = usd_per_hour / models / (3600 per_s) × 10⁶.
+    Formula: per_s = what the whole machine carries / models;
+        machines = ⌈rate × items of a request × (1 + headroom) / per_s⌉;
+        usd_per_million = (price of an hour / models) / (3600 per_s) × 10⁶, so that sharing changes nothing of it;
+        usd_per_hour = machines × price of an hour / models.
     """
 
     hardware: str
@@ -116,12 +120,13 @@ def cost(
     """Return what carrying a rate costs on one kind of machine.
 
     Args:
-        per_s: items per second that one machine carries.
+        per_s: items per second that one machine carries of this model alone.
         rate_per_s: requests per second that are wanted.
         headroom: share of the rate that is kept free.
         items: of a request, on average.
     """
     price = prices.get(hardware)
+    per_s = per_s / price.models if price else per_s
     machines = math.ceil(rate_per_s * items * (1 + headroom) / per_s - 1e-9) if rate_per_s else None
     each = price.of_a_model if price else None
     return Cost(
@@ -146,19 +151,18 @@ def cheapest(costs: Sequence[Cost]) -> Cost | None:
 def tuned_elsewhere(path: Path, goal: Goal) -> tuple[str, str, float]:
     """Return hardware, configuration and items per second of what another machine's ``tune.json`` carries.
 
-    Another budget than the one asked for is no obstacle: each load that was probed there says what its p99 was.
+    It is what was chosen there, where it kept budgets as tight as these. Under looser ones a load counts that is within
+    these by its p99, but only one that was probed as often as what is chosen: chance lets one probe hold too much.
 
     Raises:
-        InputError: it cannot be read, has other arrivals, or nothing in it keeps the budget.
+        InputError: it cannot be read, has other arrivals, or no load that was confirmed in it keeps the budget.
     """
     try:
         found = load_json(path.read_text(encoding="utf-8"))
         hardware, other = str(found["hardware"]["id"]), from_json(Goal, found["goal"])
-        probes = [
-            (from_json(Probe, p), f"{row['repository']}: {row['label']}")
-            for row in found["tried"]
-            for p in row["probes"]
-        ]
+        rows = [(row, f"{row['repository']}: {row['label']}") for row in found["tried"]]
+        chosen = [(from_json(Probe, row["measured"]), name) for row, name in rows if row["chosen"]]
+        probes = [(from_json(Probe, p), name) for row, name in rows for p in row["probes"]]
     except (OSError, ValueError, KeyError, TypeError, AccelError) as error:
         raise InputError(f"{path} cannot be read as what accel tune wrote: {error}", fix=TUNE_THERE) from error
     if (other.arrivals, other.gaps_s) != (goal.arrivals, goal.gaps_s):
@@ -168,12 +172,12 @@ def tuned_elsewhere(path: Path, goal: Goal) -> tuple[str, str, float]:
         )
     if any(other.limits_ms.get(name, math.inf) > limit for name, limit in goal.limits_ms.items()):
         raise InputError(f"{path} was tuned without the budgets of {', '.join(goal.limits_ms)}", fix=TUNE_THERE)
-    kept = [
-        (p.throughput_per_s, name)
-        for p, name in probes
-        if p.held and (other.limit_ms <= goal.limit_ms or (p.p99_ms is not None and p.p99_ms <= goal.limit_ms))
-    ]
-    if not kept:
-        raise InputError(f"nothing in {path} keeps p99 within {goal.limit_ms:g} ms on {hardware}", fix=TUNE_THERE)
-    per_s, name = max(kept)
+    if other.limit_ms > goal.limit_ms:
+        confirmed = [(p, name) for p, name in probes if p.held and p.count >= CONFIRM]
+        chosen = [(p, name) for p, name in confirmed if p.p99_ms is not None and p.p99_ms <= goal.limit_ms]
+    if not chosen:
+        raise InputError(
+            f"no load that was confirmed in {path} keeps p99 within {goal.limit_ms:g} ms on {hardware}", fix=TUNE_THERE
+        )
+    per_s, name = max((p.throughput_per_s, name) for p, name in chosen)
     return hardware, name, per_s

@@ -12,25 +12,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from accel.bench import feeds as forms
-from accel.bench.goodput import WITHIN, Probe
+from accel.bench.goodput import Probe
 from accel.bench.machine_noise import Turn
 from accel.core import document, hardware
 from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.feeds import Feed
-from accel.core.values import PYTHON_BACKEND, from_json, to_json
+from accel.core.values import PYTHON_BACKEND, from_json, sha256_json, to_json
 from accel.triton import manifest as manifests
 from accel.triton.servers import server as servers
 from accel.triton.settings import Settings
 from accel.triton.tune import predict as model, search as searches
-from accel.triton.tune.constraints import Judged, judge, within
+from accel.triton.tune.constraints import Judged, judge, keeps_memory, within
 from accel.triton.tune.cost import TUNE_THERE, tuned_elsewhere
 from accel.triton.tune.lab import Curve, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
-from accel.triton.tune.proof import ConfigurationRunner, choose, most, prove, seen
+from accel.triton.tune.proof import NEXT, ConfigurationRunner, choose, most, prove, seen
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
 
@@ -111,13 +110,11 @@ class Measuring:
             out / MEASURED,
             {
                 "hardware": to_json(hardware.detect()),
-                "sent": {s.name: feeds_hash(s.feeds) for s in self._subjects},
-                "configs": {s.name: [str(s.config), to_json(s.manifest.grouping)] for s in self._subjects},
                 "server": servers.identity(asked.via),
-                "artifacts": {s.name: [f.sha256 for f in s.manifest.artifact.files] for s in self._subjects},
                 "probe": [asked.probe_s, asked.least],
             },
         )
+        self._known_as = {s.name: f"{s.name} {_identity(s)}" for s in self._subjects}
         self._in_all: dict[str, float] = dict(self._kept.get("seconds") or {})
 
     def _progress(self, name: str, doing: str, count: str = "") -> None:
@@ -212,9 +209,14 @@ class Measuring:
         self._seconds["total"] = time.monotonic() - begin
 
     def _prove(self, default: Option, best: Sequence[Option]) -> None:
-        """Put the best few and what ships under real load, in turns, and choose; less where a prediction fails."""
-        first = self._asked.mode == "predict" and "search" not in self._seconds
-        finalists = list(dict.fromkeys([default, *best[:FINALISTS]]))
+        """Put the best few and what ships under real load, in turns, and choose; less where a prediction fails.
+
+        What was chosen by an earlier proof stays among them: the search after it need not have come across it.
+        """
+        asked = self._asked
+        first = asked.mode == "predict" and "search" not in self._seconds
+        before = [(self.chosen.subject.name, self.chosen.settings)] if self.chosen is not None else []
+        finalists = list(dict.fromkeys([default, *before, *best[:FINALISTS]]))
         self.runners = [self._runner(option) for option in finalists]
         with self._timed("prove"):
             left = self._deadline.left()
@@ -223,6 +225,7 @@ class Measuring:
                 progress=self._progress,
                 budget_s=None if math.isinf(left) else max(left, 0.0),
                 stop=lambda: first and self._deadline.left(PROOF) <= 0 and bool(self._mispredicted()),
+                fits=lambda runner: keeps_memory(runner, asked.limits),
             )
         self._noise += noise
         for name, error in failed.items():
@@ -242,7 +245,7 @@ class Measuring:
 
     def _mispredicted(self) -> list[str]:
         """Return in words where real load contradicts a prediction: what held lies above it, or what broke below."""
-        return [self._difference(c) for c in self.runners if c.name not in self._unfit and _contradicts(c)]
+        return [self._difference(c) for c in self.runners if c.name not in self._unfit and contradicts(c)]
 
     def _unended(self) -> list[str]:
         """Return whose search could go on."""
@@ -251,7 +254,7 @@ class Measuring:
     @staticmethod
     def _difference(runner: ConfigurationRunner) -> str:
         predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
-        if runner.most < predicted:
+        if runner.held < runner.most < predicted:
             return f"{runner.name}: predicted {predicted:.4g}/s, {runner.most:.4g}/s did not hold"
         return f"{runner.name}: predicted {predicted:.4g}/s, measured {runner.held:.4g}/s"
 
@@ -295,7 +298,7 @@ class Measuring:
             known = self._curves.setdefault(one.name, {})
             batching, (n, threads, fields, variables) = one.max_batch > 1, setup
             settings = Settings(n, threads, batching, fields=fields, variables=variables)
-            name = f"curve {one.name} {setup.name}"
+            name = f"curve {self._known_as[one.name]} {setup.name}"
             kept = from_json(Curve, found) if (found := self._kept.get(name)) is not None else None
             if kept is not None and kept.serves(self._asked.goal.limit_ms):
                 known[setup] = kept
@@ -382,22 +385,13 @@ class Measuring:
         return found.throughput_per_s if found else 0.0
 
     def shortlist(self, options: Sequence[Option]) -> list[Option]:
-        """Return the most promising option of each repository, instances and threads, the most promising first.
-
-        What is predicted alike within 3 % behaves alike: of those the plainest stands for all.
-        """
-        leaders: dict[Any, Option] = {}
-        for option in sorted(options, key=lambda o: -self._expected(o)):
-            leader = leaders.setdefault(searches.coordinates(option)[:2], option)
-            alike = self._expected(option) * (1 + WITHIN) >= self._expected(leader)
-            if alike and _plainness(option[1]) < _plainness(leader[1]):
-                leaders[searches.coordinates(option)[:2]] = option
-        return sorted(leaders.values(), key=lambda o: -self._expected(o))
+        """Return ``search.shortlist`` of what is predicted."""
+        return searches.shortlist(options, self._expected)
 
     def _search(self, options: Sequence[Option], mode: Mode) -> list[Option]:
         """Return the options in the order of what they carry, measured one after another as the mode says."""
         asked = self._asked
-        trials = len(options) if mode == "brute" else min(len(options), asked.trials or max(8, len(options) // 8))
+        trials = len(options) if mode == "brute" else min(len(options), asked.trials or searches.few(options))
         found: dict[Option, float] = {}
         begin = time.monotonic()
 
@@ -419,13 +413,13 @@ class Measuring:
                     runner.open()
                 while (load := runner.search.next()) is not None and not over(runner):
                     self._progress(runner.name, f"probing {load:.4g}", count)
-                    runner.turn(("load",))
+                    runner.turn((NEXT,))
             except StageError as error:
                 self._unfit[runner.name] = error.message
             finally:
                 runner.close()
-            found[option] = runner.held
-            return runner.held
+            found[option] = runner.held if keeps_memory(runner, asked.limits) else 0.0
+            return found[option]
 
         with self._timed("search"), contextlib.suppress(_TimeOver):
             if mode == "brute":
@@ -462,7 +456,9 @@ class Measuring:
     def _probes(self, option: Option) -> str:
         goal = self._asked.goal
         more = f" {sorted(goal.limits_ms.items())}" if goal.limits_ms else ""
-        return f"probes {option[0]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
+        return (
+            f"probes {self._known_as[option[0]]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
+        )
 
     def _judged(self, runner: ConfigurationRunner) -> tuple[Judged, ...]:
         return judge(runner, self._asked.limits, self._asked.prices, hardware.detect().id)
@@ -477,6 +473,13 @@ def feeds_hash(feeds: Sequence[Feed]) -> str:
     return found.hexdigest()
 
 
+def _identity(one: Subject) -> str:
+    """Return the hash of what measurements of a repository depend on: they say nothing of another one of that name."""
+    files = [f.sha256 for f in one.manifest.artifact.files]
+    known = [files, feeds_hash(one.feeds), str(one.config), to_json(one.manifest.grouping)]
+    return sha256_json(known)[:12]
+
+
 class _TimeOver(Exception):
     """No further trial is begun."""
 
@@ -487,12 +490,7 @@ def differs(runner: ConfigurationRunner) -> float:
     return predicted / runner.held - 1 if runner.held else math.inf if predicted else 0.0
 
 
-def _contradicts(runner: ConfigurationRunner) -> bool:
+def contradicts(runner: ConfigurationRunner) -> bool:
     """Say whether what held lies that far above the prediction, or what broke below it."""
     predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
     return runner.held > (1 + DIFFERS) * predicted or (1 + DIFFERS) * runner.most < predicted
-
-
-def _plainness(settings: Settings) -> tuple[int, bool, int]:
-    """Order settings by how little they ask of who reads them."""
-    return settings.delay_us, settings.batching and bool(settings.preferred), len(settings.preferred)

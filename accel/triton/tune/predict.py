@@ -5,20 +5,18 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from accel.bench.goodput import Bisection, Probe, over, search
-from accel.triton.config import BATCHING
+from accel.triton import overrides
 from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
 from accel.triton.tune.lab import Curve, Goal, Subject
-from accel.triton.tune.scheduler import Outcome, SimulatedServer, poisson, simulate
+from accel.triton.tune.scheduler import Outcome, QueuePolicy, SimulatedServer, poisson, simulate
 
 REQUESTS = 2500
-POLICY = BATCHING["default_queue_policy"]
-"""Of the repositories that accel emits."""
 
 
 def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> Bisection:
@@ -27,10 +25,36 @@ def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> B
     Args:
         curve: that of the configuration's instances and threads.
     """
-    shape = {"max_batch": subject.max_batch, "sizes": subject.sizes, "kinds": subject.kinds}
-    closed = goal.arrivals is None
+    asked, closed = shape(subject, settings), goal.arrivals is None
     start = 1 if closed else capacity(subject, curve, settings)
-    return search(lambda level: probe(curve, settings, goal, level, **shape), start, whole=closed)  # type: ignore[arg-type]
+    return search(lambda level: probe(curve, settings, goal, level, **asked), start, whole=closed)
+
+
+def shape(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """Return what ``probe`` asks of a repository with these settings."""
+    queue = policy(subject.config, settings)
+    return {"max_batch": subject.max_batch, "sizes": subject.sizes, "kinds": subject.kinds, "queue": queue}
+
+
+def policy(config: Any, settings: Settings) -> QueuePolicy:
+    """Return what the queue of a ``ModelConfig`` refuses with these settings; None is one that says nothing of it.
+
+    All requests that are sent here have the default priority, which may have a policy of its own.
+
+    Source: triton-inference-server/core, src/infer_request.cc, SetPriority; src/scheduler_utils.cc, PriorityQueue.
+    """
+    if config is None or not settings.batching:
+        return QueuePolicy()
+    model = type(config)()
+    model.CopyFrom(config)
+    if settings.fields:
+        overrides.apply(settings.fields, model)
+    batching = model.dynamic_batching
+    found, level = batching.default_queue_policy, batching.default_priority_level
+    if batching.priority_levels and level in batching.priority_queue_policy:
+        found = batching.priority_queue_policy[level]
+    timeout_s = found.default_timeout_microseconds / 1e6
+    return QueuePolicy(found.max_queue_size, timeout_s, found.timeout_action == found.DELAY)
 
 
 def probe(
@@ -42,14 +66,16 @@ def probe(
     max_batch: int,
     sizes: Sequence[int] = (1,),
     kinds: Sequence[int] = (0,),
+    queue: QueuePolicy,
 ) -> Probe:
     """Simulate one load and hold it against the budget.
 
     Args:
         level: requests per second, or the clients of a closed loop.
         max_batch / sizes / kinds: as of the ``Subject``.
+        queue: what its queue refuses.
     """
-    server = simulated(curve, settings, max_batch)
+    server = simulated(curve, settings, max_batch, queue)
     if goal.arrivals is None:
         found = simulate(server, clients=int(level), requests=REQUESTS, items=sizes, kinds=kinds)
     else:
@@ -57,16 +83,17 @@ def probe(
     return held_against(found, goal, level)
 
 
-def simulated(curve: Curve, settings: Settings, max_batch: int, *, threads: float = 1.0) -> SimulatedServer:
-    """Return the model of a server over a curve; ``threads`` as of ``SimulatedServer``."""
+def simulated(
+    curve: Curve, settings: Settings, max_batch: int, queue: QueuePolicy, *, threads: float = 1.0
+) -> SimulatedServer:
+    """Return the model of a server over a curve; ``queue`` and ``threads`` as of ``SimulatedServer``."""
     return SimulatedServer(
         settings,
         max_batch,
         functools.cache(curve.service),
         curve.spread,
         curve.overhead_s,
-        POLICY["max_queue_size"],
-        POLICY["default_timeout_microseconds"] / 1e6,
+        queue,
         threads=threads,
     )
 

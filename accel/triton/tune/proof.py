@@ -1,8 +1,8 @@
 """The best few configurations on real load, interleaved, until it is decided which of them carries the most.
 
 Each has a server of its own and searches the greatest load that it holds, one probe a turn (``bench.goodput``), so
-that drift of the machine hits all alike. One leaves when what it cannot hold lies below what another holds; what
-ships does not. The load found is probed three times.
+that drift of the machine hits all alike. One leaves when what it cannot hold, probed twice, lies below what another
+holds; what ships does not. The load found is probed three times.
 """
 
 import contextlib
@@ -22,6 +22,8 @@ from accel.core.errors import AccelError
 from accel.triton.settings import Settings
 from accel.triton.tune.lab import Goal, Share, SharedTrial, Subject, Trial, shared_trial, trial
 
+NEXT, AGAIN = "next", "again"
+"""What a turn puts on a server: the next load of its search, or the least one that broke once more."""
 CONFIRM, GROWTH = 3, 1.15
 """Probes of the load found, and how fast the search grows from the load that was predicted."""
 CONFIRMING_LIMITS, MOST_CONFIRMING_S = 32, 10.0
@@ -107,7 +109,7 @@ class ConfigurationRunner:
     def turn(self, points: Collection[str]) -> None:
         """Probe one load; nothing where its time is over."""
         if points and self._trial is not None and (level := self.search.next()) is not None:
-            seconds = self.probe_s
+            level, seconds = self.search.broken if AGAIN in points else level, self.probe_s
             if self.search.confirms(level):
                 seconds = max(seconds, min(MOST_CONFIRMING_S, CONFIRMING_LIMITS * self.goal.limit_ms / 1e3))
             seed = sum(p.count for p in self.search.probes)  # no two probes have the same arrivals
@@ -155,16 +157,22 @@ class Bracketing(Race):
     runners: Sequence[ConfigurationRunner] = ()
     most_rounds: int = 40
     stop: Callable[[], bool] = lambda: False
+    fits: Callable[[ConfigurationRunner], bool] = lambda runner: True
     _over: bool = False
     _begin: float = field(default_factory=time.monotonic)
 
     def racing(self, runner: str) -> frozenset[str]:
-        """Return a point where the runner searches on; the first one does to its end: the others' unit of gain."""
+        """Return a point where the runner searches on; the first one does to its end: the others' unit of gain.
+
+        What another beats by a load that broke once is asked that load again: something else may have stalled it.
+        """
         one = next(c for c in self.runners if c.name == runner)
-        best = max(c.held for c in self.runners)
+        best = max((c.held for c in self.runners if self.fits(c)), default=0.0)
         beaten = one is not self.runners[0] and one.most < best
         late = self.budget_s is not None and one.search.probes and time.monotonic() - self._begin > self.budget_s
-        return frozenset(() if self._over or late or one.search.next() is None or beaten else ("load",))
+        if self._over or late or one.search.next() is None or (beaten and not one.search.doubtful):
+            return frozenset()
+        return frozenset((AGAIN,) if beaten else (NEXT,))
 
     def after_round(
         self,
@@ -185,17 +193,19 @@ def prove(
     progress: Callable[[str, str], None],
     budget_s: float | None = None,
     stop: Callable[[], bool] = lambda: False,
+    fits: Callable[[ConfigurationRunner], bool] = lambda runner: True,
 ) -> tuple[dict[str, AccelError], list[Turn]]:
     """Let all search in turns. What each held is in its ``search``.
 
     Args:
         budget_s: when it is over no further load is put on what was probed once.
         stop: asked after each round whether to end here.
+        fits: whether one may be chosen: what others carry is held against those alone.
 
     Returns:
         The error of each that failed, and what else the machine did meanwhile.
     """
-    race = Bracketing((), budget_s, runners=runners, stop=stop)
+    race = Bracketing((), budget_s, runners=runners, stop=stop, fits=fits)
     failed, noises = interleave(runners, race, opening="starting a server", turn="proving, round", progress=progress)
     return failed, [turn for noise in noises.values() for turn in noise.turns]
 

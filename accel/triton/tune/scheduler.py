@@ -9,11 +9,11 @@ The rules are those of the server's source (triton-inference-server/core, 2026-0
   reached is sent; a batch that reaches none waits until its oldest request is as old as the delay. Once the delay has
   passed, preferred sizes no longer count. Without a delay what waits is sent.
 - Without preferred sizes the only one is ``max_batch_size`` (model_config_utils.cc, ``NormalizeModelConfig``).
-- ``max_queue_size`` refuses a request that arrives; a timeout refuses one when a batch is formed
-  (scheduler_utils.cc, ``PolicyQueue::Enqueue``, ``ApplyPolicy``).
+- ``max_queue_size`` refuses a request that arrives; a timeout refuses one when a batch is formed, or puts it behind all
+  that are in time (scheduler_utils.cc, ``PolicyQueue::Enqueue``, ``ApplyPolicy``). Both are part of dynamic batching.
 
 A model without any queue policy fetches payloads ahead and lets them grow; with one preferred size that makes the same
-batches. What is not modelled: priorities, the rate limiter, the response cache, sequences.
+batches. What is not modelled: requests of several priorities, the rate limiter, the response cache, sequences.
 
 A batch proceeds at the speed of the instances that are busy beside it at the time, so that one which starts alone slows
 down when a second begins (``Service``).
@@ -38,6 +38,21 @@ while 1, 2, … instances are busy."""
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """What a queue refuses, where requests are merged.
+
+    Attributes:
+        size: most requests that may wait; 0 for no limit.
+        timeout_s: how long one may wait; 0 for no limit.
+        delays: one that waited longer is not refused: it comes after all that did not.
+    """
+
+    size: int = 0
+    timeout_s: float = 0.0
+    delays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedServer:
     """One model on one server.
 
@@ -47,8 +62,7 @@ class SimulatedServer:
         service: how long batches take.
         spread: durations of equal batches by ``service``, evenly spaced among all: each batch draws one.
         overhead_s: what a client sees beyond queue and computation.
-        queue: most requests that may wait; 0 for no limit.
-        timeout_s: how long one may wait.
+        queue: what the queue refuses.
         same_shape: only requests of one shape are merged.
         threads: CPU threads of an instance; of models that share a server.
     """
@@ -58,8 +72,7 @@ class SimulatedServer:
     service: Service
     spread: Sequence[float] = (1.0,)
     overhead_s: float = 0.0
-    queue: int = 0
-    timeout_s: float = math.inf
+    queue: QueuePolicy = QueuePolicy()
     same_shape: bool = True
     threads: float = 1.0
 
@@ -133,7 +146,7 @@ def simulate_together(
     """
     lanes = [_Lane(server, sent, seed + number) for number, (server, sent) in enumerate(models)]
     now = 0.0
-    while any(lane.arriving or lane.busy or lane.waiting for lane in lanes):
+    while any(lane.arriving or lane.busy or lane.waiting or lane.delayed for lane in lanes):
         wake = min(lane.begin(now) for lane in lanes)
         wanted = sum(lane.threads for lane in lanes)
         soonest, first, index, paces = math.inf, lanes[0], -1, []
@@ -179,7 +192,9 @@ class _Lane:
         self._sent, self._batches, self._merged = len(self.arriving), 0, 0
         self._due = [at for at, _ in self.arriving] + [0.0] * (total - self._sent)
         self._ended = [math.nan] * total
+        self._queue = server.queue if server.settings.batching else QueuePolicy()
         self.waiting: deque[int] = deque()
+        self.delayed: deque[int] = deque()  # they waited too long, and come after those
         self.busy: list[list] = []  # [share left, seconds by busy instances, its requests]
         self._each = server.threads
 
@@ -197,23 +212,32 @@ class _Lane:
 
     def begin(self, now: float) -> float:
         """Give waiting requests to free instances; return when a batch that waits for more is to be looked at again."""
-        server, waiting, due = self._server, self.waiting, self._due
-        while waiting and len(self.busy) < server.settings.instances:
-            while waiting and now - due[waiting[0]] > server.timeout_s:
-                waiting.popleft()
-                self._again(now)
-            if not waiting:
+        server, waiting, delayed, due = self._server, self.waiting, self.delayed, self._due
+        while (waiting or delayed) and len(self.busy) < server.settings.instances:
+            self._expire(now)
+            line = deque([*waiting, *delayed]) if delayed else waiting
+            if not line:
                 break
-            count, wait = self._form(waiting, now - due[waiting[0]])
+            count, wait = self._form(line, now - due[line[0]])
             if not count:
                 return now + wait
-            taken = [waiting.popleft() for _ in range(count)]
+            taken = [(waiting or delayed).popleft() for _ in range(count)]
             items = sum(self._size[n] for n in taken)
             self._batches, self._merged = self._batches + 1, self._merged + items
             factor = self._noise[taken[0]]
             seconds = [factor * s for s in server.service(items, count, self._kind[taken[0]])]
             self.busy.append([1.0, seconds, taken])
         return math.inf
+
+    def _expire(self, now: float) -> None:
+        """Refuse what has waited too long, or put it behind all else."""
+        queue, waiting = self._queue, self.waiting
+        while waiting and queue.timeout_s and now - self._due[waiting[0]] > queue.timeout_s:
+            late = waiting.popleft()
+            if queue.delays:
+                self.delayed.append(late)
+            else:
+                self._again(now)
 
     def end(self, place: int, now: float) -> None:
         """Answer the requests of a batch."""
@@ -224,9 +248,8 @@ class _Lane:
     def arrive(self, now: float) -> None:
         """Take the next request in, or refuse it."""
         _, n = heapq.heappop(self.arriving)
-        server = self._server
-        if server.queue and server.settings.batching and len(self.waiting) >= server.queue:
-            self._again(now + server.overhead_s)
+        if self._queue.size and len(self.waiting) + len(self.delayed) >= self._queue.size:
+            self._again(now + self._server.overhead_s)
         else:
             self.waiting.append(n)
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from accel.bench.goodput import WITHIN
 from accel.core.errors import UnavailableError
 from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
@@ -27,6 +28,33 @@ def coordinates(option: Option) -> tuple[Any, ...]:
     name, s = option
     setup = s.instances, s.threads or 0, without_schedule(s.fields), s.variables
     return name, setup, s.preferred if s.batching else None, s.delay_us
+
+
+def shortlist(options: Sequence[Option], expected: Evaluate) -> list[Option]:
+    """Return the most promising option of each repository, instances and threads, the most promising first.
+
+    What is predicted alike within 3 % behaves alike: of those the plainest stands for all.
+
+    Args:
+        expected: what an option carries by prediction.
+    """
+    leaders: dict[Any, Option] = {}
+    for option in sorted(options, key=lambda o: -expected(o)):
+        leader = leaders.setdefault(coordinates(option)[:2], option)
+        alike = expected(option) * (1 + WITHIN) >= expected(leader)
+        if alike and _plainness(option[1]) < _plainness(leader[1]):
+            leaders[coordinates(option)[:2]] = option
+    return sorted(leaders.values(), key=lambda o: -expected(o))
+
+
+def few(options: Sequence[Option]) -> int:
+    """Return how many trials a search has, where nobody says."""
+    return max(8, len(options) // 8)
+
+
+def _plainness(settings: Settings) -> tuple[int, bool, int]:
+    """Order settings by how little they ask of who reads them."""
+    return settings.delay_us, settings.batching and bool(settings.preferred), len(settings.preferred)
 
 
 def _values(options: Sequence[Option]) -> list[list[Any]]:

@@ -158,6 +158,7 @@ class _Session(Measuring):
             "repository": option[0],
             "settings": to_json(option[1]),
             "label": str(option[1]),
+            "queue": to_json(model.policy(self.subject(option).config, option[1])),
             "default": option == next(iter(self._predicted)),
             "chosen": runner is not None and runner is self.chosen,
             "predicted": to_json(predicted) if predicted else None,
@@ -172,8 +173,7 @@ class _Session(Measuring):
 
     def _simulated(self, option: Option, load: float) -> Probe:
         """Return what the prediction says of a load that was probed."""
-        one = self.subject(option)
-        shape: dict[str, Any] = {"max_batch": one.max_batch, "sizes": one.sizes, "kinds": one.kinds}
+        shape = model.shape(self.subject(option), option[1])
         return model.probe(self.curve(option), option[1], self._asked.goal, load, **shape)
 
     def _decision(self) -> dict[str, Any]:

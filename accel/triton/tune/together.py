@@ -198,7 +198,8 @@ class _Together:
         for share, option, session in zip(self._shares(combination), combination, self._measured.values(), strict=True):
             curve, one, settings = session.curve(option), share.subject, share.settings
             threads = settings.threads or max(1, cores // settings.instances)
-            lanes.append((share, model.simulated(curve, settings, one.max_batch, threads=threads)))
+            queue = model.policy(one.config, settings)
+            lanes.append((share, model.simulated(curve, settings, one.max_batch, queue, threads=threads)))
             start += share.share / model.capacity(one, curve, settings)
 
         def at(level: float) -> Probe:

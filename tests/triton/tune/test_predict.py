@@ -6,9 +6,11 @@ import pytest
 from accel.bench.goodput import WITHIN
 from accel.core.errors import InputError
 from accel.core.values import TensorSpec
+from accel.triton import config
 from accel.triton.settings import Settings
 from accel.triton.tune import predict
 from accel.triton.tune.lab import Curve, Goal, Subject, Trial
+from accel.triton.tune.scheduler import QueuePolicy
 
 
 def curve(instances=1, threads=2, *, seconds=(0.010, 0.010, 0.010, 0.010), beside=None, **more):
@@ -138,3 +140,35 @@ def test_what_is_held_lies_below_what_the_instances_can_compute():
     found = curve(2, 1, seconds=(0.010, 0.012, 0.016, 0.024), beside=(0.015, 0.018, 0.024, 0.036), request_s=0.0005)
     for settings in (Settings(2), Settings(2, preferred=(4,)), Settings(2, batching=False)):
         assert goodput(found, settings) <= predict.capacity(subject(), found, settings) * (1 + WITHIN)
+
+
+BATCHING = """max_batch_size: 8 dynamic_batching {
+  default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 50000 max_queue_size: 4 } %s }"""
+PRIORITIES = """priority_levels: 2 default_priority_level: 2
+  priority_queue_policy { key: 1 value { max_queue_size: 9 } }
+  priority_queue_policy { key: 2 value { max_queue_size: 7 } }"""
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "expected"),
+    [
+        ("", Settings(), QueuePolicy(4, 0.05, delays=True)),
+        ("", Settings(batching=False), QueuePolicy()),
+        (PRIORITIES, Settings(), QueuePolicy(7)),
+        (PRIORITIES.replace("level: 2", "level: 1"), Settings(), QueuePolicy(9)),
+        (
+            "",
+            Settings(fields="dynamic_batching { default_queue_policy { timeout_action: REJECT max_queue_size: 0 } }"),
+            QueuePolicy(0, 0.05),
+        ),
+    ],
+    ids=["own", "off", "priority", "another priority", "fields"],
+)
+def test_the_queue_is_the_one_that_the_config_has(more, settings, expected):
+    assert predict.policy(config.parse(BATCHING % more), settings) == expected
+
+
+def test_a_queue_that_holds_few_refuses_what_a_long_one_would_answer_in_time():
+    """Batches of 8 take 10 ms: within 500 ms hundreds may wait, and this config lets 4."""
+    short = goodput(curve(), Settings(), config=config.parse(BATCHING % ""))
+    assert short < 0.8 * goodput(curve(), Settings())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from accel.triton.settings import Settings
-from accel.triton.tune.scheduler import SimulatedServer, poisson, simulate
+from accel.triton.tune.scheduler import QueuePolicy, SimulatedServer, poisson, simulate
 
 ALONE = Settings(batching=False)
 
@@ -118,11 +118,24 @@ def test_requests_of_other_shapes_are_not_merged():
 
 def test_a_full_queue_and_a_timeout_refuse():
     many = [0.0] * 100
-    found = simulate(server(Settings(preferred=(1,)), queue=20), many)
+    found = simulate(server(Settings(preferred=(1,)), queue=QueuePolicy(20)), many)
     assert found.refused == 79  # one is computed and 20 wait
-    late = simulate(server(Settings(preferred=(1,)), timeout_s=0.055), many)
+    late = simulate(server(Settings(preferred=(1,)), queue=QueuePolicy(timeout_s=0.055)), many)
     assert len(late.latency_s) + late.refused == 90
     assert late.latency_s.max(initial=0) <= 0.055 + 0.010 + 1e-9
+    unmerged = simulate(server(Settings(batching=False), queue=QueuePolicy(20, 0.055)), many)
+    assert unmerged.refused == 0  # the policy is a part of dynamic batching
+
+
+def test_what_waited_too_long_may_come_after_all_that_did_not():
+    """20 requests at once, 10 ms each, then one that comes when 7 are answered and the last 14 have waited too long."""
+    queue = QueuePolicy(timeout_s=0.055, delays=True)
+    found = simulate(server(Settings(preferred=(1,)), queue=queue), [0.0] * 20 + [0.062])
+    assert found.refused == 0
+    assert found.latency_s[-1] == pytest.approx(0.070 + 0.010 - 0.062)
+    assert found.latency_s.max() == pytest.approx(0.210)
+    refused = simulate(server(Settings(preferred=(1,)), queue=QueuePolicy(timeout_s=0.055)), [0.0] * 20 + [0.062])
+    assert refused.refused == 14
 
 
 def test_a_batch_that_begins_alone_slows_down_when_another_begins():

@@ -1,15 +1,20 @@
 """Which configuration is chosen of what was proved."""
 
+import contextlib
 import math
+import types
 
 import numpy as np
 import pytest
 
 from accel.bench.goodput import Probe, over
 from accel.triton.settings import Settings
-from accel.triton.tune.constraints import TuneLimits, judge, within
+from accel.triton.tune import measured, proof
+from accel.triton.tune.constraints import TuneLimits, judge, keeps_memory, within
 from accel.triton.tune.cost import Price
 from accel.triton.tune.lab import Goal, Subject
+from accel.triton.tune.limits import Deadline
+from accel.triton.tune.measured import Measuring
 from accel.triton.tune.proof import ConfigurationRunner, choose
 
 ONE = Subject("s", None, None, None, "m", "m", "python", feeds=(), sizes=(1,), max_batch=1, default=Settings())  # type: ignore[arg-type]
@@ -19,7 +24,7 @@ def runner(instances: int, held: float, broken: float = math.inf) -> Configurati
     """One that held a load, and broke at another."""
     known = [Probe(held, held, 1000, 0, count=3)] if held else []
     if broken < math.inf:
-        known.append(Probe(broken, held, 1000, 900))
+        known.append(Probe(broken, held, 1000, 900, count=2))
     return ConfigurationRunner(ONE, Settings(instances), Goal(100.0, "poisson"), held or 100.0, 1.0, 1, known=known)
 
 
@@ -90,3 +95,82 @@ def test_of_clients_more_than_which_were_tried_no_more_is_claimed():
     assert all(one.search.next() is None for one in made)
     best, said = choose(made, made[0])
     assert (best and best.settings.instances, said) == (1, "decided")
+
+
+class Answering:
+    """A server that carries so many requests per second; its first probe may be hit by something else."""
+
+    def __init__(self, carries: float, memory_mib: float, *, stalls: bool) -> None:
+        self._carries, self._memory_mib, self._stalls = carries, memory_mib, stalls
+
+    def probe(self, goal: Goal, level: float, **how: object) -> Probe:
+        stalled, self._stalls = self._stalls, False
+        return Probe(level, level, 1000, 15 if stalled or level > self._carries else 0)
+
+    def memory_mib(self) -> float:
+        return self._memory_mib
+
+    def gpu_memory_mib(self) -> None:
+        return None
+
+
+def proved(monkeypatch, *carries, stalls=False, memory_mib=(500.0, 500.0), limits=None):
+    """Prove what ships and another configuration; the other may stall once."""
+    made = [
+        ConfigurationRunner(ONE, Settings(n), Goal(100.0, "poisson"), 100.0, 1.0, 1) for n in range(1, 1 + len(carries))
+    ]
+
+    @contextlib.contextmanager
+    def served(subject, settings, scratch):
+        n = settings.instances - 1
+        yield Answering(carries[n], memory_mib[n], stalls=stalls and n == 1)
+
+    monkeypatch.setattr(proof, "trial", served)
+    fits = (lambda one: keeps_memory(one, limits)) if limits else lambda one: True
+    failed, _ = proof.prove(made, progress=lambda name, doing: None, fits=fits)
+    assert not failed
+    return made
+
+
+def test_a_stall_does_not_drive_the_better_one_out(monkeypatch):
+    """The other one carries twice as much, but its first probe, at what the default holds, breaks."""
+    ships, other = proved(monkeypatch, 120.0, 240.0, stalls=True)
+    assert ships.held == pytest.approx(120, rel=0.04)
+    assert other.held == pytest.approx(240, rel=0.04)
+
+
+def test_one_that_really_breaks_leaves_after_a_second_look(monkeypatch):
+    _, other = proved(monkeypatch, 240.0, 50.0)
+    assert max(p.count for p in other.search.probes) == 2
+    assert other.held < 50
+
+
+def test_what_may_not_be_chosen_drives_nobody_out(monkeypatch):
+    """What ships carries more, with more memory than it may take."""
+    limits = TuneLimits(max_memory_mib=600.0)
+    ships, other = proved(monkeypatch, 240.0, 80.0, memory_mib=(900.0, 500.0), limits=limits)
+    assert ships.held == pytest.approx(240, rel=0.04)
+    assert other.held == pytest.approx(80, rel=0.04)
+    assert other.search.next() is None
+
+
+class Session(Measuring):
+    """A session whose runners are known, after a first proof that has chosen one."""
+
+    def __init__(self, known: dict[int, ConfigurationRunner], chosen: int) -> None:
+        self._asked = types.SimpleNamespace(mode="predict", limits=TuneLimits(), prices={})  # type: ignore[assignment]
+        self._known, self.chosen = known, known[chosen]
+        self._seconds, self._in_all, self._unfit, self._noise, self._cut = {}, {}, {}, [], False
+        self._deadline, self._stage = Deadline(None), lambda name: None
+        self._kept = types.SimpleNamespace(put=lambda name, value: None)  # type: ignore[assignment]
+
+    def _runner(self, option, confirm=None):
+        return self._known[option[1].instances]
+
+
+def test_what_the_first_proof_chose_is_chosen_where_the_search_did_not_try_it(monkeypatch):
+    monkeypatch.setattr(measured, "prove", lambda runners, **how: ({}, []))
+    session = Session({1: runner(1, 100, 102), 2: runner(2, 150, 153), 3: runner(3, 110, 112)}, chosen=2)
+    session._prove(("s", Settings(1)), [("s", Settings(3))])
+    assert session.chosen is not None
+    assert session.chosen.settings.instances == 2

@@ -168,9 +168,11 @@ def test_where_nothing_is_better_what_ships_is_chosen_in_every_row(tuned, tmp_pa
     """Two are proved that carry the same within 3 %: the flags of the rows say what the decision says."""
     root, *_, before, folder = tuned
     kept = json.loads((folder / "measured.json").read_text())
+    key = next(name for name in kept["found"] if name.startswith("curve") and name.endswith(" 1x1"))
+    known = key.split()[1:3]
     for name, instances, seconds in (("1x1", 1, 0.012), ("2x1", 2, 0.006)):  # so that it is not what ships that is best
-        curve = kept["found"]["curve repository-nothing 1x1"] | {"instances": instances, "failed": {}, "cut_ms": None}
-        kept["found"][f"curve repository-nothing {name}"] = curve | {
+        curve = kept["found"][key] | {"instances": instances, "failed": {}, "cut_ms": None}
+        kept["found"][" ".join(["curve", *known, name])] = curve | {
             "alone_s": [seconds] * 4,
             "beside_s": [seconds] * 4,
             "batches": [1, 2, 4, 8],
@@ -186,7 +188,7 @@ def test_where_nothing_is_better_what_ships_is_chosen_in_every_row(tuned, tmp_pa
             {"load": held, "throughput_per_s": held, "requests": 1000, "late": 0, "count": 3},
             {"load": held + 2, "throughput_per_s": held, "requests": 1000, "late": 900, "count": 2},
         ]
-        kept["found"][f"probes repository-nothing {label} 400.0 poisson {hash(())}"] = {"probes": probes}
+        kept["found"][" ".join(["probes", *known, f"{label} 400.0 poisson {hash(())}"])] = {"probes": probes}
     (tmp_path / "measured.json").write_text(json.dumps(kept))
     found, _ = Told().tune(asked(root, out=tmp_path))
     assert found["decision"]["verdict"] == "equivalent"
@@ -281,9 +283,8 @@ def test_runs_of_other_machines_share_the_table_of_costs(tuned, tmp_path, monkey
         machine = {"id": f"{name}-machine", "cpu": {}, "gpus": []}
         (run / "run.json").write_text(json.dumps({"schema": SCHEMA, "hardware": machine}))
         if per_s is not None:
-            row = found["tried"][0] | {
-                "probes": [{"load": per_s, "throughput_per_s": per_s, "requests": 500, "late": 0}]
-            }
+            probe = {"load": per_s, "throughput_per_s": per_s, "requests": 500, "late": 0, "count": 3}
+            row = found["tried"][0] | {"probes": [probe], "measured": probe, "chosen": True}
             there = found | {"hardware": machine, "tried": [row]}
             (run / "tuned" / "tune.json").write_text(json.dumps(there))
     monkeypatch.setattr(measured, "FINALISTS", 0)
@@ -293,9 +294,8 @@ def test_runs_of_other_machines_share_the_table_of_costs(tuned, tmp_path, monkey
         {"load": 500.0, "throughput_per_s": 500.0, "requests": 1000, "late": 0, "count": 3},
         {"load": 510.0, "throughput_per_s": 500.0, "requests": 1000, "late": 900, "count": 2},
     ]
-    kept["found"][f"probes repository-nothing {found['tried'][0]['label']} 400.0 poisson {hash(())}"] = {
-        "probes": probes
-    }
+    label = f" {found['tried'][0]['label']} 400.0 poisson {hash(())}"
+    kept["found"][next(name for name in kept["found"] if name.endswith(label))] = {"probes": probes}
     (tmp_path / "out" / "measured.json").write_text(json.dumps(kept))
     here = found["hardware"]["id"]
     prices = {here: Price(1.0), "quick-machine": Price(1.0)}
