@@ -20,6 +20,7 @@ FIRST_LOOK = 3
 FAR, ALIKE = 2.0, 1.1
 """After the first round a runner whose best is so many times slower than the best of all goes on with one point: of
 those within a tenth of its best the first, which is the cheapest. What it might gain by the others brings it nowhere.
+What others are shown relative to keeps all points in the first round, and then its best.
 """
 AT_ONCE = 2
 """Points of a runner that open its first round; the others follow where they may bring it anywhere."""
@@ -91,7 +92,9 @@ class Contest:
         """
         own = [entry for entry in self.entries if entry[0] == runner]
         best = self._best(times)
-        if len(own) > AT_ONCE and best is not None and all(entry in times for entry in own[:AT_ONCE]):
+        if runner in self.compared or best is None:
+            return
+        if len(own) > AT_ONCE and all(entry in times for entry in own[:AT_ONCE]):
             first, *_, last = (times[entry][0] for entry in own[:AT_ONCE])
             if min(first, last) > FAR * best and first <= ALIKE * last:
                 self.racing -= set(own[AT_ONCE:])
@@ -151,7 +154,8 @@ class Contest:
             own = [entry for entry in self.entries if entry[0] == name and entry in spent]
             best = min(spent[entry] for entry in own)
             if len(own) > 1 and fastest is not None and best > FAR * fastest:
-                kept = next(entry for entry in own if spent[entry] <= ALIKE * best)
+                alike = 1.0 if name in self.compared else ALIKE
+                kept = next(entry for entry in own if spent[entry] <= alike * best)
                 self.racing -= set(own) - {kept}
 
 
