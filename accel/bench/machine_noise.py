@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
+from accel.core.hardware import throttled_s
 from accel.core.values import MachineNoise
 
 TOLERATED_CORES = 0.15
@@ -36,6 +37,7 @@ class Turn(NamedTuple):
         pressure: share of the turn in which something waited for a CPU; NaN where the kernel does not say.
         load1: load average of the last minute.
         mhz: clock of the cores, their mean; NaN where it cannot be read.
+        throttled_cores: time for which the cgroup's quota held threads back, over the turn's length.
     """
 
     others_cores: float
@@ -44,6 +46,7 @@ class Turn(NamedTuple):
     pressure: float
     load1: float
     mhz: float
+    throttled_cores: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class NoiseSample:
     stolen: float
     own: float
     pressed: float
+    throttled: float
 
     @classmethod
     def now(cls) -> "NoiseSample":
@@ -68,7 +72,7 @@ class NoiseSample:
         pressed = math.nan
         if _PRESSURE.exists() and (found := re.search(r"some .*total=(\d+)", _PRESSURE.read_text())):
             pressed = int(found[1]) / 1e6
-        return cls(time.monotonic(), busy, sum(getattr(c, "steal", 0.0) for c in usable), own, pressed)
+        return cls(time.monotonic(), busy, sum(getattr(c, "steal", 0.0) for c in usable), own, pressed, throttled_s())
 
     def since(self, before: "NoiseSample") -> Turn:
         """Return what happened from another look to this one."""
@@ -82,13 +86,15 @@ class NoiseSample:
             pressure=(self.pressed - before.pressed) / seconds,
             load1=os.getloadavg()[0],
             mhz=clock.current if clock else math.nan,
+            throttled_cores=(self.throttled - before.throttled) / seconds,
         )
 
 
 def disturbed(turn: Turn, threads: int) -> bool:
-    """Say whether others took CPU time that something with so many threads could have used."""
+    """Say whether something with so many threads lacked CPU time: others took it, or the cgroup's quota was used up."""
     left_over = max(0, len(os.sched_getaffinity(0)) - threads)
-    return turn.others_cores > left_over + TOLERATED_CORES or turn.stolen_cores > TOLERATED_STEAL
+    held_back = max(turn.stolen_cores, turn.throttled_cores)
+    return turn.others_cores > left_over + TOLERATED_CORES or held_back > TOLERATED_STEAL
 
 
 def summary(turns: Sequence[Turn], threads: int, repeated: int) -> MachineNoise:
@@ -105,6 +111,7 @@ def summary(turns: Sequence[Turn], threads: int, repeated: int) -> MachineNoise:
         load1=float(rows[:, 4].max()),
         disturbed_rounds=sum(disturbed(turn, threads) for turn in turns),
         repeated=repeated,
+        throttled_cores=float(np.median(rows[:, 6])),
         own_cores=float(np.median(rows[:, 2])),
         own_cores_least=float(rows[:, 2].min()),
     )

@@ -111,6 +111,23 @@ def cpu_threads() -> int:
     return threads
 
 
+def throttled_s() -> float:
+    """Return for how many seconds the quota of this process's cgroup has held it back so far; 0 without a quota.
+
+    Source: Linux kernel documentation, cgroup v2 ``cpu.stat``, ``throttled_usec``; v1 ``throttled_time``, in ns.
+    """
+    found = [line.split(":", 2) for line in _read("/proc/self/cgroup").splitlines()]
+    mine = {"cpu" if "cpu" in names.split(",") else names: path for _, names, path in found}
+    for root, name, key, unit in (
+        ("/sys/fs/cgroup", "", "throttled_usec", 1e6),
+        ("/sys/fs/cgroup/cpu", "cpu", "throttled_time", 1e9),
+    ):
+        for folder in (f"{root}{mine.get(name, '')}", root):  # a container sees its own cgroup as the root
+            if match := re.search(rf"^{key} (\d+)$", _read(f"{folder.rstrip('/')}/cpu.stat"), re.MULTILINE):
+                return int(match[1]) / unit
+    return 0.0
+
+
 def memory_limit_bytes() -> int:
     """Return the memory this process may use: the machine's, cut by the cgroup's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -650,6 +650,7 @@ class MachineNoise:
     Attributes:
         others_cores: CPU time of other processes over time, in cores: the median of the rounds; ``_most`` the worst.
         stolen_cores: CPU time that the hypervisor gave to other machines, the median of the rounds.
+        throttled_cores: time for which the quota of accel's cgroup held its threads back, the median of the rounds.
         own_cores: CPU time that accel's processes got, over time: the median of the rounds, ``_least`` the lowest; None
             in documents of before 2026-11-25.
         load1: the highest load average over a minute.
@@ -663,6 +664,7 @@ class MachineNoise:
     load1: float
     disturbed_rounds: int
     repeated: int
+    throttled_cores: float = 0.0
     own_cores: float | None = None
     own_cores_least: float | None = None
 

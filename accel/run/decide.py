@@ -274,6 +274,11 @@ def _disturbed(points: Sequence[Measurement]) -> str | None:
     taken = f"{worst.others_cores_most:.0%} of a core"
     if worst.stolen_cores > worst.others_cores:
         taken = f"the hypervisor {worst.stolen_cores:.0%} of a core"
+    if worst.throttled_cores > max(worst.others_cores, worst.stolen_cores):
+        return (
+            f"the CPU quota of this cgroup held accel back in {worst.disturbed_rounds} rounds, which does not slow all "
+            "variants alike; give it a larger quota, or fewer --threads, before relying on the speed-up"
+        )
     return (
         f"the machine was busy: other processes took up to {taken} in {worst.disturbed_rounds} rounds, which does not "
         "slow all variants alike; measure again when it is quiet (--remeasure) before relying on the speed-up"

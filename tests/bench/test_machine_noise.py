@@ -1,9 +1,11 @@
 """What else the machine does is seen in real processes' CPU time, and a disturbed turn is repeated."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +52,41 @@ def test_a_neighbours_cpu_time_is_others_and_a_childs_is_own(neighbour):
     finally:
         own.kill()
         own.wait()
+
+
+@pytest.fixture
+def quota():
+    """A cgroup that may use a tenth of a core; with version 1 of cgroups, by a user who may make one."""
+    folder = Path("/sys/fs/cgroup/cpu", f"accel-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "cpu.cfs_quota_us").write_text("10000")
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield folder
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:  # what ended leaves it a moment later
+        with contextlib.suppress(OSError):
+            return folder.rmdir()
+        time.sleep(0.05)
+
+
+def test_a_used_up_quota_is_a_disturbance(quota):
+    script = f"""
+import os, time
+open({str(quota / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+from accel.bench.machine_noise import NoiseSample, disturbed
+before = NoiseSample.now()
+until = time.monotonic() + 1
+while time.monotonic() < until:
+    pass
+turn = NoiseSample.now().since(before)
+print(turn.throttled_cores, disturbed(turn._replace(others_cores=0.0, stolen_cores=0.0), 1))
+"""
+    said = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
+    throttled, found = said.split()
+    assert float(throttled) > 0.5
+    assert found == "True"
 
 
 def test_the_busiest_process_is_named(neighbour):
