@@ -321,6 +321,12 @@ def test_one_that_lost_in_disturbed_rounds_is_said():
     assert choose(candidate("torch", 100), candidate("ov", 20), now_and_then).warning is None
 
 
+def test_a_quota_that_held_it_back_is_named():
+    noise = MachineNoise(0.0, 0.0, 0.0, 2.0, disturbed_rounds=8, repeated=1, throttled_cores=0.4)
+    held = dataclasses.replace(candidate("a", 30), measurements=(dataclasses.replace(point(30), noise=noise),))
+    assert "the CPU quota of this cgroup held accel back in 8 rounds" in choose(candidate("torch", 100), held).warning
+
+
 def test_latency_is_of_a_call_whatever_the_batch():
     """A static build of eight answers one request at a time no faster than it answers eight."""
     static = candidate("static", 40, batch=8)
