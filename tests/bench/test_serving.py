@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import null_repository
 import numpy as np
 import pytest
 
 from accel.bench.expected import Expected
+from accel.bench.rounds import Reached
 from accel.core.values import sha256_file
 from accel.exporters.request import SourceRequest
 from accel.run import measuring, serving
@@ -107,17 +109,27 @@ def test_what_breaks_a_limit_keeps_no_server_in_the_race(tmp_path, monkeypatch):
     feeds = [null_repository.feed(null_repository.SHAPES["opt"])]
     how = {"backend": "python", "precision": "none", "has_python_variant": False, "job": job, "feeds": feeds}
     roots = {name: null_repository.write(tmp_path / name) for name in ("one", "other")}
-    for limits in (
-        Constraints(max_memory_mib=1.0),
-        Constraints(max_p99_ms=1e-6),
-        Constraints(min_throughput_per_s=1e9),
-    ):
-        out = tmp_path / "out"
-        out.mkdir(exist_ok=True)
-        runners = [ServerRunner(name, root, **how) for name, root in roots.items()]
-        keys = dict.fromkeys(roots, "key")
-        session = measuring.serve(runners, keys, out, lambda name, doing: None, least=2, limits=limits)
-        assert {len(p.rounds_ms) for entry in session.entries for p in entry.points} == {2}, limits
+    out = tmp_path / "out"
+    out.mkdir()
+    runners = [ServerRunner(name, root, **how) for name, root in roots.items()]
+    keys, limits = dict.fromkeys(roots, "key"), Constraints(max_memory_mib=1.0)
+    session = measuring.serve(runners, keys, out, lambda name, doing: None, least=2, limits=limits)
+    assert {len(p.rounds_ms) for entry in session.entries for p in entry.points} == {2}
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits"),
+    [
+        (Constraints(), True),
+        (Constraints(max_memory_mib=100, max_p99_ms=10, min_throughput_per_s=50), True),
+        (Constraints(max_memory_mib=99), False),
+        (Constraints(max_p99_ms=9), False),
+        (Constraints(min_throughput_per_s=51), False),
+    ],
+)
+def test_a_point_may_fit_while_nothing_it_showed_breaks_a_limit(limits, fits):
+    runner = SimpleNamespace(reached=lambda point: Reached(memory_mib=100, median_ms=10, most_per_s=50))
+    assert measuring._may_fit(runner, "b1", limits) == fits
 
 
 def test_wrong_answers_under_load_and_after_it_are_a_failure(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 
+from accel.bench import machine_noise
 from accel.bench.goodput import Probe, over
 from accel.triton.settings import Settings
 from accel.triton.tune import measured, proof
@@ -126,6 +127,7 @@ def proved(monkeypatch, *carries, stalls=False, memory_mib=(500.0, 500.0), limit
         yield Answering(carries[n], memory_mib[n], stalls=stalls and n == 1)
 
     monkeypatch.setattr(proof, "trial", served)
+    monkeypatch.setattr(machine_noise, "disturbed", lambda turn, threads: False)  # other tests run beside this one
     fits = (lambda one: keeps_memory(one, limits)) if limits else lambda one: True
     failed, _ = proof.prove(made, progress=lambda name, doing: None, fits=fits)
     assert not failed
