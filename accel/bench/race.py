@@ -22,8 +22,10 @@ FAR, ALIKE = 2.0, 1.1
 those within a tenth of its best the first, which is the cheapest. What it might gain by the others brings it nowhere.
 What others are shown relative to keeps all points in the first round, and then its best.
 """
-AT_ONCE = 2
-"""Points of a runner that open its first round; the others follow where they may bring it anywhere."""
+AT_ONCE, BEHIND = 2, 1.2
+"""Points of a runner that open its first round; the others follow where they may bring it within so many times the best
+time so far: two single rounds may differ by as much.
+"""
 BETWEEN_LOOKS = 1.2
 """Each look comes when there are so many times the rounds of the look before."""
 EQUIVALENT = 0.03
@@ -87,8 +89,8 @@ class Contest:
     def after_opening(self, runner: str, times: Mapping[Entry, Sequence[float]]) -> None:
         """Take a runner's other points out where the first two say that they bring it nowhere.
 
-        It is far behind the best of those that had their turn, and takes as long for an item of its second point as of
-        its first.
+        If each of them gained as much again as the second did over the first, it would still be clearly behind the best
+        of those that had their turn.
         """
         own = [entry for entry in self.entries if entry[0] == runner]
         best = self._best(times)
@@ -96,8 +98,9 @@ class Contest:
             return
         if len(own) > AT_ONCE and all(entry in times for entry in own[:AT_ONCE]):
             first, *_, last = (times[entry][0] for entry in own[:AT_ONCE])
-            if min(first, last) > FAR * best and first <= ALIKE * last:
-                self.racing -= set(own[AT_ONCE:])
+            rest = own[AT_ONCE:]
+            if last / max(1.0, first / last) ** len(rest) > BEHIND * best:
+                self.racing -= set(rest)
 
     def _best(self, times: Mapping[Entry, Sequence[float]]) -> float | None:
         """Return the shortest first round of what may win."""
