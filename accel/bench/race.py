@@ -17,6 +17,10 @@ LEAST_ROUNDS = 6
 """Rounds that whatever may win takes part in: an interval from fewer is too wide to find equivalents."""
 FIRST_LOOK = 3
 """Rounds after which what is slower beyond even so wide an interval may leave, where its percentiles do not matter."""
+IN_EACH = 1.3
+"""Or what is so many times slower in each of them: of 20,000 threes of recorded rounds of one and the same artifact
+none were on a quiet machine, and 33 beside a neighbour that takes half a core.
+"""
 FAR, ALIKE = 2.0, 1.1
 """After the first round a runner whose best is so many times slower than the best of all goes on with one point: of
 those within a tenth of its best the first, which is the cheapest. What it might gain by the others brings it nowhere.
@@ -139,6 +143,11 @@ class Contest:
         against = {e: ratio_interval(times[e], times[best]) for e in self.racing if e != best}
         self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
         if early:
+            self.racing -= {
+                entry
+                for entry in against
+                if all(own > IN_EACH * other for own, other in zip(times[entry], times[best], strict=False))
+            }
             self.racing |= {min(own, key=speed) for own in shown if own}
             return
         open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.bench.race import FIRST_LOOK, LEAST_ROUNDS, Contest, Race, equivalent, slower
+from accel.bench.race import FIRST_LOOK, IN_EACH, LEAST_ROUNDS, Contest, Race, equivalent, slower
 from accel.bench.stability import ratio_interval
 
 ROUNDS = 60
@@ -161,6 +161,22 @@ def test_what_would_stay_behind_by_what_its_second_point_gains_is_timed_at_no_ot
     assert base.racing("far") == {"b1", "b2", "b4"}
     thorough = Race([Contest(entries, frozenset(ms), ROUNDS)])
     assert thorough.opening("far") == {"b1", "b2", "b4"}
+
+
+def test_what_is_far_behind_in_each_of_the_first_rounds_leaves_whatever_its_interval():
+    slow, fast = [14.0, 21.0, 30.0], [10.0, 10.0, 12.0]
+    assert not slower(ratio_interval(slow, fast))
+    contest = Contest((("a", "b1"), ("slow", "b1")), frozenset({"a", "slow"}), ROUNDS, first=FIRST_LOOK)
+    contest.after_round(FIRST_LOOK, {("a", "b1"): fast, ("slow", "b1"): slow})
+    assert contest.racing == {("a", "b1")}
+
+
+@pytest.mark.parametrize("setting", ["quiet", "half_core", "lowest_priority"])
+def test_the_same_artifact_twice_is_hardly_ever_far_behind_in_three_rounds(recorded, setting):
+    series = recorded[setting]
+    drawn = np.lib.stride_tricks.sliding_window_view(series, FIRST_LOOK, axis=0)  # (start, column, round)
+    ratios = (drawn[:, :, None] / drawn[:, None]).min(axis=-1)
+    assert (ratios > IN_EACH).mean() <= 0.005
 
 
 def test_noise_keeps_everything_beyond_the_first_look():
