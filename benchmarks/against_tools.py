@@ -4,7 +4,8 @@
 
 Of each run directory (of ``accel convert … --targets cpu``) ``openvino-fp32@cpu`` is timed beside OpenVINO's
 benchmark_app, and ``ort@cpu`` beside a loop of ONNX Runtime's Python API, each in processes of their own, with as many
-threads, at batch 1 and the typical shape. Run it on a quiet machine: a model takes two minutes.
+threads, at batch 1 and the typical shape. Rows of other runs in ``--out`` stay. Run it on a quiet machine: a model
+takes two to three minutes.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from accel.core.values import Artifact
 
 ROUNDS, ROUND_S = 12, 2.0
 THREADS = hardware.cpu_threads()
+TYPES = {"int64": "i64", "int32": "i32", "float32": "f32", "uint8": "u8"}
 BENCHMARK_APP = """
 import sys
 sys.modules["openvino_telemetry"] = None  # it would report itself to a web service
@@ -61,6 +63,7 @@ def benchmark_app(file: Path, feeds: Path, point: str) -> float:
             np.save(Path(scratch, f"{name}.npy"), value)
             given.append(f"{name}:{scratch}/{name}.npy")
         shapes = ",".join(f"{n}{list(v.shape)}" for n, v in read_feeds(feeds, only={point})[point].items())
+        types = ",".join(f"{n}:{TYPES[v.dtype.name]}" for n, v in read_feeds(feeds, only={point})[point].items())
         words = [
             "-m",
             str(file),
@@ -82,6 +85,8 @@ def benchmark_app(file: Path, feeds: Path, point: str) -> float:
             f"{ROUND_S:.0f}",
             "-i",
             *given,
+            "-iop",  # or it takes pictures as bytes
+            types,
             "-data_shape",
             shapes.replace(" ", ""),
         ]
@@ -126,7 +131,10 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/against_tools.json"))
     asked = parser.parse_args()
-    rows = []
+    before = json.loads(asked.out.read_text()) if asked.out.exists() else {"hardware": hardware.detect().id, "rows": []}
+    if before["hardware"] != hardware.detect().id:
+        raise SystemExit(f"{asked.out} is of {before['hardware']}: name another file with --out")
+    rows = [row for row in before["rows"] if row["run"] not in {run.name for run in asked.runs}]
     for run in asked.runs:
         for id, name, other in (
             ("openvino-fp32@cpu", "benchmark_app", benchmark_app),
