@@ -63,6 +63,8 @@ class Contest:
             as those that may not win are, and beats nobody.
         enough: says of an entry whether it has the calls that its percentiles take, or will not get them; what has won
             goes on until it has, and so do its equivalents.
+        doubling: whether a runner's entries are batch sizes, each at most twice the one before: the first two then say
+            what the others may gain.
         compared: runners whose best point stays for ``least`` rounds, however slow: others are shown relative to it.
         racing: entries that the next round times.
         settled: whether the winner is known up to equivalents.
@@ -76,6 +78,7 @@ class Contest:
     compared: frozenset[str] = frozenset()
     fits: Callable[[Entry], bool] = lambda _: True
     enough: Callable[[Entry], bool] = lambda _: True
+    doubling: bool = False
     racing: set[Entry] = field(init=False)
     settled: bool = False
     _next: int = field(init=False)
@@ -88,7 +91,7 @@ class Contest:
     def opening(self, runner: str) -> frozenset[Entry]:
         """Return what a runner's first turn times: its first points where others may leave before they are timed."""
         own = [entry for entry in self.entries if entry[0] == runner]
-        return frozenset(own if self.first is None else own[:AT_ONCE])
+        return frozenset(own[:AT_ONCE] if self.doubling and self.first is not None else own)
 
     def after_opening(self, runner: str, times: Mapping[Entry, Sequence[float]]) -> None:
         """Take a runner's other points out where the first two say that they bring it nowhere.

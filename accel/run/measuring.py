@@ -363,6 +363,7 @@ def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], comp
                 first=first,
                 compared=compared & {r.name for r in own},
                 fits=lambda entry: _may_fit(named[entry[0]], entry[1], job.constraints),
+                doubling=all(r.plan.scenario == "throughput" for r in own),
                 enough=lambda entry: _has_tail(named[entry[0]], entry[1]),
             )
         )

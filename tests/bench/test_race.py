@@ -149,18 +149,18 @@ def test_what_would_stay_behind_by_what_its_second_point_gains_is_timed_at_no_ot
     ms = {"a": (12, 10, 9), "far": (60, 58, 57), "gains": (24, 14, 9), "near": (11, 11, 10)}
     entries = tuple((name, batch) for name in ms for batch in ("b1", "b2", "b4"))
     times = {entry: [float(ms[entry[0]][["b1", "b2", "b4"].index(entry[1])])] for entry in entries}
-    race = Race([Contest(entries, frozenset(ms), ROUNDS, first=FIRST_LOOK)])
+    race = Race([Contest(entries, frozenset(ms), ROUNDS, doubling=True, first=FIRST_LOOK)])
     seen = {}
     for name in ms:
         assert race.opening(name) == {"b1", "b2"}
         seen |= {entry: t for entry, t in times.items() if entry[0] == name and entry[1] != "b4"}
         race.after_opening(name, seen)
         assert race.racing(name) == {"b1", "b2", "b4"} - ({"b4"} if name == "far" else set())
-    base = Race([Contest(entries, frozenset(ms), ROUNDS, first=FIRST_LOOK, compared=frozenset({"far"}))])
+    base = Race([Contest(entries, frozenset(ms), ROUNDS, doubling=True, first=FIRST_LOOK, compared=frozenset({"far"}))])
     base.after_opening("far", times)
     assert base.racing("far") == {"b1", "b2", "b4"}
-    thorough = Race([Contest(entries, frozenset(ms), ROUNDS)])
-    assert thorough.opening("far") == {"b1", "b2", "b4"}
+    for more in ({"first": FIRST_LOOK}, {"doubling": True}):  # groups of other sizes, or all rounds are asked for
+        assert Race([Contest(entries, frozenset(ms), ROUNDS, **more)]).opening("far") == {"b1", "b2", "b4"}
 
 
 def test_what_is_far_behind_in_each_of_the_first_rounds_leaves_whatever_its_interval():
