@@ -105,7 +105,7 @@ def over(latency_ms: "np.ndarray", requests: int, limits_ms: Mapping[str, float]
     found: dict[str, float | None] = {}
     known = np.sort(latency_ms)
     for name, limit in limits_ms.items():
-        place = max(0, math.ceil(float(name[1:]) / 100 * requests) - 1)
+        place = max(0, _rank(name, requests) - 1)
         if place >= len(known):
             found[name] = None
         elif known[place] > limit:
@@ -121,7 +121,12 @@ def slow(latency_ms: "np.ndarray", requests: int, limits_ms: Mapping[str, float]
 
 def _exceeds(name: str, slow: int, requests: int) -> bool:
     """Say whether so many slow requests put a percentile (``p50``, of a model: ``m p50``) beyond its budget."""
-    return slow > requests - math.ceil(float(name.rpartition(" ")[2][1:]) / 100 * requests)
+    return slow > requests - _rank(name, requests)
+
+
+def _rank(name: str, requests: int) -> int:
+    """Return which of so many requests, in order of latency, a percentile is (``p50``, of a model: ``m p50``)."""
+    return math.ceil(float(name.rpartition(" ")[2][1:]) / 100 * requests)
 
 
 def combined(load: float, probes: Mapping[str, Probe]) -> Probe:

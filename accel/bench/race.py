@@ -90,7 +90,7 @@ class Contest:
 
     def opening(self, runner: str) -> frozenset[Entry]:
         """Return what a runner's first turn times: its first points where others may leave before they are timed."""
-        own = [entry for entry in self.entries if entry[0] == runner]
+        own = self._own(runner)
         return frozenset(own[:AT_ONCE] if self.doubling and self.first is not None else own)
 
     def after_opening(self, runner: str, times: Mapping[Entry, Sequence[float]]) -> None:
@@ -99,15 +99,16 @@ class Contest:
         If each of them gained as much again as the second did over the first, it would still be clearly behind the best
         of those that had their turn.
         """
-        own = [entry for entry in self.entries if entry[0] == runner]
-        best = self._best(times)
-        if runner in self.compared or best is None:
+        own, best = self._own(runner), self._best(times)
+        opened, rest = own[:AT_ONCE], own[AT_ONCE:]
+        if not rest or runner in self.compared or best is None or not all(entry in times for entry in opened):
             return
-        if len(own) > AT_ONCE and all(entry in times for entry in own[:AT_ONCE]):
-            first, *_, last = (times[entry][0] for entry in own[:AT_ONCE])
-            rest = own[AT_ONCE:]
-            if last / max(1.0, first / last) ** len(rest) > BEHIND * best:
-                self.racing -= set(rest)
+        first, last = times[opened[0]][0], times[opened[-1]][0]
+        if last / max(1.0, first / last) ** len(rest) > BEHIND * best:
+            self.racing -= set(rest)
+
+    def _own(self, runner: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry[0] == runner]
 
     def _best(self, times: Mapping[Entry, Sequence[float]]) -> float | None:
         """Return the shortest first round of what may win."""
@@ -166,7 +167,7 @@ class Contest:
         spent = {entry: times[entry][0] for entry in self.racing if entry in times}
         fastest = self._best(times)
         for name in {entry[0] for entry in spent}:
-            own = [entry for entry in self.entries if entry[0] == name and entry in spent]
+            own = [entry for entry in self._own(name) if entry in spent]
             best = min(spent[entry] for entry in own)
             if len(own) > 1 and fastest is not None and best > FAR * fastest:
                 alike = 1.0 if name in self.compared else ALIKE

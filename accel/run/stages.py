@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -540,7 +540,7 @@ class Stages:
             files = built.folder / FILES
             with self.worker(artifact.variant.id, python=self.python(artifact.variant)) as own:
                 found = own.call(check_groups, artifact, files, made, described.folder, old.gate, self.threads, times)
-            return replace(proof.value, groups=found if found.grouping is not None else groups)
+            return dataclasses.replace(proof.value, groups=found if found.grouping is not None else groups)
 
         return self._stage(f"groups-{artifact.variant.id}", store.key(proof=proof.key, times=times), Proof, make)
 
