@@ -44,6 +44,12 @@ def slower(ratio: Ratio) -> bool:
     return ratio[1] > 1
 
 
+def behind(times: Sequence[float], others: Sequence[float]) -> bool:
+    """Say whether one is ``IN_EACH`` times slower in each round that both had, of which there are ``FIRST_LOOK``."""
+    pairs = list(zip(times, others, strict=False))
+    return len(pairs) >= FIRST_LOOK and all(own > IN_EACH * other for own, other in pairs)
+
+
 def equivalent(ratio: Ratio) -> bool:
     """Say whether the difference is known to be too small to matter."""
     return ratio[1] >= 1 / (1 + EQUIVALENT) and ratio[2] <= 1 + EQUIVALENT
@@ -147,11 +153,7 @@ class Contest:
         against = {e: ratio_interval(times[e], times[best]) for e in self.racing if e != best}
         self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
         if early:
-            self.racing -= {
-                entry
-                for entry in against
-                if all(own > IN_EACH * other for own, other in zip(times[entry], times[best], strict=False))
-            }
+            self.racing -= {entry for entry in against if behind(times[entry], times[best])}
             self.racing |= {min(own, key=speed) for own in shown if own}
             return
         open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from accel.bench.race import equivalent, slower
+from accel.bench.race import behind, equivalent, slower
 from accel.bench.stability import Ratio, ratio_interval
 from accel.core.values import Decision, Measurement, Rejected, Status
 
@@ -109,7 +109,13 @@ def decide(
     against = {c.id: ratio(c.id, fastest) for c in field if c.id != fastest}
     tied = [c for c in field if c.id == fastest or ((r := against[c.id]) is not None and equivalent(r))]
     chosen = max(tied, key=lambda c: (_PRECISION.get(c.precision, 0), -c.bytes))
-    open_ = tuple(c.id for c in field if c not in tied and (r := against[c.id]) is not None and not slower(r))
+    open_ = tuple(
+        c.id
+        for c in field
+        if c not in tied
+        and (r := against[c.id]) is not None
+        and not (slower(r) or _behind(shown[c.id], shown[fastest]))
+    )
     for candidate in field:
         if candidate.id != chosen.id:
             found = ratio(candidate.id, chosen.id)
@@ -212,14 +218,27 @@ def _ratio(
     a: Sequence[Measurement], b: Sequence[Measurement], base: Candidate | None, objective: Objective
 ) -> Ratio | None:
     """Return time a / time b with its interval: from their newest common session, else through the baseline."""
-    for point in reversed(a):
-        for other in reversed(b):
-            if point.session == other.session and min(len(point.rounds_ms), len(other.rounds_ms)) > 1:
-                return ratio_interval(point.rounds_ms, other.rounds_ms)
+    if (both := _paired(a, b)) is not None:
+        return ratio_interval(*both)
     first, second = _to_base(a, base, objective), _to_base(b, base, objective)
     if first is None or second is None:
         return None
     return first[0] / second[0], first[1] / second[2], first[2] / second[1]
+
+
+def _paired(a: Sequence[Measurement], b: Sequence[Measurement]) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Return the times of both in the rounds of their newest common session."""
+    for point in reversed(a):
+        for other in reversed(b):
+            if point.session == other.session and min(len(point.rounds_ms), len(other.rounds_ms)) > 1:
+                return point.rounds_ms, other.rounds_ms
+    return None
+
+
+def _behind(a: Sequence[Measurement], b: Sequence[Measurement]) -> bool:
+    """Say whether the first is far behind in each round, as what left the race early is; its interval may be wide."""
+    both = _paired(a, b)
+    return both is not None and behind(*both)
 
 
 def _to_base(points: Sequence[Measurement], base: Candidate | None, objective: Objective) -> Ratio | None:

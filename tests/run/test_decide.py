@@ -321,6 +321,16 @@ def test_one_that_lost_in_disturbed_rounds_is_said():
     assert choose(candidate("torch", 100), candidate("ov", 20), now_and_then).warning is None
 
 
+def test_what_left_early_since_it_was_far_behind_is_no_open_question():
+    """Its three rounds differ so much that their interval leaves everything possible, and each took far longer."""
+    far = dataclasses.replace(point(40), rounds_ms=(24.0, 40.0, 70.0))
+    near = dataclasses.replace(point(40), rounds_ms=(20.0, 40.0, 70.0, 21.0, 60.0))
+    for seen, verdict in ((far, "decided"), (near, "undecided")):
+        lost = dataclasses.replace(candidate("lost", 40), measurements=(seen,))
+        found = choose(candidate("torch", 100), candidate("ov", 17), lost)
+        assert (found.chosen, found.verdict) == ("ov", verdict)
+
+
 def test_a_quota_that_held_it_back_is_named():
     noise = MachineNoise(0.0, 0.0, 0.0, 2.0, disturbed_rounds=8, repeated=1, throttled_cores=0.4)
     held = dataclasses.replace(candidate("a", 30), measurements=(dataclasses.replace(point(30), noise=noise),))
