@@ -38,6 +38,7 @@ from accel.exporters.axes import cut, extents
 from accel.run.tasks import Described
 
 MOST = 256
+"""Requests that are taken of a run, unless fewer are asked for."""
 THREADS = hardware.cpu_threads()
 Requests = Sequence[Mapping[str, np.ndarray]]
 
@@ -97,9 +98,10 @@ def agreement(truth: Mapping[int, Feed], found: Mapping[int, Feed]) -> float:
     return least
 
 
-def of_run(run: Path, wanted: Sequence[str], batch: int, rounds: int) -> dict[str, Any]:
+def of_run(run: Path, wanted: Sequence[str], batch: int, rounds: int, most: int) -> dict[str, Any]:
     """Time every way of every variant of a run, in turn; returns the raw seconds of all passes."""
-    source, requests = opened(run)
+    source, every_request = opened(run)
+    requests = every_request[:: max(1, len(every_request) // most)][:most]
     records = [
         v for v in document.read(run).variants if v.status == "ok" and not v.static and (not wanted or v.id in wanted)
     ]
@@ -174,11 +176,14 @@ def main() -> None:
     parser.add_argument("--variants", default="", help="ids, separated by commas  [default: all that passed]")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=MOST, help="fewer, taken at even distances")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/traffic.json"))
     asked = parser.parse_args()
     rows = []
     for run in asked.runs:
-        rows.append(of_run(run, [id for id in asked.variants.split(",") if id], asked.batch, asked.rounds))
+        rows.append(
+            of_run(run, [id for id in asked.variants.split(",") if id], asked.batch, asked.rounds, asked.requests)
+        )
         show(rows[-1])
         asked.out.write_text(
             json.dumps({"hardware": hardware.detect().id, "threads": THREADS, "rows": rows}, indent=1) + "\n"
