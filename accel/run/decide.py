@@ -122,7 +122,8 @@ def decide(
             how: Literal["tie", "undecided", "slower"] = (
                 "tie" if candidate in tied else "undecided" if candidate.id in open_ else "slower"
             )
-            rejected[candidate.id] = _lost(candidate, chosen, found, how)
+            both = _paired(shown[candidate.id], shown[chosen.id])
+            rejected[candidate.id] = _lost(candidate, chosen, found, how, both)
     ties = tuple(c.id for c in tied if c.id != chosen.id)
     speedup = _speedup(base, shown[chosen.id], objective)
     return verdict(
@@ -304,13 +305,28 @@ def _disturbed(points: Sequence[Measurement]) -> str | None:
     )
 
 
-def _lost(loser: Candidate, winner: Candidate, ratio: Ratio | None, how: Literal["tie", "undecided", "slower"]) -> str:
+def _lost(
+    loser: Candidate,
+    winner: Candidate,
+    ratio: Ratio | None,
+    how: Literal["tie", "undecided", "slower"],
+    both: tuple[Sequence[float], Sequence[float]] | None,
+) -> str:
+    """Say why a candidate was not chosen.
+
+    Args:
+        ratio: its time over the winner's, with its interval.
+        both: the times that it rests on where both were timed in the same rounds.
+    """
     if ratio is None:
         return f"was never measured beside {winner.id}, nor beside a common baseline"
     figure = f"{ratio[0]:.2f}× [{ratio[1]:.2f}, {ratio[2]:.2f}]"
     if how == "undecided":
         return f"undecided: takes {figure} the time of {winner.id}; measure longer (--budget-s, --rounds)"
     if how == "slower":
+        if not slower(ratio) and both is not None and behind(*both):  # so few rounds that their interval says nothing
+            least, rounds = min(own / other for own, other in zip(*both, strict=False)), min(map(len, both))
+            return f"takes {ratio[0]:.2f}× the time of {winner.id}, at least {least:.2f}× in each of {rounds} rounds"
         return f"takes {figure} the time of {winner.id}"
     if _PRECISION.get(winner.precision, 0) > _PRECISION.get(loser.precision, 0):
         held = f"which is held to the gate of {winner.precision}, not {loser.precision}"
