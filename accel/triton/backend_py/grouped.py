@@ -13,6 +13,7 @@ src/dynamic_batch_scheduler.cc: inputs without ``allow_ragged_batch`` close a ba
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import threading
@@ -116,22 +117,30 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
         most = max(
             self.merged, *(len(next(iter(feed.values()))) for feed in feeds.values())
         )  # a client's batch stays one
-        for group in self.grouping.groups(feeds, dataclasses.replace(self.how, rows=min(self.how.rows, most))):
+        groups = self.grouping.groups(feeds, dataclasses.replace(self.how, rows=min(self.how.rows, most)))
+        for group, outputs in self.started(groups, feeds):
             if not any(row.request in taken for row in group):
                 continue  # what they belong to was answered alone
-            feed = self.grouping.joined(group, feeds, self.inputs, axis)
-            self.count(group, feed[self.how.mask])
+            self.count(group)
             try:
-                found = dict(answers.take(group, self.session.run(feed)))
+                found = dict(answers.take(group, outputs()))
             except Exception:  # noqa: BLE001  whatever a runtime raises is the answer to the request that caused it
                 found = {row.request: self.alone(feeds[row.request]) for row in group if row.request in taken}
             for number, outputs in found.items():
                 answer(number, outputs)
 
-    def count(self, group, mask):  # type: ignore[no-untyped-def]
+    def started(self, groups, feeds):  # type: ignore[no-untyped-def]
+        """Yield groups, each with what returns its outputs when it is called: here one call of the session."""
+        return ((group, functools.partial(self.call, group, feeds)) for group in groups)
+
+    def call(self, group, feeds):  # type: ignore[no-untyped-def]
+        """Return the outputs of a group, its rows joined to one feed."""
+        return self.session.run(self.grouping.joined(group, feeds, self.inputs, self.how.axis))
+
+    def count(self, group):  # type: ignore[no-untyped-def]
         """Count a call: the server's own statistics say only how often requests were handed over."""
-        tokens = sum(row.length for row in group)
-        for counter, more in zip(self.counters, (1, len(group), tokens, mask.size), strict=False):
+        tokens, places = sum(row.length for row in group), len(group) * max(row.padded for row in group)
+        for counter, more in zip(self.counters, (1, len(group), tokens, places), strict=False):
             counter.increment(more)
 
     def alone(self, feed):  # type: ignore[no-untyped-def]

@@ -40,11 +40,8 @@ class TritonPythonModel:
     """The class the Python backend looks for."""
 
     def initialize(self, args):  # type: ignore[no-untyped-def]
-        """Open the artifact's session."""
+        """Read what is served, and open its session."""
         artifacts = importlib.import_module("accel.core.values")
-        errors = importlib.import_module("accel.core.errors")
-        hardware = importlib.import_module("accel.core.hardware")
-        config = json.loads(args["model_config"])
         spec = json.loads((HERE / "artifact.json").read_text(encoding="utf-8"))
         if spec["numpy_below_2"] and int(np.__version__.split(".")[0]) >= 2:
             raise RuntimeError(
@@ -57,11 +54,17 @@ class TritonPythonModel:
         self.batched, self.axes = spec["batched"], {}
         artifact = read(artifacts.Artifact, spec["artifact"])
         self.profile = artifact.variant.profile
+        self.session = self.open(spec, artifact, json.loads(args["model_config"]))
+
+    def open(self, spec, artifact, config):  # type: ignore[no-untyped-def]
+        """Return the artifact's session."""
+        errors = importlib.import_module("accel.core.errors")
+        hardware = importlib.import_module("accel.core.hardware")
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
         instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", [])) or 1
         builder = importlib.import_module(spec["builder"]).BUILDER
         try:
-            self.session = builder.open(
+            return builder.open(
                 artifact,
                 HERE / "artifact",
                 threads=int(parameters.get("threads") or max(1, hardware.cpu_threads() // instances)),
