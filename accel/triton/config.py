@@ -87,6 +87,15 @@ def allow_lengths(model: Any) -> None:
             spec.allow_ragged_batch = True
 
 
+def copy_fields(origin: Any, target: Any, *names: str) -> None:
+    """Set fields of a ``ModelConfig`` to what another has; what that lacks is cleared."""
+    part = type(origin)()
+    part.CopyFrom(origin)
+    for field in type(origin).DESCRIPTOR.fields:
+        (target if field.name in names else part).ClearField(field.name)
+    target.MergeFrom(part)
+
+
 def step(model: str, input_map: Mapping[str, str], output_map: Mapping[str, str]) -> dict[str, Any]:
     """Return one step of an ensemble: its model, and model tensor name → ensemble tensor name for both directions."""
     return {"model_name": model, "model_version": -1, "input_map": input_map, "output_map": output_map}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from accel.builders import targets
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError
-from accel.core.values import Artifact, TensorSpec, TritonModel, axis_sizes
+from accel.core.values import Artifact, Profile, TensorSpec, TritonModel, axis_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,16 @@ def agree(
         datatype(spec.dtype)
         if not spec.dims:
             raise InputError(f"{spec.name!r} is a scalar, and Triton has only tensors with dims", fix="give it an axis")
+    return Contract(inputs, outputs, largest_batch(inputs, outputs, profile) if merges(served) else 0)
+
+
+def largest_batch(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], profile: Profile) -> int:
+    """Return the largest leading size of a model whose requests can be merged; 0 where they cannot.
+
+    A tensor of the batch axis alone would be left with no dims, which the server refuses; unbatched it keeps one.
+
+    Source: core, src/model_config_utils.cc, ValidateIOShape.
+    """
     leading = {s.dims[0] for s in (*inputs, *outputs)}  # another axis in front holds what one request says, not items
-    # A tensor of the batch axis alone would be left with no dims, which the server refuses; unbatched it keeps one.
-    # Source: core, src/model_config_utils.cc, ValidateIOShape.
     deep = all(len(s.dims) > 1 for s in (*inputs, *outputs))
-    shared = deep and leading == {"batch"}
-    batch = min(profile[s.name].max[0] for s in inputs) if shared and merges(served) else 0
-    return Contract(inputs, outputs, batch)
+    return min(profile[s.name].max[0] for s in inputs) if deep and leading == {"batch"} else 0

@@ -61,8 +61,10 @@ class Manifest:
         detections: the outputs that are compared as sets of rows, when there are any.
         call: how Python code calls the model that the artifact was built from (``accel.load``).
         tuned: why the instances and the batching are what they are, where they were measured.
-        grouping: how the Python backend's model lets requests of different lengths share calls, and the proof that it
-            may; None where the model has no lengths, or ``ungrouped`` says why not.
+        grouping: how a model in the Python backend lets requests of different lengths share calls, and the proof that
+            it may; None where the model has no lengths, or ``ungrouped`` says why not.
+        core: model that has the artifact, where the one that clients call forms groups of requests and has it answer
+            them; None where that one has the artifact, or only renames tensors.
         states: of a stateful model, what each step of a sequence leaves for the next; clients see nothing of it.
         peak_rss_mib: memory that a process with one instance took at most when it was measured; None before that.
     """
@@ -91,6 +93,7 @@ class Manifest:
     tuned: str | None = None
     grouping: Grouping | None = field(default=None, metadata=UNLESS_NONE)
     ungrouped: str | None = field(default=None, metadata=UNLESS_NONE)
+    core: str | None = field(default=None, metadata=UNLESS_NONE)
     states: tuple[State, ...] | None = field(default=None, metadata=UNLESS_NONE)
     peak_rss_mib: int | None = field(default=None, metadata=UNLESS_NONE)
     schema: int = field(default=SCHEMA)
@@ -116,7 +119,8 @@ class Manifest:
     @property
     def groups(self) -> bool:
         """Whether requests of different lengths share calls."""
-        return self.grouping is not None and self.backend == PYTHON_BACKEND and self.max_batch_size > 0
+        in_python = self.backend == PYTHON_BACKEND or self.core is not None
+        return self.grouping is not None and in_python and self.max_batch_size > 0
 
 
 @dataclass(frozen=True, slots=True)

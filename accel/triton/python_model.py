@@ -7,6 +7,8 @@ own module, at any depth, so that a builder of a plug-in is served the same way.
 import json
 import shutil
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +22,32 @@ from accel.triton.grouping import Grouping
 from accel.triton.sequences import State
 
 ALWAYS = ("accel.core.values", "accel.core.errors", "accel.core.hardware", "accel.builders")
-PLAIN, GROUPED, STATEFUL = "model.py", "grouped.py", "stateful.py"
+PLAIN, GROUPED, STATEFUL, ROUTED = "model.py", "grouped.py", "stateful.py", "routed.py"
 """The file that the server loads. Beside the first: the second where requests of different lengths share calls, the
-third for a stateful model."""
+third for a stateful model. The fourth, beside the first two, where another model of the server answers these calls."""
 DATA_SUFFIXES = (".txt", ".json")
 """Files beside a shipped module that go along: a zoo entry reads its vocabulary or sentences from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The model that answers the groups of a model which only forms them.
+
+    Attributes:
+        name: its name on the server.
+        input_names / output_names: client name to the name that it has there, where they differ.
+    """
+
+    name: str
+    input_names: Mapping[str, str] = field(default_factory=dict)
+    output_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_model(
     folder: Path,
     artifact: Artifact,
     *,
-    builder: Builder,
+    runs: Builder | Core,
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     batched: bool,
@@ -43,6 +59,7 @@ def write_model(
     """Write ``model.py``, ``artifact.json`` and the accel modules it imports into a version folder.
 
     Args:
+        runs: what opens the artifact in the server's Python backend, or the model beside it that has the artifact.
         inputs / outputs: the client contract, batch axis included.
         batched: whether the server merges requests along the leading axis.
         numpy_below_2: whether the release's Python backend cannot work with NumPy 2; then the model refuses to load.
@@ -52,17 +69,10 @@ def write_model(
     Raises:
         InputError: the builder's module does not offer it as ``BUILDER``.
     """
-    module = type(builder).__module__
-    if getattr(sys.modules.get(module), "BUILDER", None) is None:
-        raise InputError(
-            f"the builder of {artifact.variant.target.name} is not a module's BUILDER, so the server could not find it",
-            fix=f"set BUILDER in {module}",
-        )
     folder.mkdir(parents=True, exist_ok=True)
     spec = {
         "schema": SCHEMA,
-        "builder": module,
-        "environment": builder.environment(artifact.variant.target),
+        **({"core": to_json(runs)} if isinstance(runs, Core) else _opened_by(runs, artifact)),
         "artifact": to_json(artifact),
         "inputs": to_json(inputs),
         "outputs": to_json(outputs),
@@ -75,9 +85,10 @@ def write_model(
     if states:
         np.savez(folder / "initial.npz", **(initial or {}))  # type: ignore[arg-type]
     more = {GROUPED: "accel.triton.grouping"} if grouping else {STATEFUL: "accel.triton.sequences"} if states else {}
-    for file in (PLAIN, *more):
+    for file in (PLAIN, *more, *([ROUTED] if isinstance(runs, Core) else [])):
         shutil.copyfile(Path(__file__).with_name("backend_py") / file, folder / file)
-    for name, path in modules_of(module, *ALWAYS, *more.values()).items():
+    wanted = [*ALWAYS, *more.values(), *([] if isinstance(runs, Core) else [type(runs).__module__])]
+    for name, path in modules_of(*wanted).items():
         parts = name.split(".")
         target = folder.joinpath(*parts, "__init__.py") if path.name == "__init__.py" else folder.joinpath(*parts)
         target = target if target.suffix == ".py" else target.with_suffix(".py")
@@ -90,3 +101,14 @@ def write_model(
     (folder / "accel" / "__init__.py").write_text(
         '"""The part of accel that serves this artifact."""\n', encoding="utf-8"
     )
+
+
+def _opened_by(builder: Builder, artifact: Artifact) -> dict[str, str]:
+    """Return where a server finds the builder that opens an artifact, and the environment with its runtime."""
+    module = type(builder).__module__
+    if getattr(sys.modules.get(module), "BUILDER", None) is None:
+        raise InputError(
+            f"the builder of {artifact.variant.target.name} is not a module's BUILDER, so the server could not find it",
+            fix=f"set BUILDER in {module}",
+        )
+    return {"builder": module, "environment": builder.environment(artifact.variant.target)}

@@ -9,7 +9,7 @@ ensemble is made anew around it, since it may batch where the native model canno
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from accel.core.feeds import write_feeds
 from accel.core.files import replacing
 from accel.core.values import PYTHON_BACKEND, Repository, Skipped
 from accel.triton import ensemble, manifest as manifests, overrides
-from accel.triton.config import check, check_model_name, parse, to_text
+from accel.triton.config import check, check_model_name, copy_fields, parse, to_text
 from accel.triton.folders import describe, link_tree
 from accel.triton.launch import script, write_launch
 from accel.triton.manifest import Manifest
@@ -28,6 +28,7 @@ from accel.triton.reading import CONFIG, read_configs, read_initial, read_points
 from accel.triton.releases import TritonRelease, release as find_release
 from accel.triton.repository import emit
 from accel.triton.request import ClientModel, EmitRequest
+from accel.triton.routing import OF_CLIENTS
 
 
 def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
@@ -57,7 +58,7 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         check_model_name(model)
     configs = read_configs(root)
     holder, files = manifests.holder(root, manifest)
-    name = _client_name(configs, holder)
+    name = manifest.models[0]
     with (
         replacing(out) as fresh,
         tempfile.TemporaryDirectory(prefix="variant-", dir=temporary.root()) as scratch,
@@ -94,6 +95,8 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         )
         if isinstance(made, Skipped):
             raise UnavailableError(made.reason, fix=made.fix)
+        if manifest.core is not None:  # one model again, of what two of them say
+            copy_fields(configs[name], configs[holder], *OF_CLIENTS)
         _keep(configs[holder], root / holder, fresh / name)
         around = ensemble.parts(manifest, configs)
         carried = [model for model in manifest.models if model not in (name, holder, *around)]
@@ -103,14 +106,6 @@ def write_python_variant(root: Path, out: Path, *, release: str) -> Repository:
         pipeline = ensemble.read(root)
         added = ensemble.add(fresh, pipeline) if pipeline is not None else ()
     return dataclasses.replace(made, root=out.name, models=(name, *carried, *added))
-
-
-def _client_name(configs: Mapping[str, Any], holder: str) -> str:
-    """Return the name clients call: the holder's, or that of an ensemble which only renames the holder's tensors."""
-    for model, config in configs.items():
-        if [step.model_name for step in config.ensemble_scheduling.step] == [holder]:
-            return model
-    return holder
 
 
 def _points(root: Path, manifest: Manifest, folder: Path) -> tuple[Path, Path]:

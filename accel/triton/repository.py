@@ -166,7 +166,7 @@ def emit(
             write_model(
                 version_folder,
                 artifact,
-                builder=builder,
+                runs=builder,
                 inputs=contract.inputs,
                 outputs=contract.outputs,
                 batched=contract.batch > 0,

@@ -41,6 +41,8 @@ def verify(root: Path) -> tuple[Finding, ...]:
         Finding("warning", FILENAME, "unverified", text, "build with the release's versions, or test on it")
         for text in manifest.unverified
     ]
+    if manifest.core is not None and manifest.core not in manifest.models:
+        found.append(Finding("error", FILENAME, "core", f"{manifest.core!r} is not one of its models", AGAIN))
     if (why := manifest.unproved) is not None:
         fix = f"take what the run chose, or accel convert … --require {manifest.variant}"
         found.append(Finding("warning", FILENAME, "parity", why, fix))
@@ -132,7 +134,8 @@ def _config(root: Path, manifest: Manifest, model: str, file: str) -> Iterator[F
             yield Finding("error", file, field, f"is {found!r}, expected {expected!r}", AGAIN)
 
     yield from differs("name", config.name, model)
-    yield from differs("max_batch_size", config.max_batch_size, manifest.max_batch_size)
+    whole = model == manifest.core and config.max_batch_size == 0  # a group is one request of its backend
+    yield from differs("max_batch_size", config.max_batch_size, 0 if whole else manifest.max_batch_size)
     yield from differs("version_policy", list(config.version_policy.specific.versions), [manifest.version])
     if config.default_model_filename:
         entry = f"{model}/{manifest.version}/{config.default_model_filename}"

@@ -1,6 +1,7 @@
 """A tiny BERT, requests of many lengths for it, and what holds answers against those to each row alone."""
 
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,12 @@ from live import THREADS, Live
 
 from accel.builders import targets
 from accel.core.accuracy import parity
+from accel.core.errors import InputError
 from accel.core.values import Target, Variant
 from accel.exporters import verdict
 from accel.run.group_check import GroupCheck, check_groups
 from accel.run.tasks import Described
+from accel.triton.servers.answers import client, infer
 
 BERT = """
 import numpy as np
@@ -114,3 +117,51 @@ def counters(served: Any) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{served.endpoint.metrics}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return {line.partition("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("accel_")}
+
+
+def asked(bert: Live, running: Any) -> dict[str, dict[str, np.ndarray]]:
+    """Return the answers to what sixteen clients send at once."""
+
+    def ask(name: str) -> dict[str, np.ndarray]:
+        with client(running.endpoint) as calls:
+            return infer(calls, "tiny", SENT[name], bert.source.outputs)
+
+    with ThreadPoolExecutor(16) as clients:
+        return dict(zip(SENT, clients.map(ask, SENT), strict=True))
+
+
+def hold_mixed_load(bert: Live, served: Any, single: dict[str, dict[str, np.ndarray]]) -> float:
+    """Hold the answers to many clients, and that requests of theirs share calls; return how many calls were made."""
+    before = counters(served)
+    found = asked(bert, served)
+    after = counters(served)
+    hold(bert, single, found)
+    calls, rows, tokens, places = (after[name] - before[name] for name in after)
+    assert rows == sum(len(feed["input_ids"]) for feed in SENT.values())
+    assert rows / calls > 3, "requests of different lengths share calls"
+    assert tokens <= places < 64 * rows
+    return calls
+
+
+def refusals(bert: Live, served: Any, feeds: dict[int, dict[str, np.ndarray]]) -> dict[int, str]:
+    """Send requests at once; return the messages of those that are refused."""
+
+    def ask(number: int) -> str:
+        with client(served.endpoint) as calls:
+            try:
+                infer(calls, "tiny", feeds[number], bert.source.outputs)
+            except InputError as error:
+                return error.message
+        return ""
+
+    with ThreadPoolExecutor(len(feeds)) as clients:
+        return {n: said for n, said in zip(feeds, clients.map(ask, feeds), strict=True) if said}
+
+
+def hold_one_refusal(bert: Live, served: Any) -> None:
+    """Hold that of requests that come together only the one outside the contract is refused."""
+    feeds = {n: load(n) for n in range(12)}
+    feeds[3] = load(1) | {"input_ids": load(1)["input_ids"] + 100}
+    found = refusals(bert, served, feeds)
+    assert list(found) == [3]
+    assert "expected values in [0, 49]" in found[3]

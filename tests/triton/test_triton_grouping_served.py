@@ -1,27 +1,25 @@
 """A tiny BERT behind the real server, under a mixed load of many lengths: each answer is the single request's."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from lengths import BERT, SENT, SIZES, answers_alone, checked, counters, hold, load
+from lengths import BERT, SENT, SIZES, answers_alone, checked, hold, hold_mixed_load, hold_one_refusal
 from live import THREADS, Live
 
 import accel
 from accel.builders import targets
 from accel.core import environments
-from accel.core.errors import InputError, StageError
+from accel.core.errors import StageError
 from accel.core.values import Target, Variant
 from accel.run import group_check, load_test
 from accel.run.group_check import GroupCheck, check_groups
 from accel.run.tasks import Described
 from accel.triton.grouping import Grouping
 from accel.triton.servers import server
-from accel.triton.servers.answers import client, infer
 
 
 @pytest.fixture(scope="module")
@@ -154,36 +152,11 @@ def test_where_the_proof_forbids_it_each_request_is_a_call(bert: Live):
 def test_every_answer_under_a_mixed_load_is_that_of_the_single_request(
     bert: Live, served: Any, single: dict[str, dict[str, np.ndarray]]
 ):
-    def ask(name: str) -> dict[str, np.ndarray]:
-        with client(served.endpoint) as calls:
-            return infer(calls, "tiny", SENT[name], bert.source.outputs)
-
-    before = counters(served)
-    with ThreadPoolExecutor(16) as clients:
-        found = dict(zip(SENT, clients.map(ask, SENT), strict=True))
-    after = counters(served)
-    hold(bert, single, found)
-    calls, rows, tokens, places = (after[name] - before[name] for name in after)
-    assert rows == sum(len(feed["input_ids"]) for feed in SENT.values())
-    assert rows / calls > 3, "requests of different lengths share calls"
-    assert tokens <= places < 64 * rows
+    hold_mixed_load(bert, served, single)
 
 
 def test_a_wrong_request_of_a_call_is_refused_alone(bert: Live, served: Any):
-    wrong = load(1) | {"input_ids": load(1)["input_ids"] + 100}
-
-    def ask(number: int) -> str:
-        with client(served.endpoint) as calls:
-            try:
-                infer(calls, "tiny", wrong if number == 3 else load(number), bert.source.outputs)
-            except InputError as error:
-                return error.message
-        return "answered"
-
-    with ThreadPoolExecutor(12) as clients:
-        found = list(clients.map(ask, range(12)))
-    assert [n for n, said in enumerate(found) if said != "answered"] == [3]
-    assert "expected values in [0, 49]" in found[3]
+    hold_one_refusal(bert, served)
 
 
 def test_bench_says_p99_by_length_and_that_the_traffic_shifted(root: Path, tmp_path: Path):

@@ -63,7 +63,7 @@ def lint(root: Path, release: str) -> tuple[Finding, ...]:
 
 def _multiples(manifest: Manifest) -> Iterator[Finding]:
     """Tell of sizes that the config cannot exclude and only accel's own Python-backend model refuses with a reason."""
-    if manifest.backend == "python":
+    if manifest.backend == "python" or manifest.core is not None:
         return
     for name, shapes in manifest.artifact.variant.profile.items():
         if shapes.multiple:

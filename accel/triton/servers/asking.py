@@ -11,6 +11,7 @@ from tritonclient.utils import InferenceServerException
 from accel.core.files import load_json
 from accel.core.values import PYTHON_BACKEND
 from accel.triton import manifest as manifests
+from accel.triton.python_model import ROUTED
 from accel.triton.servers.processes import reachable
 
 
@@ -42,10 +43,11 @@ def python_models_at(address: str, root: Path) -> frozenset[str]:
     model = manifest.models[0]
     try:
         with grpc.InferenceServerClient(address) as client:
-            backend = client.get_model_config(model, client_timeout=5).config.backend
+            config = client.get_model_config(model, client_timeout=5).config
     except InferenceServerException:
         return frozenset()
-    return frozenset({model} if backend == PYTHON_BACKEND != manifest.backend else ())
+    in_python = config.backend == PYTHON_BACKEND and config.default_model_filename != ROUTED
+    return frozenset({model} if in_python and manifest.backend != PYTHON_BACKEND else ())
 
 
 def http_name(address: str) -> str | None:

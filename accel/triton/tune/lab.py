@@ -439,7 +439,7 @@ def subject(
         data: what is sent; None takes the repository's stored typical sample.
 
     Raises:
-        InputError: it is not of accel's making, or was changed since it was emitted.
+        InputError: it is not of accel's making, was changed since it was emitted, is stateful, or routes requests.
         StageError: it cannot be served.
     """
     manifest = manifests.read(root)
@@ -447,6 +447,11 @@ def subject(
         raise InputError(
             f"{root} is a stateful model: how its sequences are merged is not tuned",
             fix="accel bench measures it; docs/sequences.md says which fields to change",
+        )
+    if manifest.core is not None:
+        raise InputError(
+            f"{root} has a model that groups requests for {manifest.core}: the two are not tuned together",
+            fix="tune the native repository, and set instance_group and parameters of the core to what it finds",
         )
     served = scratch / "served"
     with servers.start(root, via=via, log=logs / f"{name}.server.log") as running:
