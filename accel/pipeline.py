@@ -46,7 +46,7 @@ from accel.core.values import (
 from accel.graph.arithmetic import Arithmetic
 from accel.run import batching, favourites, kits, run_json, tasks
 from accel.run.decide import Objective, decide
-from accel.run.job import PYTHON_VARIANT, Job
+from accel.run.job import PYTHON_VARIANT, ROUTED_VARIANT, Job
 from accel.run.measuring import measure_in_process, measure_served, spare_workers
 from accel.run.narrowed import applied
 from accel.run.results import (
@@ -352,6 +352,8 @@ def _conclude(
                 hardware=work.machine,
                 progress=work.progress.variant,
             )
+    if "traffic" in job.objectives:
+        _route(results, work)
     run.decisions = decide_all(run)
     with work.timed("write"):
         run_json.show(run)
@@ -432,6 +434,15 @@ def _apply_measured(results: Sequence[VariantState], stages: Stages, max_p99_ms:
             if stage is not None and found is not None:
                 stage = stages.rescheduled(stage, *found)
             setattr(result, name, stage)
+
+
+def _route(results: Sequence[VariantState], work: Work) -> None:
+    """Emit, for real traffic, what lets native backends answer requests of different lengths together."""
+    for result in results:
+        if status_of(result)[0] == "ok" and result.emitted is not None:
+            result.routed = work.stages.routed(result.emitted)
+    if made := [f"{r.variant.id}{ROUTED_VARIANT}" for r in results if r.routed is not None]:
+        work.progress.notice(f"{', '.join(made)}: a model before the native one groups requests by length")
 
 
 def _comes_last(variant: Variant, job: Job) -> bool:

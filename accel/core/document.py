@@ -16,6 +16,7 @@ from accel.core.files import parse_json
 from accel.core.hardware import Cpu, Gpu
 from accel.core.values import (
     SCHEMA,
+    UNLESS_NONE,
     Artifact,
     Built,
     Decision,
@@ -172,7 +173,8 @@ class VariantRecord:
 
     Attributes:
         static: shape suffix of a static build.
-        repository / twin: folders relative to the run directory; ``twin`` is the one for the Python backend.
+        repository / twin / routed: folders relative to the run directory; ``twin`` is the one for the Python backend,
+            in ``routed`` a model before the native one groups requests by length.
         unserved: name of a repository → why a server did not serve it.
         died: whether it failed because its process crashed, hung past its limit or was killed, or a server's that
             served it.
@@ -199,6 +201,7 @@ class VariantRecord:
     measurements: tuple[Measurement, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     died: bool = False
+    routed: str | None = field(default=None, metadata=UNLESS_NONE)
 
     def to_artifact(self) -> Artifact:
         """Return the artifact, whose files lie in ``variants/<id>`` of the run directory.

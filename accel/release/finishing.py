@@ -93,6 +93,6 @@ def _check(run_dir: Path, found: VariantRecord, left: VariantRecord) -> None:
     again = "take the run directory again from the machine that finished it"
     if found.id != left.id or files[0] != files[1]:
         raise InputError(f"{run_dir}: {found.id} is of another typed ONNX file than its kit", fix=again)
-    for name in (found.repository, found.twin):
+    for name in (found.repository, found.twin, found.routed):
         if name is not None and (wrong := [f for f in verify(run_dir / name) if f.severity == "error"]):
             raise InputError(f"{run_dir}/{name}: {wrong[0].file}: {wrong[0].why}", fix=again)

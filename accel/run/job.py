@@ -41,6 +41,8 @@ from accel.triton.servers import Via
 
 PYTHON_VARIANT = ".python"
 """What a repository's name ends in where the Python backend serves the same artifact as a native backend beside it."""
+ROUTED_VARIANT = ".routed"
+"""What its name ends in where a model before the native one groups requests by length."""
 
 
 def _texts(given: Any) -> Sequence[str]:

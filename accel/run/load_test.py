@@ -143,12 +143,18 @@ def batching_sweep(
     The repository stays as it is: servers run on temporary copies of it with the config changed.
 
     Raises:
-        UsageError: the target is a server that runs already.
+        UsageError: the target is a server that runs already, or a repository that routes requests.
         AccelError: as ``bench``.
     """
     if not Path(asked.target).is_dir():
         raise UsageError(
             f"--table changes configs, and {asked.target} is not a repository", fix="name a repository root"
+        )
+    root = Path(asked.target)
+    if (root / manifests.FILENAME).exists() and (core := manifests.read(root).core) is not None:
+        raise UsageError(
+            f"--table changes how one model is scheduled, and {root} has one that groups requests for {core}",
+            fix="leave --table out",
         )
     load = Load(concurrency=BATCHING_SWEEP_CONCURRENCY)
     with tempfile.TemporaryDirectory(prefix="table-", dir=temporary.root()) as scratch:

@@ -27,6 +27,7 @@ class VariantState:
         precision_converted: the same file, as the build takes it.
         kit: what finishes the variant elsewhere.
         python_variant: a second repository of the same artifact, which the Python backend serves and batches.
+        routed: a third one, in which a model before the native one groups requests by length.
         unserved: name of a repository → how a server failed to serve it.
     """
 
@@ -41,6 +42,7 @@ class VariantState:
     proof: Stage | None = None
     emitted: Stage | None = None
     python_variant: Stage | None = None
+    routed: Stage | None = None
     points: tuple[Measurement, ...] = ()
     freshly_measured: bool = False
     unserved: dict[str, Failed] = field(default_factory=dict)

@@ -44,7 +44,7 @@ from accel.core.values import (
     to_json,
 )
 from accel.exporters.sources import content_key
-from accel.run.job import PYTHON_VARIANT, Job
+from accel.run.job import PYTHON_VARIANT, ROUTED_VARIANT, Job
 from accel.run.results import Run, VariantState, rerun_command, status_of
 from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
@@ -149,6 +149,11 @@ def _show_variant(folder: Path, result: VariantState, run: Run) -> None:
         remove(folder / "variants" / id)  # the kit of an earlier run would build what now fails its gate
     for name, emitted in result.repositories.items():
         replace_folder(folder / "repositories" / name, _all(emitted.folder / REPOSITORY))
+    routed = folder / "repositories" / f"{id}{ROUTED_VARIANT}"
+    if result.routed is not None:
+        replace_folder(routed, _all(result.routed.folder / REPOSITORY))
+    else:
+        remove(routed)  # an earlier run's is of another artifact
 
 
 def _all(root: Path) -> dict[str, Path | str]:
@@ -274,6 +279,7 @@ def _variant(result: VariantState) -> VariantRecord:
         parity=_verdict(proof) if proof else None,
         repository=folder if repository else None,
         twin=f"{folder}{PYTHON_VARIANT}" if result.python_variant else None,
+        routed=f"{folder}{ROUTED_VARIANT}" if result.routed else None,
         unserved={name: failed.cause for name, failed in result.unserved.items()},
         unverified_for_release=repository.unverified if repository else (),
         cached=bool(result.built and result.built.cached and not result.freshly_measured),

@@ -48,7 +48,7 @@ from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import NarrowedModel
 from accel.run.stream_check import check_streams
 from accel.run.tasks import Described, Emitted, Ran
-from accel.triton import manifest as manifests, overrides as changes, releases, settings as schedules
+from accel.triton import manifest as manifests, overrides as changes, releases, routing, settings as schedules
 from accel.triton.launch import image
 from accel.triton.overrides import file_hashes
 from accel.triton.request import EmitRequest
@@ -626,6 +626,21 @@ class Stages:
         name = manifests.read(emitted.folder / REPOSITORY).variant
         name += PYTHON_VARIANT if repository.backend == PYTHON_BACKEND else ""
         return self._stage(f"memory-{name}", store.key(emitted=emitted.key, memory=peak), Emitted, make)
+
+    def routed(self, emitted: Stage[Emitted]) -> Stage[Emitted] | None:
+        """Put a model that groups requests by length before an emitted native one; None where that may not be.
+
+        Raises:
+            InputError: the repository is not as it was emitted.
+        """
+        root = emitted.folder / REPOSITORY
+        if emitted.value.repository is None or routing.why_not(manifest := manifests.read(root)) is not None:
+            return None
+
+        def make(folder: Path) -> Emitted:
+            return Emitted(routing.write_routed(root, folder / REPOSITORY))
+
+        return self._stage(f"route-{manifest.variant}", store.key(routed=emitted.key), Emitted, make)
 
     def rescheduled(self, emitted: Stage[Emitted], largest: int, reason: str) -> Stage[Emitted]:
         """Limit what an emitted repository merges, by what was measured; its manifest says why.

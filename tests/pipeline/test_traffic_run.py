@@ -19,6 +19,7 @@ from accel.run.job import Job
 from accel.run.stages import Stages
 from accel.run.tasks import Described
 from accel.triton import manifest as manifests
+from accel.triton.verify import verify
 
 FACTORY = '''
 import numpy as np
@@ -122,6 +123,18 @@ def test_repositories_pad_to_the_lengths_that_cost_least_as_measured(run, out):
         grouping = manifests.read(out / "repositories" / id).grouping
         assert grouping.usual == buckets(seen, cost, traffic.SHAPES)
         assert grouping.compared > 0
+
+
+def test_before_a_native_model_stands_one_that_groups_by_these_lengths(run, out):
+    """Of what the Python backend serves in any case there is none: that groups itself."""
+    assert {id: row["routed"] for id, row in rows(run).items() if "routed" in row} == {
+        "ort@cpu": "repositories/ort@cpu.routed"
+    }
+    native, made = (manifests.read(out / "repositories" / name) for name in ("ort@cpu", "ort@cpu.routed"))
+    assert made.grouping == native.grouping
+    assert made.models == (native.models[0], made.core)
+    assert made.backend == native.backend
+    assert [f for f in verify(out / "repositories" / "ort@cpu.routed") if f.severity == "error"] == []
 
 
 def test_other_costs_choose_other_lengths(run, out):
