@@ -8,8 +8,9 @@ request that caused it: each request of such a group is sent once more, alone.
 The server does not know that this model needs the core, and loads both at once. So this one has no warm-up: the core
 has it, for every length and group. The server is ready when both are.
 
-Source: python_backend README, "Business Logic Scripting" (not in ``initialize``; ``exec`` blocks its thread only) and
-``preferred_memory``.
+Source: python_backend README, "Business Logic Scripting" (not in ``initialize``) and ``preferred_memory``;
+src/infer_request.cc, ``Exec`` (blocks its thread alone, without the GIL), and src/python_be.cc (``thread-pool-size``).
+Not ``async_exec``: before pull request 439 (June 2026) it used what was freed.
 """
 
 import importlib
@@ -21,7 +22,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 grouped = importlib.import_module(f"{__name__.rpartition('.')[0]}.grouped".lstrip("."))
 
 AT_ONCE = 8
-"""Groups that the core is sent at once at most: the backend itself sends no more than eight at a time (pb_stub.cc)."""
+"""Groups that the core is sent at once at most: the backend has 32 threads for them and for answers to clients."""
 
 
 class TritonPythonModel(grouped.TritonPythonModel):  # type: ignore[name-defined]
