@@ -52,6 +52,8 @@ WIDTHS = (64, 128, 256)
 PLACES = (512, 4096)
 """Positions of one call, as many rows as fit."""
 GROUP_ROWS = (8, 16, 64)
+CALL_TOKENS = (groups.CALL_TOKENS, 4 * groups.CALL_TOKENS)
+"""What a call is taken to cost beside its tokens where groups are cut: the server's figure, and one for fewer calls."""
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 THREADS = hardware.cpu_threads()
 
@@ -85,8 +87,11 @@ def packed_artifact(run: Path, artifact: Artifact, folder: Path, mask: str, out:
     return replace(artifact, built=replace(built, facts={"fusions": fusions}))
 
 
-def group_calls(requests: Sequence[Feed], inputs: Sequence[TensorSpec], grouping: Grouping, window: int) -> list[Call]:
+def group_calls(
+    requests: Sequence[Feed], inputs: Sequence[TensorSpec], grouping: Grouping, window: int, call_tokens: int
+) -> list[Call]:
     """Return the calls that a server makes of the sentences, ``window`` of which wait at once."""
+    groups.CALL_TOKENS = call_tokens
     made: list[Call] = []
     for begin in range(0, len(requests), window):
         feeds = dict(enumerate(requests[begin : begin + window], begin))
@@ -106,8 +111,11 @@ class Asked:
     def grouped(self, window: int) -> dict[str, list[Call]]:
         """Return the calls of each setting with groups by length."""
         return {
-            f"{rows} rows": group_calls(self.requests, self.inputs, replace(self.grouping, rows=rows), window)
+            f"{rows} rows, {tokens} tokens a call": group_calls(
+                self.requests, self.inputs, replace(self.grouping, rows=rows), window, tokens
+            )
             for rows in GROUP_ROWS
+            for tokens in CALL_TOKENS
         }
 
     def packed(self, window: int) -> dict[str, list[Call]]:
@@ -133,7 +141,9 @@ def least_s(session: Session, calls: Sequence[Call]) -> float:
 def quick(session: Session, asked: Asked, most_s: float) -> Sequence[Feed]:
     """Return the sentences, or as many at even distances as are answered in some time, but no fewer than a window."""
     requests = asked.requests
-    made = group_calls(requests[:: max(1, len(requests) // groups.WINDOW)], asked.inputs, asked.grouping, groups.WINDOW)
+    made = group_calls(
+        requests[:: max(1, len(requests) // groups.WINDOW)], asked.inputs, asked.grouping, groups.WINDOW, CALL_TOKENS[0]
+    )
     each_s = least_s(session, made) / sum(len(members) for members, _ in made)
     while len(requests) // 2 >= groups.WINDOW and len(requests) * each_s > most_s:
         requests = requests[::2]
@@ -263,6 +273,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/packing.json"))
     asked = parser.parse_args()
     wanted = [id for id in asked.variants.split(",") if id]
+    head = {"hardware": hardware.detect().id, "threads": THREADS}
     rows = []
     for run in asked.runs:
         source, every = opened(run)
@@ -274,8 +285,7 @@ def main() -> None:
                 found = of_variant(run, record, requests, asked.seconds, asked.pass_seconds)
                 rows.append({"model": source.name, "weights": source.weights, **found})
                 show(source.name, rows[-1])
-    head = {"hardware": hardware.detect().id, "threads": THREADS}
-    asked.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+                asked.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
