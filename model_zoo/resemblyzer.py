@@ -49,8 +49,12 @@ def load(file: Path | None) -> "torch.nn.Module":
     return model
 
 
-def utterances(count: int) -> Sequence[Item]:
-    """Return the mel powers of random syllables, float32 (1, 160, 40), and the number of the speaker."""
+def utterances(count: int, lengths: Sequence[int] = (FRAMES,)) -> Sequence[Item]:
+    """Return the mel powers of random syllables, float32 (1, frames, 40), and the number of the speaker.
+
+    Args:
+        lengths: frames of 10 ms that the utterances have, by turns.
+    """
     from transformers.audio_utils import mel_filter_bank
 
     filters = mel_filter_bank(201, MELS, 0, _voices.RATE / 2, _voices.RATE, norm="slaney", mel_scale="slaney")
@@ -58,10 +62,10 @@ def utterances(count: int) -> Sequence[Item]:
     speakers = [_voices.Voice.drawn(np.random.default_rng([number, 3])) for number in range(SPEAKERS)]
     items: list[Item] = []
     for number in range(min(count, MOST)):
-        rng = np.random.default_rng([number, 4])
-        said = LOUDNESS * _voices.speak(rng, speakers[number % SPEAKERS], FRAMES / 100)
+        rng, frames = np.random.default_rng([number, 4]), lengths[number % len(lengths)]
+        said = LOUDNESS * _voices.speak(rng, speakers[number % SPEAKERS], frames / 100)
         noisy = said + rng.normal(0, 10 ** rng.uniform(-5, -3.5), len(said))
-        moments = np.lib.stride_tricks.sliding_window_view(np.pad(noisy, 200), 400)[::160][:FRAMES]
+        moments = np.lib.stride_tricks.sliding_window_view(np.pad(noisy, 200), 400)[::160][:frames]
         mels = np.abs(np.fft.rfft(moments * window)) ** 2 @ filters
         items.append({"mels": mels[None].astype(np.float32), "speaker": number % SPEAKERS})  # type: ignore[dict-item]
     return items

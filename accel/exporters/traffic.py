@@ -143,7 +143,7 @@ def _requests(source: ModelSource, items: Items, recorded: Sequence[Recorded] | 
     drawn = []
     for sizes in (every[i] for i in _even(len(every))):
         nearest = min(range(len(own)), key=lambda i: sum(abs(have[i][name] - n) for name, n in sizes.items()))
-        drawn.append(_resized(source, own[nearest], sizes))
+        drawn.append(resized(source, own[nearest], sizes))
     return drawn
 
 
@@ -203,7 +203,8 @@ def held(source: ModelSource, length: int, *, step: int = STEP) -> int:
     return min(extent.max, max(extent.min, -(-length // step) * step))
 
 
-def _resized(source: ModelSource, item: Feed, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+def resized(source: ModelSource, item: Feed, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Repeat or cut a request's values to other sizes of its axes, with a mask that shows all of them."""
     made = {}
     for spec in source.inputs:
         value = item[spec.name]
