@@ -426,13 +426,14 @@ def _apply_measured(results: Sequence[VariantState], stages: Stages, max_p99_ms:
         if status_of(result)[0] != "ok":
             continue
         found = batching.worthwhile(result.points, max_p99_ms)
+        by_shape = batching.worthwhile(result.points, max_p99_ms, scenario="traffic") or found
         peak = max((p.peak_rss_mib for p in result.points if p.via == "inprocess"), default=0.0)
         for name in ("emitted", "python_variant"):
             stage = getattr(result, name)
             if stage is not None and peak > 0:
                 stage = stages.sized(stage, peak)
-            if stage is not None and found is not None:
-                stage = stages.rescheduled(stage, *found)
+            if stage is not None:
+                stage = stages.rescheduled(stage, found, by_shape=by_shape)
             setattr(result, name, stage)
 
 

@@ -1,6 +1,7 @@
 """Whether merging requests pays for a variant, by what its batches were measured to carry."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from accel.core.values import Measurement
 
@@ -8,17 +9,24 @@ WORTH = 0.10
 """A larger batch must carry so much more than a smaller one: every request in it waits for all others."""
 
 
-def worthwhile(points: Sequence[Measurement], max_p99_ms: float | None = None) -> tuple[int, str] | None:
+Scenario = Literal["throughput", "traffic"]
+CARRIED = {"throughput": "items per second", "traffic": "requests of their own shapes per second"}
+
+
+def worthwhile(
+    points: Sequence[Measurement], max_p99_ms: float | None = None, *, scenario: Scenario = "throughput"
+) -> tuple[int, str] | None:
     """Return the largest batch that is worth forming and why; 0 where the largest measured one is, or a larger one.
 
     Args:
         points: of one variant; those that were timed at full load in process count.
         max_p99_ms: a batch whose own p99 may be longer is never formed.
+        scenario: what full load was: batches of the typical shape, or groups of requests of their own shapes.
 
     Returns:
         None where fewer than two batches were timed, or where the intervals do not show that a limit costs nothing.
     """
-    timed = (p for p in points if p.scenario == "throughput" and p.via == "inprocess" and len(p.rounds_ms) != 1)
+    timed = (p for p in points if p.scenario == scenario and p.via == "inprocess" and len(p.rounds_ms) != 1)
     every = {p.batch: p for p in timed}
     rows = {batch: p for batch, p in every.items() if max_p99_ms is None or _keeps(p, max_p99_ms)}
     if len(every) < 2 or not rows:
@@ -33,7 +41,7 @@ def worthwhile(points: Sequence[Measurement], max_p99_ms: float | None = None) -
     carried = " and ".join(
         f"{rows[b].throughput_per_s:.4g} in batches of {b}" for b in dict.fromkeys((least, limit, most))
     )
-    measured = f"it carries {carried} items per second, in process"
+    measured = f"it carries {carried} {CARRIED[scenario]}, in process"
     if limit == most < max(every):
         why = f"larger ones may take longer than {max_p99_ms:g} ms (p99)"
         return limit, f"{_what(limit)}: {why}; {measured}"

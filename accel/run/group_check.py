@@ -1,9 +1,10 @@
-"""May requests of different lengths share calls of a variant? Asked of the variant itself, on the samples' own lengths.
+"""May requests of different sizes share calls of a variant? Asked of the variant itself, on the samples' own sizes.
 
 A call's rows do not depend on each other where the mask hides padding and nothing is computed over the whole batch:
 dynamic quantisation takes its scale from all rows at once, and moves an answer as far as its neighbours' values go. So
 the same rows are answered alone, each at its exact length, and in groups that are worse than any that a server makes:
-of arbitrary lengths, each padded to the longest.
+of arbitrary lengths, each padded to the longest. Without a mask nothing may be padded: the groups are of one shape, and
+what else is in them is arbitrary.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -20,21 +22,38 @@ from accel.core.errors import StageError
 from accel.core.feeds import Feed, read_feeds
 from accel.core.values import Artifact, ModelSource, Parity, RequestTime
 from accel.exporters import traffic, verdict
-from accel.exporters.axes import extents, hidden_axes
+from accel.exporters.axes import batch_axis, extents, hidden_axes, points, sizes_of
 from accel.exporters.probe import ended
 from accel.run.tasks import Described
 from accel.triton.grouping import Answers, Grouping, RequestRow, groups, joined, ladder
 
 ROWS = 16
-"""Rows of the samples that are compared, at even distances of their lengths."""
+"""Rows of the samples that are compared, at even distances of their lengths; without a mask some of each shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCheck:
-    """How requests may share calls, or why they may not; neither for a model without lengths or a mask."""
+    """How requests may share calls, or why they may not; neither for a model all of whose requests have one shape."""
 
     grouping: Grouping | None = None
     why_not: str | None = None
+
+
+def grouped_by(source: ModelSource) -> Literal["length", "shape"] | None:
+    """Say what requests that share a call must have in common: about one length under a mask, one shape without one.
+
+    Returns:
+        None where there is nothing to ask: no axis varies but the batch, the batch is one row, the mask is another, or
+        requests are steps of sequences.
+    """
+    if source.states:
+        return None
+    mask = next((s for s in source.inputs if s.name == source.mask), None)
+    if mask is not None:
+        axis = traffic.length_axis(source)
+        return "length" if axis is not None and mask.dims == ("batch", axis) else None
+    axes = extents(source.inputs, source.profile)
+    return "shape" if source.batched and len(axes) > 1 and axes["batch"].max > 1 else None
 
 
 def check_groups(
@@ -46,25 +65,29 @@ def check_groups(
     threads: int,
     times: tuple[RequestTime, ...] = (),
 ) -> GroupCheck:
-    """Hold a variant's answers in groups of arbitrary lengths against its answers alone, by the variant's own gate.
+    """Hold a variant's answers in groups of arbitrary requests against its answers alone, by the variant's own gate.
 
     Args:
         folder: where the artifact's files lie.
         gate: of the verdict on the variant.
         times: as of ``lengths``.
     """
-    source = described.source
-    axis = traffic.length_axis(source)
-    mask = next((s for s in source.inputs if s.name == source.mask), None)
-    if mask is None or axis is None or artifact.variant.static is not None or mask.dims != ("batch", axis):
+    source, gate_file = described.source, samples_folder / described.samples.gate.path
+    by = grouped_by(source)
+    if by is None or artifact.variant.static is not None:
         return GroupCheck()
-    if axis not in hidden_axes(source) or any(s.dims[:1] != ("batch",) for s in source.outputs):
+    axis = traffic.length_axis(source) if by == "length" else None
+    if any(s.dims[:1] != ("batch",) for s in source.outputs) or (axis is not None and axis not in hidden_axes(source)):
         return GroupCheck(why_not="an output has an axis that does not follow the inputs': no answer could be cut back")
     least = extents(source.inputs, source.profile)["batch"].min
     if least > 1:
         return GroupCheck(why_not=f"its batch begins at {least}")
-    grouping = lengths(described, samples_folder, axis, mask.name, times)
-    items = _rows(source, samples_folder / described.samples.gate.path, grouping)
+    if axis is not None:
+        grouping = lengths(described, samples_folder, axis, str(source.mask), times)
+        items = _rows(source, gate_file, grouping)
+    else:
+        grouping = shapes(described, samples_folder)
+        items = _rows_of_shapes(source, gate_file, grouping)
     builder = targets.discover()[artifact.variant.target.name]
     with contextlib.closing(builder.open(artifact, folder, threads=threads, mode="latency")) as session:
         try:
@@ -72,31 +95,48 @@ def check_groups(
         except StageError as error:
             return GroupCheck(why_not=f"it does not run each row of the samples alone and in groups: {error.message}")
     if not held.passed:
-        return GroupCheck(why_not=f"its answers depend on padding or on the other rows of a call: {held.reasons[0]}")
+        cause = "padding or on the other rows of a call" if axis is not None else "the other rows of a call"
+        return GroupCheck(why_not=f"its answers depend on {cause}: {held.reasons[0]}")
     return GroupCheck(replace(grouping, compared=len(items), gate=held.gate, found=held.found))
 
 
 def hold(
     source: ModelSource, session: Session, items: Sequence[Feed], grouping: Grouping, gate: Mapping[str, float]
 ) -> Parity:
-    """Compare the answers to single rows, alone at their exact lengths, with those in drawn groups."""
-    alone = {str(i): session.run(item) for i, item in enumerate(items)}
+    """Compare the answers to single rows, alone at their exact shapes, with those in drawn groups."""
+    alone = [session.run(item) for item in items]
     feeds = dict(enumerate(items))
-    rows = [row for group in groups(feeds, grouping) for row in group]
-    drawn = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
-    cut = [drawn[i : i + grouping.rows] for i in range(0, len(drawn), grouping.rows)]
-    shortest = min(rows, key=lambda row: row.length)
-    cut.append([RequestRow(*shortest[:3], grouping.lengths[-1])])
-    found: dict[str, dict[str, np.ndarray]] = {}
-    asked = dict[str, Feed]()
-    for group in cut:
+    asked, truth, found = dict[str, Feed](), dict[str, Feed](), dict[str, Feed]()
+    for group in _any_lengths(feeds, grouping) if grouping.mask is not None else _one_shape(feeds, grouping):
         own = {row.request: items[row.request] for row in group}
         answers = Answers(own, source.inputs, source.outputs, grouping.axis)
         outputs = session.run(joined(group, feeds, source.inputs, grouping.axis))
         for index, answer in answers.take(group, outputs):
-            name = str(len(items) if str(index) in found else index)  # the shortest comes twice
-            asked[name], alone[name], found[name] = items[index], alone[str(index)], answer
-    return verdict.compare(source, asked, alone, found, gate)
+            name = str(len(found))  # some rows come twice
+            asked[name], truth[name], found[name] = items[index], alone[index], answer
+    return verdict.compare(source, asked, truth, found, gate)
+
+
+def _any_lengths(feeds: Mapping[int, Feed], grouping: Grouping) -> list[list[RequestRow]]:
+    """Draw groups of single rows of arbitrary lengths; the shortest comes once more, padded as far as there is room."""
+    rows = [row for group in groups(feeds, grouping) for row in group]
+    drawn = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    cut = [drawn[i : i + grouping.rows] for i in range(0, len(drawn), grouping.rows)]
+    shortest = min(rows, key=lambda row: row.length)
+    return [*cut, [RequestRow(*shortest[:3], grouping.lengths[-1])]]
+
+
+def _one_shape(feeds: Mapping[int, Feed], grouping: Grouping) -> list[list[RequestRow]]:
+    """Draw groups of single rows of one shape: of two, and full ones.
+
+    A row that only fills up a group is in it twice, and its second answer is not looked at.
+    """
+    rng, made = np.random.default_rng(0), list[list[RequestRow]]()
+    for same in groups(feeds, replace(grouping, rows=len(feeds))):
+        for size in sorted({2, grouping.rows}):
+            order = np.resize(rng.permutation(len(same)), -(-len(same) // size) * size)
+            made += [[same[i] for i in part] for part in order.reshape(-1, size).tolist()]
+    return made
 
 
 def lengths(
@@ -107,35 +147,75 @@ def lengths(
     Args:
         times: what requests of some lengths were measured to cost on the variant; without them each costs its length.
     """
-    source, samples = described.source, described.samples
+    source = described.source
     extent = extents(source.inputs, source.profile)[axis]
-    known = read_feeds(samples_folder / samples.coverage.path) if samples.coverage else {}
-    recorded = [feed for name, feed in known.items() if traffic.point(name) == "t1"]
     seen = Counter[int]()
-    if source.samples != "random":
-        for feed in recorded or read_feeds(samples_folder / samples.gate.path).values():
-            seen.update(traffic.held(source, n) for n in own_lengths(feed[mask]).tolist())
+    for feed in _seen(described, samples_folder):
+        seen.update(traffic.held(source, n) for n in own_lengths(feed[mask]).tolist())
     usual = buckets(seen, measured_cost(times) if times else float, traffic.SHAPES) if seen else ()
     steps = {traffic.held(source, n, step=1) for n in ladder(extent.min, extent.max)}
     rows = extents(source.inputs, source.profile)["batch"].max
     return Grouping(mask, axis, tuple(sorted({*usual, *steps})), usual, rows)
 
 
+def shapes(described: Described, samples_folder: Path) -> Grouping:
+    """List the shapes that the samples, or the recorded traffic, have most often: they are met before others are."""
+    source = described.source
+    seen = Counter[tuple[tuple[str, int], ...]]()
+    for feed in _seen(described, samples_folder):
+        sizes = sizes_of(source.inputs, feed)
+        seen[tuple((n, size) for n, size in sizes.items() if n != batch_axis(source))] += sizes["batch"]
+    usual = tuple(dict(sizes) for sizes, _ in seen.most_common(traffic.SHAPES))
+    rows = extents(source.inputs, source.profile)["batch"].max
+    return Grouping(None, None, (), (), rows, shapes=usual)
+
+
+def _seen(described: Described, samples_folder: Path) -> Sequence[Feed]:
+    """Return the recorded traffic, or the samples; nothing where these are random."""
+    samples = described.samples
+    if described.source.samples == "random":
+        return []
+    known = read_feeds(samples_folder / samples.coverage.path) if samples.coverage else {}
+    recorded = [feed for name, feed in known.items() if traffic.point(name) == "t1"]
+    return recorded or list(read_feeds(samples_folder / samples.gate.path).values())
+
+
+def _single(source: ModelSource, gate: Path) -> Sequence[Feed]:
+    """Return the rows of the samples, each by itself, without what its mask hides at the end."""
+    return [
+        traffic.trimmed(source, {n: v[row : row + 1] for n, v in feed.items()})
+        for feed in read_feeds(gate).values()
+        for row in range(len(next(iter(feed.values()))))
+    ]
+
+
+def _rows_of_shapes(source: ModelSource, gate: Path, grouping: Grouping) -> list[Feed]:
+    """Return single rows, some of each of two shapes or more; where the samples have none, others cut or repeated."""
+    items, wanted = _single(source, gate), [dict(sizes) for sizes in grouping.shapes or ()]
+    for sizes in points(source.inputs, source.profile).values():
+        own = {name: size for name, size in sizes.items() if name != batch_axis(source)}
+        if len(wanted) < 2 and own not in wanted:
+            wanted.append(own)
+    chosen = list[Feed]()
+    for sizes in wanted:
+        nearest = sorted(items, key=lambda item: any(sizes_of(source.inputs, item)[n] != k for n, k in sizes.items()))
+        for item in nearest[: max(2, ROWS // len(wanted))]:
+            made = traffic.resized(source, item, sizes)
+            chosen.append({s.name: ended(made[s.name], s) for s in source.inputs})
+    return chosen
+
+
 def _rows(source: ModelSource, gate: Path, grouping: Grouping) -> list[Feed]:
     """Return single rows: of the samples, cut to other lengths, and with masks as clients send them."""
-    items = []
-    for feed in read_feeds(gate).values():
-        for row in range(len(feed[grouping.mask])):
-            items.append(traffic.trimmed(source, {n: v[row : row + 1] for n, v in feed.items()}))
-    items.sort(key=lambda item: traffic.length_of(source, item))
+    mask, items = str(grouping.mask), sorted(_single(source, gate), key=lambda item: traffic.length_of(source, item))
     chosen = [items[i] for i in sorted({*np.linspace(0, len(items) - 1, ROWS).astype(int).tolist()})]
     longest = chosen[-1]
     size = traffic.length_of(source, longest)
     chosen += [_cut(source, longest, n, grouping) for n in grouping.lengths if n < size]
     for hidden in (lambda at: at < size // 2, lambda at: at % 3 == 1):  # padded on the left, and with holes
-        masked = longest[grouping.mask].copy()
+        masked = longest[mask].copy()
         masked[:, [at for at in range(size - 1) if hidden(at)]] = 0
-        chosen.append({**longest, grouping.mask: masked})
+        chosen.append({**longest, mask: masked})
     return chosen
 
 
@@ -144,4 +224,4 @@ def _cut(source: ModelSource, item: Feed, size: int, grouping: Grouping) -> Feed
         s.name: ended(item[s.name][tuple(slice(size if d == grouping.axis else None) for d in s.dims)], s)
         for s in source.inputs
     }
-    return {**made, grouping.mask: np.ones_like(made[grouping.mask])}
+    return {**made, str(grouping.mask): np.ones_like(made[str(grouping.mask)])}

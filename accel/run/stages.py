@@ -491,8 +491,8 @@ class Stages:
             if parity.coarser(ran.precision, held):
                 reason = f"computes in {ran.precision}, and {held} was asked for"
                 verdict = parity.refused(verdict, reason)
-            whole = ran.feeds == ran.of
-            groups = GroupCheck(why_not=None if whole or made.source.mask is None else "asked only after a whole proof")
+            whole, asks = ran.feeds == ran.of, group_check.grouped_by(made.source) is not None
+            groups = GroupCheck(why_not=None if whole or not asks else "asked only after a whole proof")
             if verdict.passed and whole:
                 files = built.folder / FILES
                 task = made.source.gate[:1] if made.source.gate else ()
@@ -531,7 +531,7 @@ class Stages:
             StageError: the variant's process ended.
         """
         made, artifact, groups = described.value, built.value, proof.value.groups
-        if (old := groups.grouping) is None or not times:
+        if (old := groups.grouping) is None or old.mask is None or old.axis is None or not times:
             return proof
         if group_check.lengths(made, described.folder, old.axis, old.mask, times).usual == old.usual:
             return proof
@@ -642,20 +642,27 @@ class Stages:
 
         return self._stage(f"route-{manifest.variant}", store.key(routed=emitted.key), Emitted, make)
 
-    def rescheduled(self, emitted: Stage[Emitted], largest: int, reason: str) -> Stage[Emitted]:
+    def rescheduled(
+        self, emitted: Stage[Emitted], found: tuple[int, str] | None, *, by_shape: tuple[int, str] | None
+    ) -> Stage[Emitted]:
         """Limit what an emitted repository merges, by what was measured; its manifest says why.
 
         What the user said of batching stays, and so does a repository that merges nothing.
 
         Args:
-            largest: items of the largest batch that is formed; 0 leaves the limit that clients have.
+            found: items of the largest batch that is formed (0 leaves the limit that clients have), and the reason;
+                None where nothing was found.
+            by_shape: the same for a repository that groups requests of one shape.
         """
         repository, root = emitted.value.repository, emitted.folder / REPOSITORY
         if repository is None or not repository.batches:
             return emitted
         manifest = manifests.read(root)
-        if manifest.grouping is not None and repository.backend == PYTHON_BACKEND:
+        if manifest.trims:
             return emitted  # its calls are cut by what the lengths of the requests cost, not by one shape's figures
+        if (chosen := by_shape if manifest.groups else found) is None:
+            return emitted
+        largest, reason = chosen
         asked = changes.parse(manifest.overrides)
         if manifest.max_batch_size < 2 or asked.HasField("dynamic_batching") or asked.HasField("sequence_batching"):
             return emitted

@@ -1,15 +1,18 @@
-"""Requests of many lengths in few calls of a model: trimmed by their mask, grouped by length, answered in their shape.
+"""Requests of many sizes in few calls of a model: trimmed by their mask, grouped by length, answered in their shape.
+
+Without a mask nothing may be padded, and rows of one shape share a call: pictures of several sizes, sound.
 
 The model of the Python backend serves with this code (it is shipped beside it), and the proof that it may
 (``run.group_check``) runs the same. Nothing here knows a runtime or a server. A manifest is read without NumPy.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel.core.buckets import bucket_of, own_lengths
-from accel.core.values import TensorSpec
+from accel.core.values import UNLESS_NONE, TensorSpec
 
 CALL_TOKENS = 32
 """What a call costs beside its tokens, in tokens. BERT-base in INT8 on two cores takes 13.7 ms for one sentence of 15
@@ -27,25 +30,28 @@ Feed = Mapping[str, "np.ndarray"]
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How rows of different lengths share calls of a variant whose answers do not depend on padding or neighbours.
+    """How rows of different requests share calls of a variant whose answers do not depend on padding or neighbours.
 
     Attributes:
-        mask: input (batch, ``axis``) that is 0 at padded positions.
+        mask: input (batch, ``axis``) that is 0 at padded positions. None: nothing is padded, and only rows of one shape
+            share a call; then ``axis`` is None, and there are no ``lengths``.
         axis: the axis along which rows have lengths of their own.
         lengths: what rows are padded to, ascending; the last is the largest that the artifact takes.
         usual: those of ``lengths`` that were chosen for the samples' own lengths; the others hold what is unlike them.
         rows: most rows of one call.
         compared: rows whose answers in a group were held against those alone; ``gate`` and ``found`` are the verdict.
+        shapes: without a mask, the sizes by axis that the samples have, most frequent first; None with one.
     """
 
-    mask: str
-    axis: str
+    mask: str | None
+    axis: str | None
     lengths: tuple[int, ...]
     usual: tuple[int, ...]
     rows: int
     compared: int = 0
     gate: Mapping[str, float] = field(default_factory=dict)
     found: Mapping[str, float | None] = field(default_factory=dict)
+    shapes: tuple[Mapping[str, int], ...] | None = field(default=None, metadata=UNLESS_NONE)
 
     def outside(self, lengths: Sequence[int]) -> float:
         """Return which share of requests is padded to a length that was not chosen for the samples'."""
@@ -53,7 +59,10 @@ class Grouping:
 
 
 class RequestRow(NamedTuple):
-    """One row of a request: what the mask shows ends at ``length``; ``padded`` is the length it is computed at."""
+    """One row of a request: what the mask shows ends at ``length``; ``padded`` is the length it is computed at.
+
+    Without a mask both are the number of values that it has in all inputs.
+    """
 
     request: int
     row: int
@@ -75,17 +84,23 @@ def groups(feeds: Mapping[int, Feed], grouping: Grouping) -> list[list[RequestRo
     Args:
         feeds: requests by number, fitted to the contract.
     """
-    shown, hidden = list[RequestRow](), dict[int, list[RequestRow]]()
+    shown, alike = list[RequestRow](), dict[Any, list[RequestRow]]()  # the latter by shape: nothing of it is padded
     for number, feed in feeds.items():
+        if grouping.mask is None:
+            shapes = tuple((name, feed[name].shape[1:]) for name in sorted(feed))
+            size = sum(math.prod(shape) for _, shape in shapes)
+            rows = len(next(iter(feed.values())))
+            alike.setdefault(shapes, []).extend(RequestRow(number, row, size, size) for row in range(rows))
+            continue
         mask = feed[grouping.mask]
         for row, length in enumerate(own_lengths(mask).tolist()):
             if length:
                 shown.append(RequestRow(number, row, length, bucket_of(grouping.lengths, length)))
             else:  # of what a model answers where the mask shows nothing, padding may be a part
                 width = mask.shape[1]
-                hidden.setdefault(width, []).append(RequestRow(number, row, width, width))
+                alike.setdefault(width, []).append(RequestRow(number, row, width, width))
     made = _cut(sorted(shown, key=lambda row: row.length), grouping.rows)
-    made += [rows[i : i + grouping.rows] for rows in hidden.values() for i in range(0, len(rows), grouping.rows)]
+    made += [same[i : i + grouping.rows] for same in alike.values() for i in range(0, len(same), grouping.rows)]
     return sorted(made, key=lambda group: len(group) * group[-1].padded)
 
 
@@ -108,14 +123,16 @@ def _cut(rows: Sequence[RequestRow], most: int) -> list[list[RequestRow]]:
 
 
 def joined(
-    group: Sequence[RequestRow], feeds: Mapping[int, Feed], inputs: Sequence[TensorSpec], axis: str
+    group: Sequence[RequestRow], feeds: Mapping[int, Feed], inputs: Sequence[TensorSpec], axis: str | None
 ) -> dict[str, "np.ndarray"]:
     """Join the rows of a group to one feed, each padded to the longest's ``padded``; the mask hides what is added.
 
-    What is added is 0, or the number nearest to it that an input's range has.
+    What is added is 0, or the number nearest to it that an input's range has. Without an axis all have one shape.
     """
     import numpy as np
 
+    if axis is None:
+        return {s.name: np.stack([feeds[row.request][s.name][row.row] for row in group]) for s in inputs}
     width = max(row.padded for row in group)
     made = {}
     for spec in inputs:
@@ -138,10 +155,11 @@ class Answers:
     Args:
         feeds: the requests, by number.
         inputs / outputs: the contract, batch axis included.
+        axis: that of the lengths; None where no row is padded.
     """
 
     def __init__(
-        self, feeds: Mapping[int, Feed], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], axis: str
+        self, feeds: Mapping[int, Feed], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], axis: str | None
     ) -> None:
         self._feeds, self._inputs, self._outputs, self._axis = feeds, inputs, outputs, axis
         self._open: dict[int, dict[str, np.ndarray]] = {}
@@ -172,11 +190,13 @@ class Answers:
 
     def _shape(self, spec: TensorSpec, request: int, value: "np.ndarray") -> tuple[int, ...]:
         feed = self._feeds[request]
+        if self._axis is None:
+            return (len(next(iter(feed.values()))), *value.shape)
         width = next(feed[s.name].shape[s.dims.index(self._axis)] for s in self._inputs if self._axis in s.dims)
         own = (width if dim == self._axis else n for dim, n in zip(spec.dims[1:], value.shape, strict=True))
         return (len(next(iter(feed.values()))), *own)
 
 
-def _within(spec: TensorSpec, axis: str, length: int) -> tuple[slice, ...]:
+def _within(spec: TensorSpec, axis: str | None, length: int) -> tuple[slice, ...]:
     """Return the part of one row of a tensor that lies within a length."""
     return tuple(slice(length if dim == axis else None) for dim in spec.dims[1:])

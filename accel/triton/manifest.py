@@ -61,8 +61,8 @@ class Manifest:
         detections: the outputs that are compared as sets of rows, when there are any.
         call: how Python code calls the model that the artifact was built from (``accel.load``).
         tuned: why the instances and the batching are what they are, where they were measured.
-        grouping: how a model in the Python backend lets requests of different lengths share calls, and the proof that
-            it may; None where the model has no lengths, or ``ungrouped`` says why not.
+        grouping: how a model in the Python backend lets requests of different sizes share calls, and the proof that it
+            may; None where all requests have one shape, or ``ungrouped`` says why not.
         core: model that has the artifact, where the one that clients call forms groups of requests and has it answer
             them; None where that one has the artifact, or only renames tensors.
         states: of a stateful model, what each step of a sequence leaves for the next; clients see nothing of it.
@@ -118,9 +118,14 @@ class Manifest:
 
     @property
     def groups(self) -> bool:
-        """Whether requests of different lengths share calls."""
+        """Whether the model has a queue of its own, in which requests of different sizes find those like them."""
         in_python = self.backend == PYTHON_BACKEND or self.core is not None
         return self.grouping is not None and in_python and self.max_batch_size > 0
+
+    @property
+    def trims(self) -> bool:
+        """Whether requests of different lengths share calls, so that no client needs to pad: a mask hides padding."""
+        return self.groups and self.grouping is not None and self.grouping.mask is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ def why_not(manifest: Manifest) -> str | None:
             manifest.ungrouped
             or f"{manifest.variant} has no lengths, or was not asked whether requests may share calls"
         )
+    if manifest.grouping.mask is None:
+        return "no mask hides padding: the native backend merges requests of one shape itself"
     if manifest.backend == PYTHON_BACKEND:
         return "its model in the Python backend groups requests by length itself"
     if any(s.dtype == "bfloat16" for s in (*manifest.inputs, *manifest.outputs)):

@@ -119,16 +119,22 @@ def warmup(
         batch: the config's ``max_batch_size``; 0 where the server does not batch.
         profile: shape ranges of the artifact, for the largest batch where the model has a batch axis of its own.
         grouping: lengths that requests are padded to: each is met alone, those of the samples in a full group, too.
+            Without a mask the samples' shapes, both ways; large floats of theirs become zeros, too.
     """
     leading = {s.dims[0] if s.dims else 0 for s in inputs}
     rows_vary = len(leading) == 1 and isinstance(next(iter(leading)), str)
     largest = batch or (min(profile[s.name].max[0] for s in inputs) if rows_vary else 1)
     feeds = {name: point.inputs for name, point in points.items()}
     wanted = [("opt", 1), ("opt", largest), *((name, 1) for name in points if name != "opt")]
+    always = {"opt"}
     if grouping is not None:
-        feeds |= {f"length{n}": _of_length(feeds["opt"], inputs, grouping, n) for n in grouping.lengths}
-        batches = {n: (1, largest) if n in grouping.usual else (1,) for n in grouping.lengths}
-        wanted += [(f"length{n}", size) for n, sizes in batches.items() for size in sizes]
+        sized = {f"length{n}": {str(grouping.axis): n} for n in grouping.lengths}
+        usual = {f"length{n}" for n in grouping.usual}
+        shapes = {"x".join(["shape", *map(str, sizes.values())]): sizes for sizes in grouping.shapes or ()}
+        feeds |= {n: _of_sizes(feeds["opt"], inputs, s, grouping.mask) for n, s in (*sized.items(), *shapes.items())}
+        wanted += [(name, size) for name in sized for size in ((1, largest) if name in usual else (1,))]
+        wanted += [(name, size) for name in shapes for size in (1, largest)]
+        always |= shapes.keys()
     samples: dict[tuple[int, tuple[tuple[int, ...], ...]], Mapping[str, Any]] = {}
     files: dict[str, bytes] = {}
     for point, size in wanted:
@@ -137,7 +143,7 @@ def warmup(
         if rows_vary:
             feed = {name: np.resize(value, (rows, *value.shape[1:])) for name, value in feed.items()}
         shape = (requests, tuple(feed[s.name].shape for s in inputs))
-        if shape in samples or (point != "opt" and sum(v.nbytes for v in feed.values()) > LARGEST_FILE_BYTES):
+        if shape in samples or (point not in always and sum(v.nbytes for v in feed.values()) > LARGEST_FILE_BYTES):
             continue
         data: dict[str, Mapping[str, Any]] = {}
         for index, spec in enumerate(inputs):
@@ -154,13 +160,13 @@ def warmup(
     return Warmup(tuple(samples.values()), files)
 
 
-def _of_length(feed: Feed, inputs: tuple[TensorSpec, ...], grouping: Grouping, length: int) -> Feed:
-    """Return a feed of another length: its values repeated or cut, with a mask that shows all of them."""
+def _of_sizes(feed: Feed, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], mask: str | None) -> Feed:
+    """Return a feed with some axes of other sizes: its values repeated or cut, with a mask that shows all of them."""
     made = {}
     for spec in inputs:
         value = feed[spec.name]
-        if grouping.axis in spec.dims:
-            at = spec.dims.index(grouping.axis)
-            value = np.take(value, np.arange(length) % value.shape[at], axis=at)
-        made[spec.name] = np.ones_like(value) if spec.name == grouping.mask else value
+        for at, dim in enumerate(spec.dims):
+            if isinstance(dim, str) and dim in sizes:
+                value = np.take(value, np.arange(sizes[dim]) % value.shape[at], axis=at)
+        made[spec.name] = np.ones_like(value) if spec.name == mask else value
     return made

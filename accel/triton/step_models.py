@@ -89,9 +89,9 @@ def _tokenizer(step: Tokenize, manifest: Manifest, *, read: tuple[str, ...], who
         {
             "max_length": longest,
             "min_length": max(
-                shapes.min[1], longest if step.padding == "max_length" and (whole or not manifest.groups) else 1
+                shapes.min[1], longest if step.padding == "max_length" and (whole or not manifest.trims) else 1
             ),
-            "together": step.padding == "call" and not manifest.groups,
+            "together": step.padding == "call" and not manifest.trims,
             "pad_token": step.pad_token,
             "padding_side": step.padding_side,
             "truncation_side": step.truncation_side,

@@ -11,14 +11,16 @@ from tiny_run import convert
 from accel.core.buckets import buckets, measured_cost
 from accel.core.errors import SampleError, UsageError
 from accel.core.feeds import read_feeds
-from accel.core.values import RequestTime, ShapeRange, Target, Variant, from_json
+from accel.core.values import Measurement, RequestTime, ShapeRange, Target, Variant, from_foreign_json, from_json
 from accel.exporters import describe, traffic
 from accel.exporters.samples import make_samples
 from accel.run import group_check, points
+from accel.run.batching import worthwhile
 from accel.run.job import Job
 from accel.run.stages import Stages
 from accel.run.tasks import Described
 from accel.triton import manifest as manifests
+from accel.triton.config import parse
 from accel.triton.verify import verify
 
 FACTORY = '''
@@ -62,6 +64,19 @@ def seeing():
     torch.manual_seed(0)
     return Seeing(), list(_feeds())
 '''
+PICTURES = """
+import numpy as np
+import torch
+
+def build():
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    shapes = [(16, 16), (24, 16), (16, 24)]
+    layers = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 1, 1)
+    return torch.nn.Sequential(*layers), [
+        {"input": rng.standard_normal((1, 3, *shapes[i // 3 % 3])).astype(np.float32)} for i in range(150)
+    ]
+"""
 SHAPES = {
     "min_shape": ["input_ids:1x1,attention_mask:1x1"],
     "shape": ["input_ids:1x32,attention_mask:1x32"],
@@ -224,6 +239,35 @@ def test_recorded_lengths_are_part_of_the_samples(source, tmp_path):
 def test_a_model_that_sees_its_padding_is_refused(source, tmp_path):
     with pytest.raises(SampleError, match="answers requests otherwise when they are grouped by length than alone"):
         convert(source, tmp_path / "run", "ort", function="seeing", **SHAPES, objective=["traffic"])
+
+
+def test_pictures_of_several_sizes_are_grouped_by_shape_as_far_as_that_was_measured_to_pay(tmp_path):
+    (tmp_path / "seeing.py").write_text(PICTURES)
+    shapes = {
+        "min_shape": ["input:1x3x8x8"],
+        "shape": ["input:1x3x16x16"],
+        "max_shape": ["input:4x3x24x24"],
+        "range": [],
+    }
+    out = tmp_path / "run"
+    run = convert(tmp_path / "seeing.py", out, "openvino-fp32", **shapes, objective=["traffic"])
+    (row,) = run["variants"]
+    manifest = manifests.read(out / row["repository"])
+    sizes = {(16, 16), (24, 16), (16, 24)}
+    assert (manifest.groups, manifest.trims) == (True, False)
+    assert {tuple(shape.values()) for shape in manifest.grouping.shapes} == sizes
+    assert manifest.grouping.found["sqnr_db"] is None or manifest.grouping.found["sqnr_db"] >= 80
+    timed = [from_foreign_json(Measurement, point) for point in row["measurements"]]
+    assert {point.batch for point in timed} == {1, 4}
+    found = worthwhile(timed, scenario="traffic")
+    assert manifest.tuned == (found[1] if found else None)
+    config = parse((out / row["repository"] / manifest.models[0] / "config.pbtxt").read_text())
+    assert config.default_model_filename == "grouped.py"
+    limit = [found[0]] if found and 0 < found[0] < 4 else []
+    assert list(config.dynamic_batching.preferred_batch_size) == limit
+    assert {(n, 3, *shape) for n in (1, 4) for shape in sizes} <= {
+        (sample.batch_size, *sample.inputs["input"].dims) for sample in config.model_warmup
+    }
 
 
 def test_flags_that_contradict_each_other_are_refused(tmp_path):

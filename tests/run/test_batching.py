@@ -49,6 +49,15 @@ def test_what_no_interval_shows_is_left_as_it_is():
     assert worthwhile(points(100, 103, via="triton")) is None
 
 
+def test_groups_of_requests_are_judged_by_the_traffic():
+    measured = [*points(100, 300), *points(50, 52, 53, scenario="traffic")]
+    found = worthwhile(measured, scenario="traffic")
+    assert found is not None
+    assert found[0] == 1
+    assert "requests of their own shapes per second" in found[1]
+    assert worthwhile(points(100, 300), scenario="traffic") is None
+
+
 def test_a_batch_that_may_break_the_limit_is_not_formed():
     rows = [point(b, 100 * b, p99_ci_ms=(b, 1.2 * b)) for b in (1, 2, 4, 8)]
     found = worthwhile(rows, 5.0)

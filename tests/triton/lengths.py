@@ -88,18 +88,6 @@ def load(seed: int) -> dict[str, np.ndarray]:
 SENT = {str(i): load(i) for i in range(120)}
 
 
-def answers_alone(bert: Live) -> dict[str, dict[str, np.ndarray]]:
-    """What the artifact answers to each row alone."""
-    found = {}
-    artifact = bert._build(Variant(Target("ort", "cpu"), bert.source.profile))
-    session = targets.discover()["ort"].open(artifact, bert._files(artifact.variant), threads=1, mode="latency")
-    for name, feed in SENT.items():
-        rows = [session.run({n: v[i : i + 1] for n, v in feed.items()}) for i in range(len(feed["input_ids"]))]
-        found[name] = {s.name: np.concatenate([row[s.name] for row in rows]) for s in bert.source.outputs}
-    session.close()
-    return found
-
-
 def hold(bert: Live, single: dict[str, dict[str, np.ndarray]], found: dict[str, dict[str, np.ndarray]]) -> None:
     """Hold answers against those to each row alone; what lies behind the end of a text is 0."""
     _, gate = checked(bert, "ort")

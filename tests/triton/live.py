@@ -1,9 +1,11 @@
 """A tiny model with a real repository for each backend, built and proved once for all tests that serve it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
 
 from accel.builders import targets
 from accel.core import environments
@@ -30,6 +32,7 @@ from accel.triton.request import ClientModel, EmitRequest
 P, R = ParamSpec("P"), TypeVar("R")
 THREADS = 2
 SIZES = {"min": (1, 2), "opt": (1, 6), "max": (4, 10)}
+RANGES = {"input_ids": (0, 49), "attention_mask": (0, 1)}
 FACTORY = '''
 import numpy as np
 import torch
@@ -76,17 +79,23 @@ class Live:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, folder: Path, text: str = FACTORY, sizes: Mapping[str, tuple[int, int]] = SIZES) -> "Live":
+    def make(
+        cls,
+        folder: Path,
+        text: str = FACTORY,
+        sizes: Mapping[str, tuple[int, ...]] = SIZES,
+        inputs: Sequence[str] = tuple(RANGES),
+    ) -> "Live":
         """Describe, run and export a source in this process; ``text`` is its factory's file, ``sizes`` its shapes."""
         factory = folder / "tiny.py"
         factory.write_text(text)
-        shapes = {name: {"input_ids": shape, "attention_mask": shape} for name, shape in sizes.items()}
+        shapes = {name: dict.fromkeys(inputs, shape) for name, shape in sizes.items()}
         asked = recognise(
             f"{factory}:build",
             min_shapes=shapes["min"],
             opt_shapes=shapes["opt"],
             max_shapes=shapes["max"],
-            ranges={"input_ids": (0, 49), "attention_mask": (0, 1)},
+            ranges={name: RANGES[name] for name in inputs if name in RANGES},
         )
         samples, truth = folder / "samples", folder / "reference.npz"
         described = tasks.describe(asked, samples)
@@ -126,6 +135,18 @@ class Live:
             assert not isinstance(emitted, Skipped), emitted
             self.roots[key] = root
         return self.roots[key]
+
+    def alone(self, target: str, sent: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
+        """Return what a target answers to each row of some requests by itself, joined again by request."""
+        artifact = self._build(Variant(Target(target, "cpu"), self.source.profile))
+        session = targets.discover()[target].open(artifact, self._files(artifact.variant), threads=1, mode="latency")
+        found = {}
+        for name, feed in sent.items():
+            count = len(next(iter(feed.values())))
+            rows = [session.run({n: v[i : i + 1] for n, v in feed.items()}) for i in range(count)]
+            found[name] = {s.name: np.concatenate([row[s.name] for row in rows]) for s in self.source.outputs}
+        session.close()
+        return found
 
     def _files(self, variant: Variant) -> Path:
         return self.folder / "variants" / variant.id

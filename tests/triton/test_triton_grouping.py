@@ -14,17 +14,19 @@ from hypothesis import given, strategies
 from test_triton_python_model import drive, expected
 
 from accel.core.buckets import own_lengths
-from accel.core.values import to_json
-from accel.triton import manifest as manifests
+from accel.core.values import from_json, to_json
+from accel.triton import manifest as manifests, rescheduled
 from accel.triton.config import parse
 from accel.triton.grouping import CALL_TOKENS, Grouping, RequestRow, _cut, groups, ladder
 from accel.triton.lint import lint
 from accel.triton.python_variant import write_python_variant
 from accel.triton.reading import read_configs
+from accel.triton.settings import limit_batches
 from accel.triton.verify import verify
 
 HOW = Grouping("attention_mask", "seq", (1, 4, 8, 12), (4, 8), rows=8, compared=16, gate={"sqnr_db": 80.0})
 EMBEDDING = {"mask": "attention_mask", "grouping": HOW}
+BY_SHAPE = Grouping(None, None, (), (), rows=8, compared=16, gate={"sqnr_db": 80.0}, shapes=({"seq": 4}, {"seq": 12}))
 
 
 def request(lengths: list[int], width: int, seed: int = 1) -> dict[str, np.ndarray]:
@@ -65,6 +67,27 @@ def test_the_shortest_are_answered_first_and_none_waits_for_another_call(bench, 
     assert result["order"][:8] == list(range(1, 9)), "those of the cheaper call"
     assert {0, 10} < set(result["order"][8:])
     assert sorted(result["order"]) == list(range(12))
+
+
+def test_without_a_mask_rows_of_one_shape_share_calls_and_none_is_padded_or_trimmed(bench, tmp_path):
+    sent = [
+        request([2] * 3, 4),
+        request([12], 12, seed=2),
+        *(request([3], 4, seed=i) for i in range(3, 9)),
+        request([5], 5, seed=9),
+        request([1], 12, seed=10),
+        request([4], 4, seed=11),
+    ]
+    result, answers = drive(grouped(bench, mask=None, grouping=BY_SHAPE), tmp_path, sent)
+    assert result["errors"] == [None] * len(sent)
+    assert result["calls"] == [[1, 5], [2, 4], [2, 12], [8, 4]], (
+        "nine rows of four, in calls of eight; small calls first"
+    )
+    values = 2 * (10 * 4 + 5 + 2 * 12)
+    assert result["counted"] == {"accel_calls": 4, "accel_rows": 13, "accel_tokens": values, "accel_places": values}
+    for i, feed in enumerate(sent[:-1]):
+        for name, value in expected(feed).items():
+            np.testing.assert_array_equal(answers[f"{i}/{name}"], value, err_msg=f"{i}/{name}")
 
 
 def test_a_request_that_fails_does_not_take_those_of_its_group_along(bench, tmp_path):
@@ -179,6 +202,56 @@ def test_every_row_is_in_one_group():
         (i, r) for i, feed in sent.items() for r in range(len(feed["input_ids"]))
     ]
     assert all(len(g) <= HOW.rows and len({r.padded for r in g if r.padded > g[-1].padded}) == 0 for g in made)
+
+
+def test_without_a_mask_every_row_is_in_one_group_of_its_shape():
+    sent = {i: request([1] * (1 + i % 3), 4 + i % 2 * 8, seed=i) for i in range(20)}
+    sent[20] = dict(reversed(sent[0].items()))  # inputs in another order
+    made = groups(sent, BY_SHAPE)
+    assert sorted((r.request, r.row) for g in made for r in g) == [
+        (i, r) for i, feed in sent.items() for r in range(len(feed["input_ids"]))
+    ]
+    assert all(len({sent[r.request]["input_ids"].shape[1] for r in g}) == 1 for g in made)
+    rows = [
+        sum(1 for i, feed in sent.items() for _ in feed["input_ids"] if feed["input_ids"].shape[1] == n)
+        for n in (4, 12)
+    ]
+    assert len(made) == sum(-(-n // BY_SHAPE.rows) for n in rows)
+
+
+def test_a_manifest_of_either_form_is_read_as_it_was_written(bench):
+    lengths = {
+        "mask": "m",
+        "axis": "seq",
+        "lengths": [8],
+        "usual": [8],
+        "rows": 4,
+        "compared": 1,
+        "gate": {},
+        "found": {},
+    }
+    assert to_json(from_json(Grouping, lengths)) == lengths, "that of a model with a mask has no field for shapes"
+    assert from_json(Grouping, to_json(BY_SHAPE)) == BY_SHAPE
+    root = grouped(bench, mask=None, grouping=BY_SHAPE)
+    manifest = manifests.read(root)
+    assert (manifest.grouping, manifest.groups, manifest.trims) == (BY_SHAPE, True, False)
+    config = parse((root / "embedding/config.pbtxt").read_text())
+    assert {(1, 4), (8, 4), (1, 12), (8, 12)} <= {
+        (s.batch_size, s.inputs["input_ids"].dims[0]) for s in config.model_warmup
+    }
+    assert [f for f in (*verify(root), *lint(root, "26.05")) if f.severity == "error"] == []
+
+
+def test_where_groups_gain_nothing_each_row_is_a_call_and_the_smallest_come_first(bench, tmp_path):
+    root, out = grouped(bench, mask=None, grouping=BY_SHAPE), tmp_path / "limited"
+    rescheduled.emit(root, lambda config: limit_batches(config, 1), out, reason="as measured")
+    assert manifests.read(out).groups
+    sent = [request([12], 12), request([4], 4), request([4], 4, seed=2), request([4, 4], 4, seed=3)]
+    result, answers = drive(out, tmp_path, sent[:3])
+    assert result["calls"] == [[1, 4], [1, 4], [1, 12]]
+    np.testing.assert_array_equal(answers["0/hidden"], expected(sent[0])["hidden"])
+    result, _ = drive(out, tmp_path, [sent[3]])
+    assert result["calls"] == [[2, 4]], "a client's batch stays one"
 
 
 def test_the_ladder_has_the_ends_of_the_axis():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lengths import BERT, SENT, SIZES, answers_alone, checked, hold, hold_mixed_load, hold_one_refusal
+from lengths import BERT, SENT, SIZES, checked, hold, hold_mixed_load, hold_one_refusal
 from live import THREADS, Live
 
 import accel
@@ -96,12 +96,15 @@ def test_a_text_that_the_check_cuts_ends_as_texts_do(bert: Live):
     assert made["input_ids"].tolist() == [[7, 7, 7, 2]]
 
 
-def test_a_model_without_a_mask_has_nothing_to_group(bert: Live):
+def test_without_a_mask_only_requests_of_one_shape_share_calls(bert: Live):
     plain = replace(bert.source, mask=None)
     artifact = bert._build(Variant(Target("ort", "cpu"), bert.source.profile))
-    described = Described(plain, bert.samples)
-    found = check_groups(artifact, bert._files(artifact.variant), described, bert.folder / "samples", {}, THREADS)
-    assert found == GroupCheck()
+    given = artifact, bert._files(artifact.variant), Described(plain, bert.samples), bert.folder / "samples"
+    how = check_groups(*given, {"sqnr_db": 80.0}, THREADS).grouping
+    assert how is not None
+    assert (how.mask, how.axis, how.lengths, how.rows) == (None, None, (), 8)
+    one_length = replace(plain, inputs=tuple(replace(s, dims=("batch", 32)) for s in plain.inputs))
+    assert check_groups(*given[:2], Described(one_length, bert.samples), given[3], {}, THREADS) == GroupCheck()
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +123,8 @@ def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 @pytest.fixture(scope="module")
 def single(bert: Live) -> dict[str, dict[str, np.ndarray]]:
-    return answers_alone(bert)
+    """What the artifact answers to each row alone."""
+    return bert.alone("ort", SENT)
 
 
 def test_many_requests_in_process_are_answered_as_the_single_ones(

@@ -17,7 +17,6 @@ from lengths import (
     BERT,
     SENT,
     SIZES,
-    answers_alone,
     asked,
     checked,
     hold,
@@ -51,7 +50,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Live:
 
 @pytest.fixture(scope="module")
 def single(bert: Live) -> dict[str, dict[str, np.ndarray]]:
-    return answers_alone(bert)
+    return bert.alone("ort", SENT)
 
 
 @pytest.fixture(scope="module")

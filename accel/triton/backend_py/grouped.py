@@ -1,11 +1,11 @@
-"""Serves one accel artifact in Triton's Python backend, requests of different lengths together.
+"""Serves one accel artifact in Triton's Python backend, requests of different sizes together.
 
 ``model.py`` beside it, with two differences. ``allow_ragged_batch`` lets the server hand over what waits whatever its
-length; that is trimmed by its mask, grouped by length and answered in the client's shape (``accel.triton.grouping``).
-And what is handed over waits here, not in the server: ``execute`` returns at once, a thread answers, and so a group is
-made of all that wait. All that is taken at once is answered before anything that came later, the short ones first, so
-that a long one waits for what came with it and no longer. Beyond ``HELD`` rows the server's own queue, with its limits,
-holds the rest.
+shape; that is trimmed by its mask and grouped by length, or grouped by shape where there is no mask, and answered in
+the client's shape (``accel.triton.grouping``). And what is handed over waits here, not in the server: ``execute``
+returns at once, a thread answers, and so a group is made of all that wait. All that is taken at once is answered before
+anything that came later, the short ones first, so that a long one waits for what came with it and no longer. Beyond
+``HELD`` rows the server's own queue, with its limits, holds the rest.
 
 Source: python_backend pull request 364 (24.06), response senders of models that are not decoupled; core,
 src/dynamic_batch_scheduler.cc: inputs without ``allow_ragged_batch`` close a batch where the shape changes.
@@ -29,9 +29,9 @@ HELD = 256
 
 
 COUNTERS = {
-    "accel_calls": "Calls of the model, each on requests of similar length",
+    "accel_calls": "Calls of the model, each on requests of similar length or of one shape",
     "accel_rows": "Rows in these calls",
-    "accel_tokens": "Positions of these rows that their masks show, or that lie between such",
+    "accel_tokens": "Positions of these rows that masks show, or that lie between such; without a mask their values",
     "accel_places": "Positions in these calls, with padding",
 }
 """Counters at the server's ``/metrics``: rows per call, and the share of padding, 1 - tokens / places."""
@@ -126,8 +126,8 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
                 found = dict(answers.take(group, outputs()))
             except Exception:  # noqa: BLE001  whatever a runtime raises is the answer to the request that caused it
                 found = {row.request: self.alone(feeds[row.request]) for row in group if row.request in taken}
-            for number, outputs in found.items():
-                answer(number, outputs)
+            for number, complete in found.items():
+                answer(number, complete)
 
     def started(self, groups, feeds):  # type: ignore[no-untyped-def]
         """Yield groups, each with what returns its outputs when it is called: here one call of the session."""
