@@ -16,6 +16,7 @@ from accel.core.processing import CustomStep, File, Labels, Picture, Pipeline, P
 from accel.core.values import TensorSpec, TritonModel
 from accel.triton import ensemble, manifest as manifests
 from accel.triton.config import parse
+from accel.triton.grouping import Grouping
 from accel.triton.verify import verify
 
 OWN = """
@@ -214,6 +215,21 @@ def test_a_sequence_is_never_longer_than_what_was_proved(bench, text):
         step = json.loads((bench.root(artifact) / "embedding_tokenizer/1/step.json").read_text())["options"]
         assert (step["max_length"], step["min_length"]) == expected
         assert step["together"] is (padding == "call")
+
+
+@pytest.mark.parametrize(
+    ("mask", "together", "shortest"), [("attention_mask", False, 1), (None, True, 12)], ids=["mask", "no mask"]
+)
+def test_texts_are_padded_as_asked_unless_a_mask_lets_the_model_trim_them(bench, text, mask, together, shortest):
+    axis, lengths = ("seq", (8, 12)) if mask else (None, ())
+    for padding in ("call", "max_length"):
+        artifact = bench.artifact("python")
+        bench.emit(artifact, mask=mask, grouping=Grouping(mask, axis, lengths, lengths, rows=8))
+        pipeline = replace(text, pre=replace(text.pre, max_length=12, padding=padding))
+        ensemble.add(bench.root(artifact), pipeline)
+        step = json.loads((bench.root(artifact) / "embedding_tokenizer/1/step.json").read_text())["options"]
+        assert step["together"] is (together and padding == "call")
+        assert step["min_length"] == (shortest if padding == "max_length" else 1)
 
 
 def test_the_launch_script_names_the_packages_of_the_steps(bench, text, own):
