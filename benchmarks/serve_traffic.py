@@ -1,4 +1,4 @@
-"""Real sentences through real servers: padded to one length, joined in order of arrival, grouped by length.
+"""Real requests through real servers: padded to one length, joined in order of arrival, grouped by length or shape.
 
     accel convert minilm --targets torch,openvino-fp32 --bench none -o runs/minilm
     python benchmarks/serve_traffic.py runs/minilm --variant openvino-fp32@cpu [--rounds 7] [--seconds 2.5] [--out FILE]
@@ -18,6 +18,17 @@ load, in an order drawn anew for each round:
     grouped   clients do not pad; the repository as accel emits it (docs/traffic.md)
     trimmed   as ``grouped``, by clients that pad to the typical length: the server trims by the mask
 
+Of a model without a mask (pictures of several sizes, sound) nothing is padded, and there is no sweep:
+
+    accel convert pp-ocr-det --targets openvino-fp32 --bench none -o runs/det   # benchmarks/utterances.py: sound
+    python benchmarks/serve_traffic.py runs/det --variant openvino-fp32@cpu --out docs/benchmarks/serve_pictures.json
+
+    single    the server has no dynamic batching: each request is a call
+    limited   it has, and batches of one: what accel emits where larger batches gain nothing
+    merged    the server's own dynamic batching: requests of one shape that come one after another share a call
+    queued    the model's own queue, as ``grouped``, and each request is a call: the smallest first
+    grouped   the repository as accel emits it: all that wait are grouped by shape
+
 Answers are held against those of the same artifact in process to each sentence alone, at its own length: a share of
 them while they come. Run it on a quiet machine: with two cores and two loads the sweep takes 24 windows and 12 starts,
 a round at most 18 windows; 7 rounds of 2.5 s some 12 minutes in all.
@@ -30,6 +41,7 @@ import shutil
 import statistics
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,7 +53,7 @@ from traffic import opened
 
 from accel.bench import stability
 from accel.bench.expected import Expected
-from accel.bench.load import Generator, Load, Window
+from accel.bench.load import END, Generator, Load, Window
 from accel.bench.served import by_length
 from accel.builders import targets
 from accel.core import document, hardware
@@ -101,8 +113,12 @@ def by_arrival(grouped: Path, out: Path) -> Path:
     return out
 
 
-def fixed(emitted: Path, out: Path, how: Settings, rows: int) -> Path:
-    """Write the repository that answers requests in the shape they have, of at most ``rows`` rows."""
+def fixed(emitted: Path, out: Path, how: Settings, rows: int, *, warm: tuple[str, ...] = ("opt",)) -> Path:
+    """Write the repository that answers requests in the shape they have, of at most ``rows`` rows.
+
+    Args:
+        warm: how the names of the warm-up samples that it keeps begin.
+    """
     shutil.copytree(emitted, out)
     file = out / manifests.read(emitted).models[0] / "config.pbtxt"
     config = configs.parse(file.read_text())
@@ -110,7 +126,7 @@ def fixed(emitted: Path, out: Path, how: Settings, rows: int) -> Path:
     config.max_batch_size = rows
     for spec in config.input:
         spec.ClearField("allow_ragged_batch")
-    kept = [s for s in config.model_warmup if s.name.startswith("opt") and s.batch_size <= rows]
+    kept = [s for s in config.model_warmup if s.name.startswith(warm) and s.batch_size <= rows]
     del config.model_warmup[:]
     config.model_warmup.extend(kept)
     settings.apply(config, how, cpu_threads=hardware.cpu_threads())
@@ -169,7 +185,8 @@ class Clients:
         self.source, self.requests = opened(run)
         self._run, self._slots, self._alone = run, slots, dict[str, list[dict[str, np.ndarray]]]()
         self.lengths = [traffic.length_of(self.source, request) for request in self.requests]
-        self.typical = extents(self.source.inputs, self.source.profile)[str(traffic.length_axis(self.source))].opt
+        axes = extents(self.source.inputs, self.source.profile)
+        self.typical = axes[str(traffic.length_axis(self.source))].opt if self.source.mask else 0
 
     def expected(self, way: Way) -> tuple[Expected, list[dict[str, np.ndarray]]]:
         """Return what is sent, and what must be answered."""
@@ -178,11 +195,13 @@ class Clients:
             record = next(v for v in document.read(self._run).variants if v.id == way.variant)
             folder = (self._run / "variants" / way.variant).resolve()
             self._alone[way.variant] = answers(record.to_artifact(), folder, self.requests)
-        least = max(self.typical, *self.lengths) if way.padded else 0
-        sizes = [max(least, n) for n in self.lengths]
-        feeds = [widened(source, r, source.inputs, n) for r, n in zip(self.requests, sizes, strict=True)]
-        truth = [widened(source, a, source.outputs, n) for a, n in zip(self._alone[way.variant], sizes, strict=True)]
-        mask_dims = next(tuple(map(str, s.dims)) for s in source.inputs if s.name == source.mask)
+        feeds, truth = self.requests, self._alone[way.variant]
+        if source.mask is not None:
+            least = max(self.typical, *self.lengths) if way.padded else 0
+            sizes = [max(least, n) for n in self.lengths]
+            feeds = [widened(source, r, source.inputs, n) for r, n in zip(feeds, sizes, strict=True)]
+            truth = [widened(source, a, source.outputs, n) for a, n in zip(truth, sizes, strict=True)]
+        mask_dims = next((tuple(map(str, s.dims)) for s in source.inputs if s.name == source.mask), ())
         contract = manifests.read(way.root).inputs
         return Expected(truth, source.outputs, {}, source.mask, mask_dims), [fit_inputs(f, contract) for f in feeds]
 
@@ -202,10 +221,12 @@ def looked(generator: Generator, clients: int, settle_s: float, seconds: float) 
     window = generator.window(seconds)
     generator.stop()
     p50, p99 = (stability.percentile(window.latency_ms, q) for q in (50, 99))
+    moments = [window.begin_ns, *sorted(window.answered[:, END]), window.end_ns]
     return window, {
         "per_s": len(window.answered) / window.seconds,
         "p50_ms": p50,
         "p99_ms": p99,
+        "longest_pause_s": float(np.diff(moments).max()) / 1e9,
         "client_cpu_s": window.cpu_s / window.seconds,
         "failures": generator.failures,
     }
@@ -228,6 +249,47 @@ def sweep(
     return found
 
 
+def ways_by_length(
+    run: Path,
+    variant: str,
+    eager: str,
+    grouped: Path,
+    rows: int,
+    clients: Clients,
+    loads: Sequence[int],
+    seconds: float,
+) -> tuple[list[Way], dict[str, dict[int, dict[str, Any]]]]:
+    """Return the ways to serve a model with a mask, those of the sweep that take part among them, and the sweep."""
+    scratch = grouped.parent
+    tried = [
+        Way(f"fixed, {how}", fixed(grouped, scratch / f"fixed{number}", how, rows), True, variant)
+        for number, how in enumerate(sweep_settings(hardware.cpu_threads(), rows))
+    ]
+    swept = sweep(clients, tried, loads, seconds, scratch)
+    made = [way for way in tried if way.name in finalists(swept)]
+    if eager:
+        source_itself = written(run, eager, scratch / "eager")
+        merged = min(8, rows)
+        for name, how in {
+            "eager, no merging": Settings(batching=False),
+            f"eager, batches of {merged}": Settings(preferred=(merged,)),
+        }.items():
+            root = scratch / name.replace(" ", "_").replace(",", "")
+            made.append(Way(name, fixed(source_itself, root, how, rows), True, eager))
+    made.append(Way("arrival", by_arrival(grouped, scratch / "arrival"), False, variant))
+    return [*made, Way("grouped", grouped, False, variant), Way("trimmed", grouped, True, variant)], swept
+
+
+def ways_by_shape(variant: str, grouped: Path, rows: int) -> list[Way]:
+    """Return the ways to serve a model without a mask; all meet the same shapes before their server is ready."""
+    ways = {"single": Settings(batching=False), "limited": Settings(preferred=(1,)), "merged": Settings()}
+    roots = {n: fixed(grouped, grouped.parent / n, how, rows, warm=("opt", "shape")) for n, how in ways.items()}
+    queued = shutil.copytree(grouped, grouped.parent / "queued")
+    settings.rewrite(queued, lambda config: settings.limit_batches(config, 1))
+    roots |= {"queued": queued, "grouped": grouped}
+    return [Way(name, root, False, variant) for name, root in roots.items()]
+
+
 def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds: int, seconds: float) -> dict[str, Any]:
     """Put every way under every load, round after round, and return all windows' figures."""
     clients = Clients(run, max(concurrency))
@@ -239,23 +301,12 @@ def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds:
         promised = manifests.read(grouped)
         if (grouping := promised.grouping) is None:
             raise SystemExit(f"{variant} is not grouped: {promised.ungrouped}")
-        tried = [
-            Way(f"fixed, {how}", fixed(grouped, scratch / f"fixed{number}", how, grouping.rows), True, variant)
-            for number, how in enumerate(sweep_settings(hardware.cpu_threads(), grouping.rows))
-        ]
-        swept = sweep(clients, tried, concurrency, seconds, scratch)
-        made = [way for way in tried if way.name in finalists(swept)]
-        if eager:
-            source_itself = written(run, eager, scratch / "eager")
-            merged = min(8, grouping.rows)
-            for name, how in {
-                "eager, no merging": Settings(batching=False),
-                f"eager, batches of {merged}": Settings(preferred=(merged,)),
-            }.items():
-                root = scratch / name.replace(" ", "_").replace(",", "")
-                made.append(Way(name, fixed(source_itself, root, how, grouping.rows), True, eager))
-        made.append(Way("arrival", by_arrival(grouped, scratch / "arrival"), False, variant))
-        made += [Way("grouped", grouped, False, variant), Way("trimmed", grouped, True, variant)]
+        swept: dict[str, dict[int, dict[str, Any]]] = {}
+        if grouping.mask is None:
+            made = ways_by_shape(variant, grouped, grouping.rows)
+        else:
+            given = run, variant, eager, grouped, grouping.rows, clients
+            made, swept = ways_by_length(*given, concurrency, seconds)
         running: dict[Path, Any] = {}
         generators: dict[str, Generator] = {}
         for way in made:
@@ -282,6 +333,8 @@ def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds:
             verdict = expected.judge(feeds, generators[way.name].worst()[1])
             worst[way.name] = {row.name: row.sqnr_db for row in verdict.outputs}
     lengths = clients.lengths
+    what = "tokens" if clients.source.mask else "values"
+    shapes = Counter("x".join(map(str, next(iter(r.values())).shape[1:])) for r in clients.requests)
     return {
         "run": run.name,
         "model": clients.source.name,
@@ -289,10 +342,17 @@ def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds:
         "variant": variant,
         "eager": eager or None,
         "requests": len(lengths),
-        "tokens": {"mean": statistics.mean(lengths), "median": statistics.median(lengths), "longest": max(lengths)},
-        "lengths": grouping.lengths,
+        what: {"mean": statistics.mean(lengths), "median": statistics.median(lengths), "longest": max(lengths)},
+        **({"lengths": grouping.lengths} if clients.source.mask else {"shapes": shapes, "rows": grouping.rows}),
         "sweep": swept,
         "rounds": rows,
+        "p99_ms": {
+            way: {
+                n: stability.percentile(np.concatenate([window.latency_ms for window in found]), 99)
+                for n, found in loads.items()
+            }
+            for way, loads in windows.items()
+        },
         "by_length": {
             way: {n: by_length(found, lengths) for n, found in loads.items()} for way, loads in windows.items()
         },
@@ -303,15 +363,21 @@ def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds:
 def show(found: Mapping[str, Any]) -> None:
     """Print requests per second and p99 of each way, and what grouping gains over the others."""
     for n in next(iter(found["rounds"].values())):
-        print(f"\n{found['model']} {found['variant']}, {n} at a time, {found['tokens']['mean']:.1f} tokens on average")
+        kind = (
+            f"{found['tokens']['mean']:.1f} tokens on average"
+            if "tokens" in found
+            else f"{len(found['shapes'])} shapes"
+        )
+        print(f"\n{found['model']} {found['variant']}, {n} at a time, {kind}")
         own = [1 / r["per_s"] for r in found["rounds"]["grouped"][n]]
         for way, loads in found["rounds"].items():
             per_s = statistics.median(r["per_s"] for r in loads[n])
-            tails = [r["p99_ms"] for r in loads[n] if r["p99_ms"] is not None]
+            tail = found["p99_ms"][way][n]
+            pause = statistics.median(r["longest_pause_s"] for r in loads[n])
             ratio = stability.ratio_interval([1 / r["per_s"] for r in loads[n]], own) if len(own) > 1 else None
             gain = f"grouped is {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}] times" if ratio else ""
-            p99 = f"{statistics.median(tails):8.1f}" if tails else "       —"
-            print(f"  {way:<48} {per_s:8.1f} /s   p99 {p99} ms   {gain}")
+            p99 = f"{tail:8.1f}" if tail is not None else "       —"
+            print(f"  {way:<48} {per_s:8.1f} /s   p99 {p99} ms   longest pause {pause:.2f} s   {gain}")
 
 
 def medians(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -355,7 +421,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--variant", default="openvino-int8@cpu", help="id of what is served")
-    parser.add_argument("--eager", default="torch@cpu", help="the source itself, of the same run; '' leaves it out")
+    parser.add_argument("--eager", help="the source itself, of the same run; '' leaves it out  [default: torch@cpu]")
     parser.add_argument("--concurrency", default="16,64", help="clients at a time, separated by commas")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.5)
@@ -368,10 +434,13 @@ def main() -> None:
     if asked.run is None:
         parser.error("a run's folder is missing")
     ids = {v.id for v in document.read(asked.run).variants if v.status == "ok"}
-    if missing := {asked.variant, asked.eager} - ids - {""}:
+    eager = asked.eager
+    if eager is None:
+        eager = "torch@cpu" if opened(asked.run)[0].mask else ""
+    if missing := {asked.variant, eager} - ids - {""}:
         parser.error(f"{asked.run} has no {' and no '.join(sorted(missing))} that passed")
     levels = [int(n) for n in asked.concurrency.split(",")]
-    found = measure(asked.run, asked.variant, asked.eager, levels, asked.rounds, asked.seconds)
+    found = measure(asked.run, asked.variant, eager, levels, asked.rounds, asked.seconds)
     show(found)
     row = {"hardware": hardware.detect().id, "threads": hardware.cpu_threads(), **found}
     same = ("hardware", "model", "variant")
