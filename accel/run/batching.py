@@ -10,6 +10,8 @@ WORTH = 0.10
 
 
 Scenario = Literal["throughput", "traffic"]
+UNSHOWN = 1, "requests of one shape do not share calls: no measurement shows that they carry more together"
+"""What follows for groups of one shape where ``worthwhile`` finds nothing."""
 CARRIED = {"throughput": "items per second", "traffic": "requests of their own shapes per second"}
 
 

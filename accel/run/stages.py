@@ -42,7 +42,7 @@ from accel.exporters.axes import extents, with_fixed
 from accel.exporters.processing_files import resolve_processing_files
 from accel.exporters.request import SourceRequest
 from accel.graph.arithmetic import Arithmetic
-from accel.run import group_check, kits, store, tasks
+from accel.run import batching, group_check, kits, store, tasks
 from accel.run.group_check import GroupCheck, check_groups
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import NarrowedModel
@@ -652,7 +652,7 @@ class Stages:
         Args:
             found: items of the largest batch that is formed (0 leaves the limit that clients have), and the reason;
                 None where nothing was found.
-            by_shape: the same for a repository that groups requests of one shape.
+            by_shape: the same for a repository that groups requests of one shape; None: each is a call of its own.
         """
         repository, root = emitted.value.repository, emitted.folder / REPOSITORY
         if repository is None or not repository.batches:
@@ -660,7 +660,7 @@ class Stages:
         manifest = manifests.read(root)
         if manifest.trims:
             return emitted  # its calls are cut by what the lengths of the requests cost, not by one shape's figures
-        if (chosen := by_shape if manifest.groups else found) is None:
+        if (chosen := by_shape or batching.UNSHOWN if manifest.groups else found) is None:
             return emitted
         largest, reason = chosen
         asked = changes.parse(manifest.overrides)

@@ -15,7 +15,7 @@ from accel.core.values import Measurement, RequestTime, ShapeRange, Target, Vari
 from accel.exporters import describe, traffic
 from accel.exporters.samples import make_samples
 from accel.run import group_check, points
-from accel.run.batching import worthwhile
+from accel.run.batching import UNSHOWN, worthwhile
 from accel.run.job import Job
 from accel.run.stages import Stages
 from accel.run.tasks import Described
@@ -259,11 +259,11 @@ def test_pictures_of_several_sizes_are_grouped_by_shape_as_far_as_that_was_measu
     assert manifest.grouping.found["sqnr_db"] is None or manifest.grouping.found["sqnr_db"] >= 80
     timed = [from_foreign_json(Measurement, point) for point in row["measurements"]]
     assert {point.batch for point in timed} == {1, 4}
-    found = worthwhile(timed, scenario="traffic")
-    assert manifest.tuned == (found[1] if found else None)
+    found = worthwhile(timed, scenario="traffic") or UNSHOWN
+    assert manifest.tuned == found[1]
     config = parse((out / row["repository"] / manifest.models[0] / "config.pbtxt").read_text())
     assert config.default_model_filename == "grouped.py"
-    limit = [found[0]] if found and 0 < found[0] < 4 else []
+    limit = [found[0]] if 0 < found[0] < 4 else []
     assert list(config.dynamic_batching.preferred_batch_size) == limit
     assert {(n, 3, *shape) for n in (1, 4) for shape in sizes} <= {
         (sample.batch_size, *sample.inputs["input"].dims) for sample in config.model_warmup
