@@ -11,6 +11,7 @@ from live import THREADS, Live
 from test_triton_grouping_served import counters
 
 import accel
+from accel.builders import targets
 from accel.core import environments
 from accel.core.errors import InputError
 from accel.core.values import Target, Variant
@@ -77,6 +78,28 @@ def test_one_whose_scale_is_taken_over_all_rows_may_not(detector: Live):
     found = checked(detector, "ort-int8-dynamic", {"sqnr_db": 40.0})
     assert found.grouping is None
     assert str(found.why_not).startswith("its answers depend on the other rows of a call: ")
+
+
+def test_an_output_as_large_as_the_call_makes_it_is_refused(detector: Live, monkeypatch: pytest.MonkeyPatch):
+    """As where rows of boxes are filled up to the most that any picture of the call has."""
+    builder = targets.discover()["ort"]
+    opened = builder.open
+
+    def filled(*args: Any, **how: Any) -> Any:
+        session = opened(*args, **how)
+        run = session.run
+
+        def answer(feed: Any) -> dict[str, np.ndarray]:
+            found = run(feed)
+            return found | {"score": np.pad(found["score"], [(0, 0), (0, len(feed["x"]) - 1)])}
+
+        session.run = answer
+        return session
+
+    monkeypatch.setattr(type(builder), "open", lambda self, *args, **how: filled(*args, **how))
+    found = checked(detector, "ort", GATE)
+    assert found.grouping is None
+    assert "score" in str(found.why_not)
 
 
 @pytest.fixture(scope="module")
