@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lengths import counters
 from live import THREADS, Live
-from test_triton_grouping_served import counters
 
 import accel
 from accel.builders import targets
