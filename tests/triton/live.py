@@ -1,11 +1,13 @@
 """A tiny model with a real repository for each backend, built and proved once for all tests that serve it."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+import pytest
 
 from accel.builders import targets
 from accel.core import environments
@@ -65,6 +67,21 @@ def build():
         for n in rng.integers(2, 10, 400)
     ]
 '''
+
+
+def answer_with(
+    patch: pytest.MonkeyPatch, target: str, answer: Callable[[Callable[[Any], dict[str, np.ndarray]], Any], Any]
+) -> None:
+    """Let a target's sessions answer what ``answer(run, feed)`` makes of their own ``run`` and a feed."""
+    kind = type(targets.discover()[target])
+    opened = kind.open
+
+    def open_(self: Any, *args: Any, **how: Any) -> Any:
+        session = opened(self, *args, **how)
+        session.run = functools.partial(answer, session.run)
+        return session
+
+    patch.setattr(kind, "open", open_)
 
 
 @dataclass

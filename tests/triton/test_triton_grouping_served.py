@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lengths import BERT, SENT, SIZES, checked, hold, hold_mixed_load, hold_one_refusal
-from live import THREADS, Live
+from live import THREADS, Live, answer_with
 
 import accel
 from accel.builders import targets
@@ -49,16 +49,10 @@ def test_one_whose_scale_is_taken_over_all_rows_may_not(bert: Live):
 
 
 def test_a_mask_that_hides_nothing_is_found(bert: Live, monkeypatch: pytest.MonkeyPatch):
-    builder = targets.discover()["ort"]
-    opened = builder.open
+    def blind(run: Any, feed: Any) -> Any:
+        return run(feed | {"attention_mask": np.ones_like(feed["attention_mask"])})
 
-    def blind(*args: Any, **how: Any) -> Any:
-        session = opened(*args, **how)
-        run = session.run
-        session.run = lambda feed: run(feed | {"attention_mask": np.ones_like(feed["attention_mask"])})
-        return session
-
-    monkeypatch.setattr(type(builder), "open", lambda self, *args, **how: blind(*args, **how))
+    answer_with(monkeypatch, "ort", blind)
     found, _ = checked(bert, "ort")
     assert found.grouping is None
     assert "depend on padding" in str(found.why_not)
@@ -68,21 +62,13 @@ def test_rows_that_the_check_makes_and_the_model_refuses_cost_the_groups_alone(
     bert: Live, monkeypatch: pytest.MonkeyPatch
 ):
     """A classifier that reads the state of the last token of each text runs no text that was cut in front of it."""
-    opened = targets.discover()["ort"].open
 
-    def strict(*args: Any, **how: Any) -> Any:
-        session = opened(*args, **how)
-        run = session.run
+    def strict(run: Any, feed: Any) -> Any:
+        if feed["input_ids"].shape[1] == 16:
+            raise StageError("indices element out of data bounds")
+        return run(feed)
 
-        def refuse(feed: Any) -> Any:
-            if feed["input_ids"].shape[1] == 16:
-                raise StageError("indices element out of data bounds")
-            return run(feed)
-
-        session.run = refuse
-        return session
-
-    monkeypatch.setattr(type(targets.discover()["ort"]), "open", lambda self, *args, **how: strict(*args, **how))
+    answer_with(monkeypatch, "ort", strict)
     found, _ = checked(bert, "ort")
     assert found.grouping is None
     assert "does not run each row of the samples alone and in groups: indices element" in str(found.why_not)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from lengths import counters
-from live import THREADS, Live
+from live import THREADS, Live, answer_with
 
 import accel
-from accel.builders import targets
 from accel.core import environments
 from accel.core.errors import InputError
 from accel.core.values import Target, Variant
@@ -82,21 +81,12 @@ def test_one_whose_scale_is_taken_over_all_rows_may_not(detector: Live):
 
 def test_an_output_as_large_as_the_call_makes_it_is_refused(detector: Live, monkeypatch: pytest.MonkeyPatch):
     """As where rows of boxes are filled up to the most that any picture of the call has."""
-    builder = targets.discover()["ort"]
-    opened = builder.open
 
-    def filled(*args: Any, **how: Any) -> Any:
-        session = opened(*args, **how)
-        run = session.run
+    def filled(run: Any, feed: Any) -> dict[str, np.ndarray]:
+        found = run(feed)
+        return found | {"score": np.pad(found["score"], [(0, 0), (0, len(feed["x"]) - 1)])}
 
-        def answer(feed: Any) -> dict[str, np.ndarray]:
-            found = run(feed)
-            return found | {"score": np.pad(found["score"], [(0, 0), (0, len(feed["x"]) - 1)])}
-
-        session.run = answer
-        return session
-
-    monkeypatch.setattr(type(builder), "open", lambda self, *args, **how: filled(*args, **how))
+    answer_with(monkeypatch, "ort", filled)
     found = checked(detector, "ort", GATE)
     assert found.grouping is None
     assert "score" in str(found.why_not)
