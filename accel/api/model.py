@@ -125,10 +125,11 @@ class Model(contextlib.AbstractContextManager["Model"]):
         return {name: found[name].astype(dtype, copy=False) for name, dtype in self._dtypes} if self._dtypes else found
 
     def run_all(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-        """Run on many requests of different lengths, in as few calls and with as little padding as that takes.
+        """Run on many requests of different sizes, in as few calls and with as little padding as that takes.
 
         Rows are trimmed by the mask, and those of similar length share a call, where the proof says that padding and
-        neighbours change no answer (docs/traffic.md); else each request is a call of its own.
+        neighbours change no answer (docs/traffic.md); without a mask those of one shape do. Else each request is a call
+        of its own.
 
         Args:
             requests: arrays by input name, batch axis included.

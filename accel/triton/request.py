@@ -56,7 +56,7 @@ class EmitRequest:
         release: Triton release to emit for.
         model_version: its version folder.
         parity: what the gate found in process; a served answer is held against it. None where only a server can run it.
-        grouping: how requests of different lengths may share calls, where the Python backend serves them; ``ungrouped``
+        grouping: how requests of different sizes may share calls, where the Python backend serves them; ``ungrouped``
             says why they may not.
         python: serve it through the Python backend, whatever backend the builder would choose.
         overrides: what the user changes in the config, as the text of a partial ``config.pbtxt`` (``overrides``).
