@@ -24,7 +24,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,21 +158,34 @@ def timed(session: Session, feeds: Sequence[Feed]) -> tuple[float, float]:
     return (time.perf_counter_ns() - start) / 1e9, (time.process_time_ns() - begun) / 1e9
 
 
-def least_sqnr_db(session: Session, packed: Session, requests: Sequence[Feed], calls: Sequence[Call]) -> float:
-    """Return the least SQNR (dB) of a sentence's packed outputs against those alone.
+def answered(
+    session: Session, mask: str, requests: Sequence[Feed], calls: Sequence[Call]
+) -> Iterator[tuple[int, Feed]]:
+    """Yield each sentence's own outputs, out of packed rows or of groups."""
+    for members, feed in calls:
+        outputs = session.run(feed)
+        if "segments" in feed:
+            yield from zip(members, unpacked(feed, outputs), strict=True)
+            continue
+        width = feed[mask].shape[1]
+        for row, index in enumerate(members):
+            own = requests[index][mask].shape[1]
+            yield index, {n: v[row : row + 1, :own] if v.shape[1] == width else v[[row]] for n, v in outputs.items()}
 
-    Formula: 10 log10(sum (alone - mean)² / sum (alone - packed)²) over a sentence's values, the mean that of each
+
+def least_sqnr_db(alone: Sequence[Feed], answers: Iterable[tuple[int, Feed]]) -> float:
+    """Return the least SQNR (dB) of a sentence's outputs against those alone.
+
+    Formula: 10 log10(sum (alone - mean)² / sum (alone - answer)²) over a sentence's values, the mean that of each
     channel over all sentences.
     """
-    alone = [session.run(feed) for feed in requests]
     means = {n: np.concatenate([a[n].reshape(-1, a[n].shape[-1]) for a in alone]).mean(axis=0) for n in alone[0]}
     least = float("inf")
-    for members, feed in calls:
-        for index, found in zip(members, unpacked(feed, packed.run(feed)), strict=True):
-            for name, mean in means.items():
-                truth = alone[index][name].astype(np.float64)
-                noise = float(np.square(truth - found[name]).sum())
-                least = min(least, 10 * np.log10(float(np.square(truth - mean).sum()) / max(noise, 1e-30)))
+    for index, found in answers:
+        for name, mean in means.items():
+            truth = alone[index][name].astype(np.float64)
+            noise = float(np.square(truth - found[name]).sum())
+            least = min(least, 10 * np.log10(float(np.square(truth - mean).sum()) / max(noise, 1e-30)))
     return float(least)
 
 
@@ -195,7 +208,11 @@ def of_variant(
         changed = packed_artifact(run, artifact, folder, found.mask, out)
         session = builder.open(artifact, folder, threads=THREADS, mode="latency")
         packed = builder.open(changed, out, threads=THREADS, mode="latency")
-        sqnr_db = least_sqnr_db(session, packed, requests, packed_calls(requests, found.mask, 128, 1024, len(requests)))
+        alone = [session.run(feed) for feed in requests]
+        in_rows = packed_calls(requests, found.mask, 128, 1024, len(requests))
+        in_groups = group_calls(requests, artifact.built.inputs, found, groups.WINDOW, CALL_TOKENS[0])
+        sqnr_db = least_sqnr_db(alone, answered(packed, found.mask, requests, in_rows))
+        groups_db = least_sqnr_db(alone, answered(session, found.mask, requests, in_groups))
         if record.artifact and record.artifact.precision == "fp32" and sqnr_db < LEAST_DB:
             raise InputError(f"{record.id}: a sentence has {sqnr_db:.1f} dB in packed rows, expected {LEAST_DB:.0f}")
         asked = Asked(requests, found, artifact.built.inputs)
@@ -234,6 +251,7 @@ def of_variant(
         "places": places,
         "calls": {way: len(made) for way, (_, made) in ways.items()},
         "least_sqnr_db": sqnr_db,
+        "groups_least_sqnr_db": groups_db,
         "fusions": {"groups": artifact.built.facts.get("fusions", {}), "packed": changed.built.facts["fusions"]},
         "tried_s": tried,
         "seconds": passes_s,
@@ -248,7 +266,8 @@ def of_variant(
 def show(model: str, row: Mapping[str, Any]) -> None:
     """Print sentences per second of each way, and packed rows over groups."""
     print(
-        f"{model} {row['variant']}: {row['sentences']} sentences, {row['tokens']} tokens, {row['least_sqnr_db']:.1f} dB"
+        f"{model} {row['variant']}: {row['sentences']} sentences, {row['tokens']} tokens, "
+        f"{row['least_sqnr_db']:.1f} dB packed, {row['groups_least_sqnr_db']:.1f} dB in groups"
     )
     for way, taken in row["seconds"].items():
         best = min(row["tried_s"][way], key=row["tried_s"][way].__getitem__)
@@ -265,10 +284,10 @@ def main() -> None:
     parser.add_argument("--variants", default="", help="ids, separated by commas  [default: all that passed]")
     parser.add_argument("--most", type=int, default=256, help="sentences, at even distances of the samples")
     parser.add_argument(
-        "--seconds", type=float, default=25, help="time of a variant's rounds, choice of settings included"
+        "--seconds", type=float, default=20, help="time of a variant's rounds, choice of settings included"
     )
     parser.add_argument(
-        "--pass-seconds", type=float, default=0.8, help="of a variant that takes longer, fewer sentences"
+        "--pass-seconds", type=float, default=0.4, help="of a variant that takes longer, fewer sentences"
     )
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/packing.json"))
     asked = parser.parse_args()
