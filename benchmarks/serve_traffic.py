@@ -68,6 +68,8 @@ from accel.triton.servers.hosts import EMBEDDED_RELEASE
 from accel.triton.settings import Settings
 
 SETTLE_S, WARM_S = 0.4, 1.5
+ANSWERS = 2
+"""Answers of a window for each client at least: a few batches of sixteen say little of a slow way."""
 SHARE = 0.02
 FINALISTS = 2
 """Configurations of the sweep that take part in the rounds, at each load: one window may mistake the best."""
@@ -215,10 +217,10 @@ class Clients:
 
 
 def looked(generator: Generator, clients: int, settle_s: float, seconds: float) -> tuple[Window, dict[str, Any]]:
-    """Put a server under load, and return a window and its figures."""
+    """Put a server under load, and return a window and its figures; it lasts until each client had two answers."""
     generator.start(Load(concurrency=clients))
     generator.window(settle_s, least=1)
-    window = generator.window(seconds)
+    window = generator.window(seconds, least=ANSWERS * clients)
     generator.stop()
     p50, p99 = (stability.percentile(window.latency_ms, q) for q in (50, 99))
     moments = [window.begin_ns, *sorted(window.answered[:, END]), window.end_ns]
