@@ -163,12 +163,12 @@ def _print_server(running: Any, native: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({**asdict(endpoint), "models": models, "twins": python, "log": str(running.log)}))
         return
+    for notice in running.notices:  # before the lines that a caller may wait for and then stop it
+        typer.echo(f"notice: {notice}", err=True)
     typer.echo(f"gRPC     {endpoint.grpc}\nHTTP     {endpoint.http}\nmetrics  http://{endpoint.metrics}/metrics")
     typer.echo(f"models   {', '.join(models)}")
     for model in python:
         typer.echo(f"{model}: served by the Python-backend variant of {native}")
-    for notice in running.notices:
-        typer.echo(f"notice: {notice}", err=True)
     typer.echo(f"Triton {endpoint.release} ({endpoint.via}); log: {running.log}; Ctrl-C stops it", err=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tiny_run import convert
 
 from accel.core.values import Measurement, from_foreign_json, sha256_file
-from accel.run.batching import worthwhile
+from accel.run.batching import UNSHOWN, worthwhile
 from accel.triton import manifest as manifests
 from accel.triton.config import parse
 from accel.triton.verify import verify
@@ -116,7 +116,8 @@ def test_a_repository_merges_what_was_measured_to_pay_and_its_manifest_says_why(
             continue
         root = out / v["repository"]
         manifest = manifests.read(root)
-        found = worthwhile([from_foreign_json(Measurement, m) for m in v["measurements"]])
+        by_shape = UNSHOWN if manifest.groups and not manifest.trims else None
+        found = worthwhile([from_foreign_json(Measurement, m) for m in v["measurements"]]) or by_shape
         merges = manifest.max_batch_size > 1
         assert manifest.tuned == (found[1] if found and merges else None)
         config = parse((root / manifests.holder(root, manifest)[0] / "config.pbtxt").read_text())

@@ -11,7 +11,6 @@ from lengths import BERT, SENT, SIZES, checked, hold, hold_mixed_load, hold_one_
 from live import THREADS, Live, answer_with
 
 import accel
-from accel.builders import targets
 from accel.core import environments
 from accel.core.errors import StageError
 from accel.core.values import Target, Variant
