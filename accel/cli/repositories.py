@@ -110,8 +110,7 @@ def run_server(
     )
     with started as running, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it, from the first line on
         native = manifest.read(repository).backend if running.python_models else ""
-        _print_server(running, native, as_json)
-        server.wait(running)
+        server.wait(running, lambda: _print_server(running, native, as_json))
 
 
 def lint(

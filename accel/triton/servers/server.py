@@ -264,14 +264,18 @@ def fresh_log() -> Path:
     return temporary.folder("log-") / "server.log"
 
 
-def wait(server: Server) -> None:
+def wait(server: Server, ready: Callable[[], None]) -> None:
     """Return when the user interrupts this process (Ctrl-C, SIGTERM).
+
+    Args:
+        ready: says that the server answers; a signal that follows at once is waited for already.
 
     Raises:
         StageError: the server ended by itself.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        ready()
         while server.alive():
             time.sleep(10 * LOOK_S)
     except KeyboardInterrupt:
