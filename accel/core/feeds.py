@@ -103,6 +103,20 @@ def fixed_parts(
         yield part
 
 
+def resized(
+    feed: Feed, specs: Collection[TensorSpec], sizes: Mapping[str, int], mask: str | None
+) -> dict[str, np.ndarray]:
+    """Repeat or cut a feed's values to other sizes of axes, by their names; a mask then shows all of them."""
+    made = {}
+    for spec in specs:
+        value = feed[spec.name]
+        for at, dim in enumerate(spec.dims):
+            if isinstance(dim, str) and dim in sizes:
+                value = np.take(value, np.arange(sizes[dim]) % value.shape[at], axis=at)
+        made[spec.name] = np.ones_like(value) if spec.name == mask else value
+    return made
+
+
 def write_feeds(path: Path, feeds: Mapping[str, Feed]) -> None:
     """Write feeds to ``path`` under keys ``<index>/<input>``; the file appears whole or not at all."""
     with replacing(path) as new, zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as archive:

@@ -15,7 +15,7 @@ import numpy as np
 
 from accel.core.buckets import bucket_of, buckets
 from accel.core.errors import SampleError, UsageError
-from accel.core.feeds import Feed
+from accel.core.feeds import Feed, resized
 from accel.core.recorded import Recorded
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import batch_axis, batches, cut, extents, given_sizes, hidden_axes, sizes_of
@@ -143,7 +143,7 @@ def _requests(source: ModelSource, items: Items, recorded: Sequence[Recorded] | 
     drawn = []
     for sizes in (every[i] for i in _even(len(every))):
         nearest = min(range(len(own)), key=lambda i: sum(abs(have[i][name] - n) for name, n in sizes.items()))
-        drawn.append(resized(source, own[nearest], sizes))
+        drawn.append(resized(own[nearest], source.inputs, sizes, source.mask))
     return drawn
 
 
@@ -201,18 +201,6 @@ def held(source: ModelSource, length: int, *, step: int = STEP) -> int:
     extent = extents(source.inputs, source.profile)[str(length_axis(source))]
     step = math.lcm(step, extent.multiple)
     return min(extent.max, max(extent.min, -(-length // step) * step))
-
-
-def resized(source: ModelSource, item: Feed, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Repeat or cut a request's values to other sizes of its axes, with a mask that shows all of them."""
-    made = {}
-    for spec in source.inputs:
-        value = item[spec.name]
-        for at, dim in enumerate(spec.dims):
-            if dim in sizes:
-                value = np.take(value, np.arange(sizes[str(dim)]) % value.shape[at], axis=at)
-        made[spec.name] = np.ones_like(value) if spec.name == source.mask else value
-    return made
 
 
 def length_of(source: ModelSource, item: Feed) -> int:

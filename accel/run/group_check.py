@@ -19,7 +19,7 @@ import numpy as np
 from accel.builders import Session, targets
 from accel.core.buckets import buckets, measured_cost, own_lengths
 from accel.core.errors import StageError
-from accel.core.feeds import Feed, read_feeds
+from accel.core.feeds import Feed, read_feeds, resized
 from accel.core.values import Artifact, ModelSource, Parity, RequestTime
 from accel.exporters import traffic, verdict
 from accel.exporters.axes import batch_axis, extents, hidden_axes, points, sizes_of
@@ -200,7 +200,7 @@ def _rows_of_shapes(source: ModelSource, gate: Path, grouping: Grouping) -> list
     for sizes in wanted:
         nearest = sorted(items, key=lambda item: any(sizes_of(source.inputs, item)[n] != k for n, k in sizes.items()))
         for item in nearest[: max(2, ROWS // len(wanted))]:
-            made = traffic.resized(source, item, sizes)
+            made = resized(item, source.inputs, sizes, source.mask)
             chosen.append({s.name: ended(made[s.name], s) for s in source.inputs})
     return chosen
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from accel.core.dtypes import datatype
 from accel.core.errors import InputError, SampleError
-from accel.core.feeds import Feed, fit_inputs, read_feeds
+from accel.core.feeds import Feed, fit_inputs, read_feeds, resized
 from accel.core.values import Profile, TensorSpec
 from accel.triton.grouping import Grouping
 
@@ -131,7 +131,7 @@ def warmup(
         sized = {f"length{n}": {str(grouping.axis): n} for n in grouping.lengths}
         usual = {f"length{n}" for n in grouping.usual}
         shapes = {"x".join(["shape", *map(str, sizes.values())]): sizes for sizes in grouping.shapes or ()}
-        feeds |= {n: _of_sizes(feeds["opt"], inputs, s, grouping.mask) for n, s in (*sized.items(), *shapes.items())}
+        feeds |= {n: resized(feeds["opt"], inputs, s, grouping.mask) for n, s in (*sized.items(), *shapes.items())}
         wanted += [(name, size) for name in sized for size in ((1, largest) if name in usual else (1,))]
         wanted += [(name, size) for name in shapes for size in (1, largest)]
         always |= shapes.keys()
@@ -158,15 +158,3 @@ def warmup(
         label = f"{point}_batch{size}" if rows_vary else point
         samples[shape] = {"name": label, "batch_size": requests, "count": 1, "inputs": data}
     return Warmup(tuple(samples.values()), files)
-
-
-def _of_sizes(feed: Feed, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], mask: str | None) -> Feed:
-    """Return a feed with some axes of other sizes: its values repeated or cut, with a mask that shows all of them."""
-    made = {}
-    for spec in inputs:
-        value = feed[spec.name]
-        for at, dim in enumerate(spec.dims):
-            if isinstance(dim, str) and dim in sizes:
-                value = np.take(value, np.arange(sizes[dim]) % value.shape[at], axis=at)
-        made[spec.name] = np.ones_like(value) if spec.name == mask else value
-    return made
