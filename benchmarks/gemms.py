@@ -25,7 +25,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from accel.bench.stability import ratio_interval
-from accel.builders.to_openvino import HINTS
+from accel.builders.to_openvino import compile_settings
 from accel.core import document, hardware
 
 ROUNDS, ROUND_S, WARM_S = 24, 0.5, 2.0
@@ -107,9 +107,7 @@ def main() -> None:
     whole = core.read_model(asked.run / "variants" / variant.id / artifact.built.entry)
     if whole.is_dynamic():
         whole.reshape({name: dims.opt for name, dims in variant.shapes.items()})
-    words: dict[str, Any] = {"INFERENCE_NUM_THREADS": hardware.cpu_threads(), "PERFORMANCE_HINT": "LATENCY"}
-    if hint := HINTS.get(variant.target):
-        words["INFERENCE_PRECISION_HINT"] = hint
+    words = compile_settings(variant.target, hardware.cpu_threads(), "latency")
     compiled = core.compile_model(whole, "CPU", words)
     wanted = gemms(compiled)
     bare_model = alone(wanted)

@@ -24,7 +24,7 @@ import psutil
 from traffic import opened
 
 from accel.bench.stability import ratio_interval
-from accel.builders.to_openvino import HINTS
+from accel.builders.to_openvino import compile_settings
 from accel.core import document, hardware
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource
@@ -35,17 +35,13 @@ ROUND_S, BATCHES = 0.3, (1, 8)
 Shapes = dict[str, list[int]]
 
 
-def compiled(path: Path, hint: str | None, shapes: Shapes | None = None) -> tuple[ov.CompiledModel, float, float]:
+def compiled(path: Path, target: str, shapes: Shapes | None = None) -> tuple[ov.CompiledModel, float, float]:
     """Compile an IR, of these shapes where they are given; seconds and MiB that it took come with it."""
     core, process = ov.Core(), psutil.Process()
     model = core.read_model(path)
     if shapes is not None:
         model.reshape(shapes)
-    settings: dict[str, Any] = {
-        "INFERENCE_NUM_THREADS": hardware.cpu_threads(),
-        "PERFORMANCE_HINT": "LATENCY",
-        **({"INFERENCE_PRECISION_HINT": hint} if hint else {}),
-    }
+    settings = compile_settings(target, hardware.cpu_threads(), "latency")
     before, start = process.memory_info().rss, time.perf_counter()
     made = core.compile_model(model, "CPU", settings)
     return made, time.perf_counter() - start, (process.memory_info().rss - before) / 2**20
@@ -82,17 +78,16 @@ def of_run(run: Path, variant: str, rounds: int) -> dict[str, Any]:
         raise SystemExit(f"{variant} of {run} is not grouped by length")
     record = next(v for v in document.read(run).variants if v.id == variant)
     path = (run / "variants" / variant / str(record.to_artifact().built.entry)).resolve()
-    hint = HINTS.get(record.target)
     feeds = feeds_of(source, requests, grouping.usual or grouping.lengths)
-    shared, _, shared_mib = compiled(path, hint)
+    shared, _, shared_mib = compiled(path, record.target)
     of_length: dict[int, tuple[ov.CompiledModel, float, float]] = {}
     runs: dict[str, dict[str, Callable[[], Any]]] = {}
     rows: dict[str, Any] = {}
     for name, feed in feeds.items():
         length = int(name.partition("x")[2])
         if length not in of_length:
-            of_length[length] = compiled(path, hint, {n: [-1, *value.shape[1:]] for n, value in feed.items()})
-        own, seconds, mib = compiled(path, hint, {n: list(value.shape) for n, value in feed.items()})
+            of_length[length] = compiled(path, record.target, {n: [-1, *value.shape[1:]] for n, value in feed.items()})
+        own, seconds, mib = compiled(path, record.target, {n: list(value.shape) for n, value in feed.items()})
         made = {"dynamic": shared, "length": of_length[length][0], "static": own}
         ways = {way: model.create_infer_request() for way, model in made.items()}
         runs[name] = {way: lambda request=request, feed=feed: request.infer(feed) for way, request in ways.items()}

@@ -81,6 +81,13 @@ def import_openvino() -> Any:
     return openvino
 
 
+def compile_settings(target: str, threads: int, mode: Mode) -> dict[str, Any]:
+    """Return what an IR of a target is compiled with for this CPU."""
+    hint = HINTS.get(target)
+    precision = {} if hint is None else {"INFERENCE_PRECISION_HINT": hint}
+    return {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": mode.upper(), **precision}
+
+
 RUNTIME = Runtime("OpenVINO", ("#0072b2", "#4ba8e0"))
 
 
@@ -200,16 +207,15 @@ class OpenVinoBuilder(Builder):
         """
         demand(missing_gpu(artifact.variant.target) or missing("openvino"))
         ov = import_openvino()
-        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": mode.upper()}
-        hint = HINTS.get(artifact.variant.target.name)
-        if hint is not None:
-            settings["INFERENCE_PRECISION_HINT"] = hint
+        target = artifact.variant.target.name
+        settings = compile_settings(target, threads, mode)
         try:
             compiled = ov.Core().compile_model(folder / artifact.built.entry, "CPU", settings)
         except RuntimeError as error:
             raise StageError(f"OpenVINO could not load {artifact.built.entry}: {error}") from error
         slots = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")) if mode == "throughput" else 1
         session = OpenVinoSession(artifact.built.inputs, artifact.built.outputs, compiled, slots=slots)
+        hint = HINTS.get(target)
         if hint is not None and session.float_precision() != SHORT[hint]:
             raise StageError(f"asked OpenVINO for {hint} and it computes in {session.float_precision()} on this CPU")
         return session
