@@ -69,7 +69,7 @@ from accel.triton.settings import Settings
 
 SETTLE_S, WARM_S = 0.4, 1.5
 ANSWERS = 2
-"""Answers of a window for each client at least: a few batches of sixteen say little of a slow way."""
+"""Answers of a window at least, times the clients: a few batches of sixteen say little of a slow way."""
 SHARE = 0.02
 FINALISTS = 2
 """Configurations of the sweep that take part in the rounds, at each load: one window may mistake the best."""
@@ -217,7 +217,7 @@ class Clients:
 
 
 def looked(generator: Generator, clients: int, settle_s: float, seconds: float) -> tuple[Window, dict[str, Any]]:
-    """Put a server under load, and return a window and its figures; it lasts until each client had two answers."""
+    """Put a server under load, and return a window and its figures; it lasts until ``ANSWERS`` a client have come."""
     generator.start(Load(concurrency=clients))
     generator.window(settle_s, least=1)
     window = generator.window(seconds, least=ANSWERS * clients)
