@@ -406,6 +406,7 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
         figure.add_bar(name=way, x=list(heaviest), y=gains, text=told, textposition="outside")
     figure.update_layout(
         template="plotly_white",
+        height=400,
         title="Requests per second as served, over the best configuration that pads every text to 128",
         yaxis_title="times",
         legend={"orientation": "h", "y": -0.12},
@@ -413,7 +414,7 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     )
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch, "page.html")
-        figure.write_html(page, include_plotlyjs=True)
+        figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
         command = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=900,420"]
         waits = ["--virtual-time-budget=5000", f"--screenshot={out.resolve()}", page.as_uri()]
         subprocess.run([*command, *waits], check=True, capture_output=True)
