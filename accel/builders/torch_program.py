@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.export.passes import move_to_device_pass
 
 from accel.builders import Mode, Session
 from accel.builders.torch_device import SLOTS, TorchDeviceSession, failure, use_cuda
@@ -174,19 +175,22 @@ def _export(request: BuildRequest, precision: Precision, device: torch.device) -
             fix="choose targets that start from ONNX: ort, openvino",
         )
     inner = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    traced: torch.nn.Module = (module if inner is None else _narrowed(module, inner)).to(device)
+    traced: torch.nn.Module = module if inner is None else _narrowed(module, inner)
     shapes = from_torch.trace_shapes(source, request.variant.profile)
     try:
         with torch.no_grad(), from_torch.whole_recurrent_layers():
-            return torch.export.export(
+            # Traced on the CPU for any device: a kernel's own needs would become limits of the shapes. On CUDA the
+            # padding of an attention mask ties the sequence's length to multiples of 8.
+            program = torch.export.export(
                 traced,
-                tuple(t.to(device) for t in from_torch.example_inputs(source, shapes)),
+                tuple(from_torch.example_inputs(source, shapes)),
                 dynamic_shapes=from_torch.dynamic_shapes(source, request.variant.profile),
             )
     except AccelError:
         raise
     except Exception as error:
         raise from_torch.unexportable(f"torch.export could not trace {source.name}", error) from error
+    return program if device.type == "cpu" else move_to_device_pass(program, str(device))
 
 
 def _narrowed(module: "Positional", inner: torch.dtype) -> torch.nn.Module:
