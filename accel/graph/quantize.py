@@ -8,7 +8,7 @@ file; each choice is a small graph beside it that refers to them. That is what l
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -179,6 +179,10 @@ def prepare(
     now = [p for p in qdq.products(model) if p.node in outputs]
     if lost := sorted(set(outputs) - {p.node for p in now}):
         raise StageError(f"product {lost[0]!r} lost its constant weight on the way to {base}")
+    # Beside a node that stays in FP32 a product reads the cast of what it read, and what was measured holds of that.
+    before = {p.node: p.activation for p in found}
+    recipes = {p.activation: recipes[before[p.node]] for p in now}
+    ranges = {p.activation: replace(ranges[before[p.node]], tensor=p.activation) for p in now if ranges}
     qdq.add_constants(model, now, recipes, measured.file_types(path), scheme)
     ready = folder / "base.onnx"
     passes.save(model, ready, data=f"{ready.name}.data" if scheme.folded else None)

@@ -109,6 +109,39 @@ def test_the_rest_is_half_where_asked(small_bert, tmp_path):
     assert unmasked_db(path, tmp_path / "emulated.onnx", made) > 30
 
 
+def test_a_product_behind_a_node_left_in_fp32_keeps_the_scale_of_what_it_reads(tmp_path):
+    """Half precision writes a cast between the two: MiniLM's second normalisation sums squares beyond FP16."""
+    random = np.random.default_rng(0)
+    weights = {n: random.standard_normal((16, 16)).astype(np.float32) / 4 for n in ("w", "w2")}
+    path = save(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("MatMul", ["x", "w"], ["first"], "first_product"),
+            helper.make_node("Mul", ["first", "hundred"], ["wide"], "widen"),
+            helper.make_node("LayerNormalization", ["wide", "ones", "zeros"], ["even"], "norm"),
+            helper.make_node("MatMul", ["even", "w2"], ["y"], "second_product"),
+        ],
+        {
+            **weights,
+            "hundred": np.array(100.0, np.float32),
+            "ones": np.ones(16, np.float32),
+            "zeros": np.zeros(16, np.float32),
+        },
+        inputs={"x": (FLOAT, ["batch", 16])},
+        outputs={"y": (FLOAT, ["batch", 16])},
+    )
+    out = tmp_path / "int8.onnx"
+    report = quantize.for_tensorrt(path, out, to="int8", feeds=feeds(), base="fp16", method="minmax", threads=1)
+    assert "norm" in {kept.node for kept in report["half"]["kept"]}
+    assert report["quantised"] == 2
+    read = {n.input[0] for n in onnx.load(out).graph.node if n.op_type == "QuantizeLinear"}
+    assert {r.tensor for r in report["ranges"]} <= read
+    assert "even" not in {r.tensor for r in report["ranges"]}
+    assert not errors(out)
+    fp16.emulate(out, tmp_path / "emulated.onnx")
+    assert sqnr_db(answers(path, feeds()[0])[0], answers(tmp_path / "emulated.onnx", feeds()[0])[0]) > 30
+
+
 def test_kept_products_stay_as_they_are(small_bert, tmp_path):
     path, made = small_bert
     names = [p.node for p in qdq.products(qdq.load(path))]
