@@ -35,7 +35,7 @@ class CardWatch:
     def __init__(self, card: Card) -> None:
         self._card = card
         self._busy = card.sample().utilization or 0.0
-        self._others = card.processes()
+        self._others: int | None = None
         self._loaded: set[str] = set()
         self._held: dict[str, _CardRecord] = {}
         self._rounds: dict[tuple[str, str], list[GpuTrace]] = {}
@@ -64,8 +64,8 @@ class CardWatch:
         with self._card.watching() as watched:
             yield
         self._rounds.setdefault((id, point), []).append(watched)
-        if self._others is not None and (now := self._card.processes()) is not None:
-            self._others = max(self._others, now - len(self._loaded))
+        if (now := self._card.processes()) is not None:  # not sooner: NVML lists the dead of an earlier session a while
+            self._others = max(self._others or 0, now - len(self._loaded))
         if before is not None and (used := watched.values("used_mib")):
             grown = held.now + max(used) - before
             held.peak = grown if held.peak is None else max(held.peak, grown)

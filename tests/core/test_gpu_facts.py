@@ -23,6 +23,7 @@ card, watch = open_card(), watch_card(["cpu", "cuda"])
 if card is None:
     print(json.dumps({"card": None, "watch": watch}))
     raise SystemExit
+card.processes()
 with watch.loading("a"):
     time.sleep(0.06)
 for _ in range(2):
@@ -69,7 +70,7 @@ def test_a_quiet_card_tells_everything(driver):
 
 
 def test_whatever_disturbed_is_in_the_warnings(driver):
-    use = from_json(GpuUse, ask(driver, STUB_OTHERS="2", STUB_REASONS=str(0x4 | 0x40 | 0x1))["use"])
+    use = from_json(GpuUse, ask(driver, STUB_OTHERS="2", STUB_JOINED="1", STUB_REASONS=str(0x4 | 0x40 | 0x1))["use"])
     assert use.others == 2
     assert use.held_down == ("power cap", "hardware thermal slowdown")
     assert use.warnings == (
@@ -83,6 +84,11 @@ def test_whatever_disturbed_is_in_the_warnings(driver):
 def test_a_process_that_comes_later_counts_and_the_measured_one_does_not(driver):
     assert from_json(GpuUse, ask(driver, STUB_JOINED="1")["use"]).others == 0
     assert from_json(GpuUse, ask(driver, STUB_JOINED="3")["use"]).others == 2
+
+
+def test_a_process_of_an_earlier_session_that_is_still_listed_does_not_count(driver):
+    """Seen on an H200: the session of throughput found the process that the one of latency had just ended."""
+    assert from_json(GpuUse, ask(driver, STUB_LEFT="1", STUB_JOINED="1")["use"]).others == 0
 
 
 def test_what_a_card_does_not_tell_is_none(driver):

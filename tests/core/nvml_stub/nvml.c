@@ -1,6 +1,6 @@
 /* Stands in for the driver's NVML, so that the real binding can be asked without one. What it says comes from the
-   environment: STUB_OTHERS processes at start, STUB_JOINED from the second question on, STUB_REASONS a bit field,
-   STUB_BUSY per cent, STUB_POOR any value: a card that tells neither power, energy nor clocks. */
+   environment: STUB_OTHERS processes, to which STUB_JOINED come after the first question and STUB_LEFT were at that one
+   alone, STUB_REASONS a bit field, STUB_BUSY per cent, STUB_POOR any value: a card that tells neither power, energy nor clocks. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -64,12 +64,12 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *rea
   return SUCCESS;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *found) {
-  unsigned running = number("STUB_OTHERS") + (found == 0 && asked++ ? number("STUB_JOINED") : 0);
-  if (found == 0) {
-    *count = running;
+  if (found == 0)
+    asked++;
+  unsigned running = number("STUB_OTHERS") + number(asked > 1 ? "STUB_JOINED" : "STUB_LEFT");
+  *count = running;
+  if (found == 0)
     return running ? INSUFFICIENT_SIZE : SUCCESS;
-  }
-  *count = number("STUB_OTHERS") + (asked > 1 ? number("STUB_JOINED") : 0);
   memset(found, 0, *count * sizeof(Process));
   return SUCCESS;
 }
