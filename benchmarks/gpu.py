@@ -1,10 +1,10 @@
 """Print the figures that the GPU targets are held to, from real runs on one GPU; keep them as JSON.
 
-    .venv/bin/python benchmarks/gpu.py [--model bert] [--runs runs] [--out docs/benchmarks/gpu.json]
+    .venv/bin/python benchmarks/gpu.py [--model bert] [--targets LIST] [--runs runs] [--out docs/benchmarks/gpu.json]
 
 A cold run over every GPU target and the CPU baseline; then, for the targets of the bars, accel's session against the
 same library driven by hand on the same files, in turn, in processes of their own. ``--device cpu`` runs the same lines
-on a CPU over the CPU targets, to see that they work: its figures are no bars.
+on a CPU over the CPU targets, to see that they work: its figures are no bars. Further options go to `accel convert`.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,10 @@ serve(call)
 """
 
 
-def convert(model: str, folder: Path, device: str) -> tuple[RunDocument, float]:
-    """Convert a zoo model from nothing over every target of the device and the CPU baseline; also says how long, s."""
+def convert(model: str, folder: Path, wanted: str, further: Sequence[str]) -> tuple[RunDocument, float]:
+    """Convert a zoo model from nothing over some targets; also says how long it took, in seconds."""
     shutil.rmtree(folder, ignore_errors=True)
-    wanted = "gpu,torch@cpu" if device == "cuda" else ",".join(f"{name}@cpu" for name in DRIVEN["cpu"])
-    words = ["convert", model, "--targets", wanted, "--triton-release", "26.05", "-o", str(folder), "--quiet"]
+    words = ["convert", model, "--targets", wanted, "--triton-release", "26.05", "-o", str(folder), "--quiet", *further]
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "accel", *words], check=False)
     if done.returncode not in (0, 1):
@@ -237,28 +237,37 @@ def machine(run: RunDocument) -> dict[str, Any]:
     }
 
 
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Keep what is known so far: a machine with a GPU may be gone before the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="bert")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--targets", help="by default every target of the GPU and the CPU baseline")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/gpu.json"))
-    given = parser.parse_args()
+    given, further = parser.parse_known_args()
     if given.device == "cuda" and (trouble := hardware.gpu_trouble()):
         print(trouble, file=sys.stderr)
         raise SystemExit(3)
     folder = given.runs / f"{given.model}-{given.device}-benchmark"
-    run, wall_s = convert(given.model, folder, given.device)
+    every = "gpu,torch@cpu" if given.device == "cuda" else ",".join(f"{name}@cpu" for name in DRIVEN["cpu"])
+    run, wall_s = convert(given.model, folder, given.targets or every, further)
     found = {**machine(run), "model": given.model, "device": given.device, **summary(run, given.device)}
-    found |= {"wall_s": wall_s, "by_hand": {}}
+    found |= {"options": further, "wall_s": wall_s, "by_hand": {}}
+    write(given.out, found)
     for name in DRIVEN[given.device]:
         id = f"{name}@{given.device}"
-        if found["variants"][id]["latency"] is not None:
+        if found["variants"].get(id, {}).get("latency") is not None:
             found["by_hand"][id] = by_hand(folder, id, given.device)
+            write(given.out, found)
     rows = bars(found) if given.device == "cuda" else []
     found["bars"] = [{"bar": bar, "found": value, "holds": holds} for bar, value, holds in rows]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+    write(given.out, found)
     for id, variant in found["variants"].items():
         latency = variant["latency"]
         print(f"{id:24} {variant['status']:12} {latency['p50_ms'] if latency else '':>10}  {variant['reason'] or ''}")
