@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -34,6 +35,15 @@ from accel.core.values import TaskSpan, from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
+_CRASH = re.compile(
+    r"\(most recent call first\):\n  File \"(?P<path>[^\"\n]+)\", line (?P<line>\d+) in (?P<function>\S+)\n"
+    r"(?:  File .*\n)*\n*(?:Extension modules: .*\n*)?\Z"
+)
+"""The last thing in the log of a process that crashed: the stack of its thread, by ``faulthandler``."""
+_FAULTS = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
+"""Exit codes of the signals for which faulthandler writes a stack."""
+_MODULES = "Extension modules: "
+"""Begins faulthandler's list of what was loaded: a hundred names that say nothing."""
 FULL_BYTES = 1 << 16
 """A disk with less than this left is full: a process that died there died of it."""
 LOOK_S = 1.0
@@ -357,16 +367,25 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             return WorkerDied(cause, fix=FULL_FIX, log=str(self.log))
         if _sandbox is not None and code > sandbox.ENDED_BY_SIGNAL:
             code = sandbox.ENDED_BY_SIGNAL - code
-        cause = how_it_ended(code)
-        return WorkerDied(f"the process of {task} {cause}{self._tail()}", log=str(self.log))
+        return WorkerDied(
+            f"the process of {task} {how_it_ended(code)}{self._place(code)}{self._tail()}", log=str(self.log)
+        )
 
     def _fullest(self) -> tuple[int, Path]:
         """Return the least space left in a folder that the child writes to (bytes), and that folder."""
         folders = (folder for folder in (self.log.parent, Path(tempfile.gettempdir())) if folder.is_dir())
         return min((shutil.disk_usage(folder).free, folder) for folder in folders)
 
+    def _place(self, code: int) -> str:
+        """Return where a crash was, as ``faulthandler`` wrote it at the end of the log; empty where it did not."""
+        if code not in _FAULTS or (found := _CRASH.search(self.log.read_text(errors="replace"))) is None:
+            return ""
+        path = found["path"].rpartition("/site-packages/")[2]
+        return f" in {found['function']} ({path}, line {found['line']})"
+
     def _tail(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = [text for text in self.log.read_text(errors="replace").splitlines() if not text.startswith(_MODULES)]
+        lines = lines[-LOG_TAIL_LINES:]
         return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
 
 

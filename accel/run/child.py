@@ -4,6 +4,7 @@ It ends itself when the parent disappears. ``accel.core.processes`` is the paren
 """
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -29,6 +30,7 @@ def child() -> None:
         os.dup2(nothing.fileno(), 0)  # nor may a prompt or a compiler eat a request
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("900")  # rather this variant than the run
+    faulthandler.enable(all_threads=False)  # a library's crash says where: the parent reads it off the log
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(incoming, requests), daemon=True).start()
 

@@ -108,6 +108,20 @@ def test_a_signal_is_named(tasks_file, how):
         run("die", tasks_file, how=int(how))
 
 
+def test_a_crash_says_where_it_was_and_not_what_was_loaded(tasks_file):
+    with pytest.raises(WorkerDied, match=r"SIGSEGV in die \(.*tasks.*\.py, line \d+\)") as caught:
+        run("die", tasks_file, how=int(signal.SIGSEGV))
+    assert "Extension modules" not in caught.value.message
+
+
+def test_a_crash_of_an_earlier_process_is_not_told_of_a_later_one(tasks_file):
+    with pytest.raises(WorkerDied):
+        run("die", tasks_file, how=int(signal.SIGSEGV))
+    with pytest.raises(WorkerDied) as caught:
+        run("leave", tasks_file, code=3)
+    assert " in die (" not in caught.value.message
+
+
 def test_a_kill_hints_at_memory(tasks_file):
     with pytest.raises(WorkerDied, match="memory runs out"):
         run("die", tasks_file, how=9)
