@@ -80,6 +80,11 @@ class StageError(AccelError):
         self.log = log
 
 
+END_OF_LOG = "; the end of its log:"
+"""Parts the reason of ``WorkerDied`` from the last lines of the process's log, each indented by ``LOG_INDENT``."""
+LOG_INDENT = "    "
+
+
 class WorkerDied(StageError):
     """The process of a stage crashed, was killed, or ran past its time limit."""
 

@@ -29,21 +29,19 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from accel.core import environments, errors, sandbox, temporary
-from accel.core.errors import AccelError, OutputError, StageError, WorkerDied
+from accel.core.errors import END_OF_LOG, LOG_INDENT, AccelError, OutputError, StageError, WorkerDied
 from accel.core.files import FULL_FIX, writing
 from accel.core.values import TaskSpan, from_json, to_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
 _CRASH = re.compile(
-    r"\(most recent call first\):\n  File \"(?P<path>[^\"\n]+)\", line (?P<line>\d+) in (?P<function>\S+)\n"
-    r"(?:  File .*\n)*\n*(?:Extension modules: .*\n*)?\Z"
+    r"Fatal Python error: .*\n\n.*\(most recent call first\):\n  File \"(?P<path>[^\"\n]+)\", line (?P<line>\d+) in "
+    r"(?P<function>\S+)\n(?:  File .*\n)*\n*(?:Extension modules: .*\n*)?\Z"
 )
-"""The last thing in the log of a process that crashed: the stack of its thread, by ``faulthandler``."""
+"""What ends the log of a process that crashed, by ``faulthandler``: its stack, and a list of what was loaded."""
 _FAULTS = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
-"""Exit codes of the signals for which faulthandler writes a stack."""
-_MODULES = "Extension modules: "
-"""Begins faulthandler's list of what was loaded: a hundred names that say nothing."""
+"""Exit codes of the signals for which faulthandler writes."""
 FULL_BYTES = 1 << 16
 """A disk with less than this left is full: a process that died there died of it."""
 LOOK_S = 1.0
@@ -367,26 +365,21 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             return WorkerDied(cause, fix=FULL_FIX, log=str(self.log))
         if _sandbox is not None and code > sandbox.ENDED_BY_SIGNAL:
             code = sandbox.ENDED_BY_SIGNAL - code
-        return WorkerDied(
-            f"the process of {task} {how_it_ended(code)}{self._place(code)}{self._tail()}", log=str(self.log)
-        )
+        return WorkerDied(f"the process of {task} {how_it_ended(code)}{self._tail(code)}", log=str(self.log))
 
     def _fullest(self) -> tuple[int, Path]:
         """Return the least space left in a folder that the child writes to (bytes), and that folder."""
         folders = (folder for folder in (self.log.parent, Path(tempfile.gettempdir())) if folder.is_dir())
         return min((shutil.disk_usage(folder).free, folder) for folder in folders)
 
-    def _place(self, code: int) -> str:
-        """Return where a crash was, as ``faulthandler`` wrote it at the end of the log; empty where it did not."""
-        if code not in _FAULTS or (found := _CRASH.search(self.log.read_text(errors="replace"))) is None:
-            return ""
-        path = found["path"].rpartition("/site-packages/")[2]
-        return f" in {found['function']} ({path}, line {found['line']})"
-
-    def _tail(self) -> str:
-        lines = [text for text in self.log.read_text(errors="replace").splitlines() if not text.startswith(_MODULES)]
-        lines = lines[-LOG_TAIL_LINES:]
-        return "; the end of its log:\n    " + "\n    ".join(lines) if lines else ""
+    def _tail(self, code: int = 0) -> str:
+        """Return where a crash was, if the process crashed, and the last lines of what it printed itself."""
+        text, place = self.log.read_text(errors="replace"), ""
+        if code in _FAULTS and (found := _CRASH.search(text)):
+            path = found["path"].rpartition("/site-packages/")[2]
+            text, place = text[: found.start()], f" in {found['function']} ({path}, line {found['line']})"
+        lines = text.splitlines()[-LOG_TAIL_LINES:]
+        return place + (END_OF_LOG if lines else "") + "".join(f"\n{LOG_INDENT}{line}" for line in lines)
 
 
 def shorten(log: Path) -> None:

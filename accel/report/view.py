@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from accel.core.document import RunDocument, VariantRecord
+from accel.core.errors import END_OF_LOG, LOG_INDENT
 from accel.core.values import LAYERS, PYTHON_BACKEND, Decision, Measurement, OutputParity, to_json
 from accel.report.formats import decibels, figures, metric, metric_name, pairs, seconds, size
 
@@ -135,7 +136,14 @@ class VariantView(VariantRecord):
         if self.lost:
             objective, told = self.lost[0]
             told = f"{objective}: {told}" if self.wins or objective != self.objective else told
+        told = (told or "").partition(END_OF_LOG)[0]  # the log stands among its details
         return "; ".join(filter(None, (told, self.partly))) or None
+
+    @property
+    def log(self) -> str:
+        """The last lines of the log of a process that died; a document as it is read has a space for a line's end."""
+        lines = (self.reason or "").partition(END_OF_LOG)[2].split(f" {LOG_INDENT}")
+        return "\n".join(lines).strip()
 
     @property
     def exact(self) -> bool:

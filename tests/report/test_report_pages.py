@@ -87,6 +87,19 @@ def test_hostile_text_is_shown_and_not_run() -> None:
     assert kinds == ["application/json", "application/json", "application/octet-stream", None]
 
 
+def test_the_log_of_a_process_that_died_stands_among_the_details_alone() -> None:
+    run = report_runs.bert()
+    failed = next(v for v in run["variants"] if v["id"] == "ort@cpu")
+    failed |= {
+        "status": "failed",
+        "reason": "the process was ended by SIGSEGV; the end of its log:\n    <one>\n    two",
+    }
+    page = run_page(run_view(run))
+    assert page.count("&lt;one&gt;") == 1
+    assert "<pre>&lt;one&gt;\ntwo</pre>" in page
+    assert page.count("the process was ended by SIGSEGV") >= 2
+
+
 def test_markdown_of_hostile_text_keeps_its_tables() -> None:
     text, _, command = run_markdown(run_view(report_runs.hostile())).rpartition("## Do it again\n")
     assert command.count("\n```") == 2
