@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.export.passes import move_to_device_pass
 
 from accel.builders import Mode, Session
 from accel.builders.torch_device import SLOTS, TorchDeviceSession, failure, use_cuda
@@ -164,6 +163,8 @@ def _compiled_for(device: torch.device) -> str:
 
 
 def _export(request: BuildRequest, precision: Precision, device: torch.device) -> torch.export.ExportedProgram:
+    from torch.export.passes import move_to_device_pass
+
     from accel import exporters
     from accel.exporters import from_torch
 
