@@ -3,14 +3,14 @@
     python benchmarks/hostile_clients.py REPOSITORY -o clients.json [--backend-directory DIR] [--seconds 20]
 
 Good clients send stored samples all the time. Beside them come wrong dtypes, shapes, batches, ids, names, missing
-inputs and cut connections; each kind has its own span of time. At the end the server gets SIGTERM under load: a good
-request that it had begun is lost if it gets no answer; one that it refused is not.
+inputs and cut connections; each kind has its own span of time. At the end the server is ended under load as
+`accel serve` ends it, by SIGTERM and where that is not enough by SIGKILL: a good request that it had begun is lost if
+it gets no answer; one that it refused is not.
 """
 
 import argparse
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -139,11 +139,8 @@ def campaign(root: Path, *, seconds: float, backends: Path | None, only: list[st
         alive = running.alive()
         now = "SIGTERM"
         ending.set()
-        if alive:
-            os.kill(running.endpoint.pid or 0, signal.SIGTERM)
         begun = time.monotonic()
-        while running.alive() and time.monotonic() - begun < 60:
-            time.sleep(0.05)
+        running.stop()
         ended_s = time.monotonic() - begun if alive else None
         over.set()
         for client in clients:
