@@ -339,7 +339,7 @@ def _conclude(
         _measure(work, results, described, reference)
         if reference is not None:
             _prove_chosen(run, described, reference, work)
-            _apply_costs(results, described, reference, work)
+            _apply_costs(run, described, reference, work)
         _apply_measured(results, work.stages, job.constraints.max_p99_ms)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
@@ -390,7 +390,7 @@ def _in_stages(job: Job, reference: Stage[Answered]) -> bool:
 def _prove_chosen(run: Run, described: Stage, reference: Stage[Answered], work: Work) -> None:
     """Ask all feeds of what is chosen and of what ties with it, and decide again, until each choice holds on them."""
     while True:
-        named = {id for found in decide_all(run) for id in (found.chosen, *found.ties)}
+        named = _chosen(run)
         open_ = [r for r in run.results if r.variant.id in named and r.proof is not None and not r.proof.value.whole]
         if not open_:
             return
@@ -398,17 +398,27 @@ def _prove_chosen(run: Run, described: Stage, reference: Stage[Answered], work: 
             _build_all(open_, described, run.onnx, reference, work)
 
 
-def _apply_costs(results: Sequence[VariantState], described: Stage, reference: Stage[Answered], work: Work) -> None:
-    """Let each repository pad requests to the lengths that cost least by what was measured of its variant's traffic."""
-    stages = work.stages
-    for result in results:
+def _chosen(run: Run) -> set[str | None]:
+    """Return the variants that would be chosen by what is known so far, and those that tie with them."""
+    return {id for found in decide_all(run) for id in (found.chosen, *found.ties)}
+
+
+def _apply_costs(run: Run, described: Stage, reference: Stage[Answered], work: Work) -> None:
+    """Let each repository pad requests to the lengths that cost least by what was measured of its variant's traffic.
+
+    Of what is chosen, and of what ties with it, texts share rows where that is faster: it takes some seconds to know.
+    """
+    stages, named = work.stages, _chosen(run)
+    for result in run.results:
         points = [p for p in result.points if p.traffic is not None and p.via == "inprocess"]
         if status_of(result)[0] != "ok" or result.built is None or result.proof is None or not points:
             continue
         best = max(points, key=lambda point: point.throughput_per_s)
         assert best.traffic is not None
         try:
-            proof = stages.regrouped(result.built, result.proof, described, best.traffic.request_times)
+            times, pack = best.traffic.request_times, work.job.exhaustive or result.variant.id in named
+            with work.timed("measure"):
+                proof = stages.regrouped(result.built, result.proof, described, times, pack=pack)
             if proof is result.proof:
                 continue
             with stages.worker(result.variant.id) as worker:

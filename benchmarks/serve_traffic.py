@@ -1,6 +1,6 @@
 """Real requests through real servers: padded to one length, joined in order of arrival, grouped by length or shape.
 
-    accel convert minilm --targets torch,openvino-fp32 --bench none -o runs/minilm
+    accel convert minilm --targets torch,openvino-fp32 --objective traffic -o runs/minilm
     python benchmarks/serve_traffic.py runs/minilm --variant openvino-fp32@cpu [--rounds 7] [--seconds 2.5] [--out FILE]
     python benchmarks/serve_traffic.py --picture docs/benchmarks/serve_traffic.png
 
@@ -15,8 +15,10 @@ load, in an order drawn anew for each round:
               without merging, as people run it, and in batches of 8
     arrival   clients do not pad; the server joins up to the profile's largest batch in order of arrival, padded to the
               longest of each
-    grouped   clients do not pad; the repository as accel emits it (docs/traffic.md)
-    trimmed   as ``grouped``, by clients that pad to the typical length: the server trims by the mask
+    grouped   clients do not pad; the server groups by length (docs/traffic.md): the repository as accel emits it, but
+              that no texts share rows
+    packed    clients do not pad; texts share rows: where accel emits it so
+    trimmed   as accel emits it, by clients that pad to the typical length: the server trims by the mask
 
 Of a model without a mask (pictures of several sizes, sound) nothing is padded, and there is no sweep:
 
@@ -112,6 +114,18 @@ def by_arrival(grouped: Path, out: Path) -> Path:
     text = shipped.read_text()
     shipped.unlink()
     shipped.write_text(text + ARRIVAL)
+    return out
+
+
+def unpacked(emitted: Path, out: Path) -> Path:
+    """Write the repository in which no texts share rows."""
+    manifest = manifests.read(emitted)
+    shutil.copytree(emitted, out)
+    file = out / manifest.models[0] / str(manifest.version) / "artifact.json"
+    spec = json.loads(file.read_text())
+    del spec["grouping"]["packing"]
+    file.unlink()
+    file.write_text(json.dumps(spec))
     return out
 
 
@@ -255,16 +269,16 @@ def ways_by_length(
     run: Path,
     variant: str,
     eager: str,
-    grouped: Path,
+    emitted: Path,
     rows: int,
     clients: Clients,
     loads: Sequence[int],
     seconds: float,
 ) -> tuple[list[Way], dict[str, dict[int, dict[str, Any]]]]:
     """Return the ways to serve a model with a mask, those of the sweep that take part among them, and the sweep."""
-    scratch = grouped.parent
+    scratch = emitted.parent
     tried = [
-        Way(f"fixed, {how}", fixed(grouped, scratch / f"fixed{number}", how, rows), True, variant)
+        Way(f"fixed, {how}", fixed(emitted, scratch / f"fixed{number}", how, rows), True, variant)
         for number, how in enumerate(sweep_settings(hardware.cpu_threads(), rows))
     ]
     swept = sweep(clients, tried, loads, seconds, scratch)
@@ -278,8 +292,11 @@ def ways_by_length(
         }.items():
             root = scratch / name.replace(" ", "_").replace(",", "")
             made.append(Way(name, fixed(source_itself, root, how, rows), True, eager))
+    packs = (promised := manifests.read(emitted).grouping) is not None and promised.packing is not None
+    grouped = unpacked(emitted, scratch / "unpacked") if packs else emitted
     made.append(Way("arrival", by_arrival(grouped, scratch / "arrival"), False, variant))
-    return [*made, Way("grouped", grouped, False, variant), Way("trimmed", grouped, True, variant)], swept
+    made += [Way("packed", emitted, False, variant)] if packs else []
+    return [*made, Way("grouped", grouped, False, variant), Way("trimmed", emitted, True, variant)], swept
 
 
 def ways_by_shape(variant: str, grouped: Path, rows: int) -> list[Way]:
@@ -371,20 +388,28 @@ def show(found: Mapping[str, Any]) -> None:
             else f"{len(found['shapes'])} shapes"
         )
         print(f"\n{found['model']} {found['variant']}, {n} at a time, {kind}")
-        own = [1 / r["per_s"] for r in found["rounds"]["grouped"][n]]
+        emitted = "packed" if "packed" in found["rounds"] else "grouped"
+        own = [1 / r["per_s"] for r in found["rounds"][emitted][n]]
         for way, loads in found["rounds"].items():
             per_s = statistics.median(r["per_s"] for r in loads[n])
             tail = found["p99_ms"][way][n]
             pause = statistics.median(r["longest_pause_s"] for r in loads[n])
             ratio = stability.ratio_interval([1 / r["per_s"] for r in loads[n]], own) if len(own) > 1 else None
-            gain = f"grouped is {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}] times" if ratio else ""
+            gain = f"{emitted} is {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}] times" if ratio else ""
             p99 = f"{tail:8.1f}" if tail is not None else "       —"
             print(f"  {way:<48} {per_s:8.1f} /s   p99 {p99} ms   longest pause {pause:.2f} s   {gain}")
 
 
 def medians(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return load → way → median requests per second, of several settings of a way the best."""
-    names = {"eager": "PyTorch, padded", "fixed": "padded", "arrival": "in order of arrival", "grouped": "grouped"}
+    names = {
+        "eager": "PyTorch, padded",
+        "fixed": "padded",
+        "arrival": "in order of arrival",
+        "grouped": "grouped by length",
+        "packed": "in shared rows",
+    }
+    names = {way: name for way, name in names.items() if any(w.partition(",")[0] == way for w in row["rounds"])}
     found: dict[str, dict[str, float]] = {}
     for way, loads in row["rounds"].items():
         if (name := names.get(way.partition(",")[0])) is not None:
@@ -400,10 +425,10 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
 
     figure = plotly.Figure()
     heaviest = {row["model"]: medians(row)[max(medians(row), key=int)] for row in rows}
-    for way in next(iter(heaviest.values())):
-        gains = [by_way[way] / by_way["padded"] for by_way in heaviest.values()]
-        told = [f"{gain:.1f}×" for gain in gains]
-        figure.add_bar(name=way, x=list(heaviest), y=gains, text=told, textposition="outside")
+    for way in max(heaviest.values(), key=len):
+        gains = {model: by_way[way] / by_way["padded"] for model, by_way in heaviest.items() if way in by_way}
+        told = [f"{gain:.1f}×" for gain in gains.values()]
+        figure.add_bar(name=way, x=list(gains), y=list(gains.values()), text=told, textposition="outside")
     figure.update_layout(
         template="plotly_white",
         height=400,

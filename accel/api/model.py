@@ -7,6 +7,7 @@ needs nothing but the runtime of what it loads.
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import operator
 import queue
 import threading
@@ -25,7 +26,7 @@ from accel.core.errors import InputError, SampleError, StageError, UnavailableEr
 from accel.core.feeds import fit_inputs
 from accel.core.values import Artifact, TensorSpec
 from accel.triton import manifest as manifests
-from accel.triton.grouping import Answers, Grouping, groups, joined
+from accel.triton.grouping import Grouping, answered
 
 BEST, VARIANTS = "best", "variants"
 FEW, LAYOUTS = 256, 1024
@@ -65,7 +66,13 @@ class Model(contextlib.AbstractContextManager["Model"]):
         self._built = Outputs if self._form.result is None else self._form.result.build
         with raised_as(InputError, TypeError, f"{path} describes outputs of no known dtype", fix="emit it again"):
             dtypes = {spec.name: np.dtype(self._form.dtypes.get(spec.name, spec.dtype)) for spec in outputs}
-        self._session = _opened(artifact, folder, threads or hardware.cpu_threads(), mode)
+        how: dict[str, Any] = {"threads": threads or hardware.cpu_threads(), "mode": mode}
+        self._session = _opened(artifact, folder, **how)
+        builder = targets.discover()[artifact.variant.target.name]
+        self._packed: Session | None = None
+        self._packing = threading.Lock()
+        mask = grouping.mask if grouping is not None else None
+        self._open_packed = functools.partial(builder.open_packed, artifact, folder, mask=mask or "", **how)
         promised, profile = {spec.name: spec for spec in inputs}, artifact.variant.profile
         if odd := [s.name for s in self._session.inputs if s.name not in promised or s.name not in profile]:
             self._session.close()
@@ -128,8 +135,8 @@ class Model(contextlib.AbstractContextManager["Model"]):
         """Run on many requests of different sizes, in as few calls and with as little padding as that takes.
 
         Rows are trimmed by the mask, and those of similar length share a call, where the proof says that padding and
-        neighbours change no answer (docs/traffic.md); without a mask those of one shape do. Else each request is a call
-        of its own.
+        neighbours change no answer (docs/traffic.md); without a mask those of one shape do. Texts share rows where that
+        was found to be faster: for these the model is loaded once more. Else each request is a call of its own.
 
         Args:
             requests: arrays by input name, batch axis included.
@@ -143,12 +150,18 @@ class Model(contextlib.AbstractContextManager["Model"]):
         if (how := self._grouping) is None:
             return [self.run(request) for request in requests]
         feeds = dict(enumerate(map(self._arrays, requests)))
-        takes = tuple(self._specs.values())
-        answers = Answers(feeds, takes, self.outputs, how.axis)
-        found: dict[int, dict[str, np.ndarray]] = {}
-        for group in groups(feeds, how):
-            found |= answers.take(group, self.run(joined(group, feeds, takes, how.axis)))
+        run = self.run if how.packing is None else self._run_packed
+        found = answered(feeds, tuple(self._specs.values()), self.outputs, how, run)
         return [found[number] for number in feeds]
+
+    def _run_packed(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run rows that several texts share, in a session of their own: it is loaded with the first, and kept."""
+        with self._packing:
+            if self._closed:
+                raise StageError(f"{self.id} is closed", fix="load it again")
+            if self._packed is None:
+                self._packed = self._open_packed()
+            return self._packed.run(feed)
 
     async def async_call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the variant on a thread of its own, and let the event loop go on."""
@@ -168,6 +181,9 @@ class Model(contextlib.AbstractContextManager["Model"]):
                 self._free.get()
             self._closed = True
             self._session.close()
+            with self._packing:
+                if self._packed is not None:
+                    self._packed.close()
             for slot in range(self._session.slots):
                 self._free.put(slot)
 

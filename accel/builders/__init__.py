@@ -150,6 +150,9 @@ class Builder(ABC):
     inspects: Sequence[str] = ()
     """Suffixes of the files that ``inspect`` describes."""
 
+    packs: bool = False
+    """Whether ``open_packed`` can load some artifacts."""
+
     def environment(self, target: Target) -> str:
         """Name the environment whose interpreter builds and runs the target."""
         return self.targets[target.name].environment
@@ -174,6 +177,18 @@ class Builder(ABC):
             threads: CPU threads the runtime may use in all.
             mode: ``latency`` for one request at a time, ``throughput`` for the runtime's own parallelism.
         """
+
+    def open_packed(self, artifact: Artifact, folder: Path, *, mask: str, threads: int, mode: Mode) -> "Session":
+        """Load the artifact so that a row may hold several texts: its inputs are those of ``core.packed`` (see there).
+
+        Args:
+            mask: input (batch, length) that is 0 at padding.
+
+        Raises:
+            InputError: this one cannot be loaded so; why not.
+            AccelError: as ``open``.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def triton(self, artifact: Artifact, release: str) -> TritonModel | Skipped:

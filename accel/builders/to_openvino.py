@@ -22,10 +22,12 @@ from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.openvino_integers import THROUGH_FLOAT
 from accel.builders.openvino_mixing import SHORT, Mixed, Mixing, save
+from accel.builders.openvino_packing import pack
 from accel.builders.requirements import demand, missing, missing_gpu, versions
 from accel.core import hardware
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
+from accel.core.packed import PACKED
 from accel.core.values import (
     Artifact,
     BuildRequest,
@@ -147,6 +149,7 @@ class OpenVinoBuilder(Builder):
     build_only = ("nncf",)
     backends = (BACKEND,)
     whole = MappingProxyType({"search_s": 0.0})
+    packs = True
     narrows = Int32Runtime("openvino", "openvino", _int32_kernels)
     inspects = (".xml",)
 
@@ -205,16 +208,43 @@ class OpenVinoBuilder(Builder):
             UnavailableError: openvino is not installed.
             StageError: the IR cannot be read or compiled, or the precision that was asked for is not the one in effect.
         """
+        file = folder / artifact.built.entry
+        return self._opened(artifact, artifact.built.inputs, lambda core: file, threads=threads, mode=mode)
+
+    def open_packed(
+        self, artifact: Artifact, folder: Path, *, mask: str, threads: int, mode: Mode
+    ) -> "OpenVinoSession":
+        """Compile the IR, changed so that a row may hold several texts: its weights and precisions stay as proved."""
+
+        def read(core: Any) -> Any:
+            model = core.read_model(folder / artifact.built.entry)
+            pack(model, mask)
+            return model
+
+        kept = (spec for spec in artifact.built.inputs if spec.name != mask)
+        inputs = (*kept, *(TensorSpec(name, "int32", dims) for name, dims in PACKED.items()))
+        return self._opened(artifact, inputs, read, threads=threads, mode=mode)
+
+    def _opened(
+        self,
+        artifact: Artifact,
+        inputs: tuple[TensorSpec, ...],
+        what: Callable[[Any], Any],
+        *,
+        threads: int,
+        mode: Mode,
+    ) -> "OpenVinoSession":
+        """Compile the model or the file that ``what`` returns for a core of OpenVINO."""
         demand(missing_gpu(artifact.variant.target) or missing("openvino"))
         ov = import_openvino()
-        target = artifact.variant.target.name
+        target, core = artifact.variant.target.name, ov.Core()
         settings = compile_settings(target, threads, mode)
         try:
-            compiled = ov.Core().compile_model(folder / artifact.built.entry, "CPU", settings)
+            compiled = core.compile_model(what(core), "CPU", settings)
         except RuntimeError as error:
             raise StageError(f"OpenVINO could not load {artifact.built.entry}: {error}") from error
         slots = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")) if mode == "throughput" else 1
-        session = OpenVinoSession(artifact.built.inputs, artifact.built.outputs, compiled, slots=slots)
+        session = OpenVinoSession(inputs, artifact.built.outputs, compiled, slots=slots)
         hint = HINTS.get(target)
         if hint is not None and session.float_precision() != SHORT[hint]:
             raise StageError(f"asked OpenVINO for {hint} and it computes in {session.float_precision()} on this CPU")

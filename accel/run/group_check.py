@@ -25,7 +25,7 @@ from accel.exporters import traffic, verdict
 from accel.exporters.axes import batch_axis, extents, hidden_axes, points, sizes_of
 from accel.exporters.probe import ended
 from accel.run.tasks import Described
-from accel.triton.grouping import Answers, Grouping, RequestRow, groups, joined, ladder
+from accel.triton.grouping import Answers, Grouping, RequestRow, call, groups, ladder
 
 ROWS = 16
 """Rows of the samples that are compared, at even distances of their lengths; without a mask some of each shape."""
@@ -84,7 +84,7 @@ def check_groups(
         return GroupCheck(why_not=f"its batch begins at {least}")
     if axis is not None:
         grouping = lengths(described, samples_folder, axis, str(source.mask), times)
-        items = _rows(source, gate_file, grouping)
+        items = rows_of_lengths(source, gate_file, grouping)
     else:
         grouping = shapes(described, samples_folder)
         items = _rows_of_shapes(source, gate_file, grouping)
@@ -101,16 +101,29 @@ def check_groups(
 
 
 def hold(
-    source: ModelSource, session: Session, items: Sequence[Feed], grouping: Grouping, gate: Mapping[str, float]
+    source: ModelSource,
+    session: Session,
+    items: Sequence[Feed],
+    grouping: Grouping,
+    gate: Mapping[str, float],
+    packed: Session | None = None,
 ) -> Parity:
-    """Compare the answers to single rows, alone at their exact shapes, with those in drawn groups."""
+    """Compare the answers to single rows, alone at their exact shapes, with those in drawn groups, or in shared rows.
+
+    Args:
+        packed: takes shared rows, where ``grouping`` packs.
+    """
     alone = [session.run(item) for item in items]
     feeds = dict(enumerate(items))
     asked, truth, found = dict[str, Feed](), dict[str, Feed](), dict[str, Feed]()
-    for group in _any_lengths(feeds, grouping) if grouping.mask is not None else _one_shape(feeds, grouping):
+    if packed is not None:
+        drawn = groups(feeds, grouping) + groups(feeds, grouping.merging(1))
+    else:
+        drawn = _any_lengths(feeds, grouping) if grouping.mask is not None else _one_shape(feeds, grouping)
+    for group in drawn:
         own = {row.request: items[row.request] for row in group}
         answers = Answers(own, source.inputs, source.outputs, grouping.axis)
-        outputs = session.run(joined(group, feeds, source.inputs, grouping.axis))
+        outputs = call(group, feeds, source.inputs, source.outputs, grouping, (packed or session).run)
         for index, answer in answers.take(group, outputs):
             name = str(len(found))  # some rows come twice
             asked[name], truth[name], found[name] = items[index], alone[index], answer
@@ -149,10 +162,11 @@ def lengths(
     """
     source = described.source
     extent = extents(source.inputs, source.profile)[axis]
-    seen = Counter[int]()
-    for feed in _seen(described, samples_folder):
-        seen.update(traffic.held(source, n) for n in own_lengths(feed[mask]).tolist())
-    usual = buckets(seen, measured_cost(times) if times else float, traffic.SHAPES) if seen else ()
+    lengths_of = Counter[int]()
+    for feed in seen(described, samples_folder):
+        lengths_of.update(traffic.held(source, n) for n in own_lengths(feed[mask]).tolist())
+    cost = measured_cost(times) if times else float
+    usual = buckets(lengths_of, cost, traffic.SHAPES) if lengths_of else ()
     steps = {traffic.held(source, n, step=1) for n in ladder(extent.min, extent.max)}
     rows = extents(source.inputs, source.profile)["batch"].max
     return Grouping(mask, axis, tuple(sorted({*usual, *steps})), usual, rows)
@@ -161,16 +175,16 @@ def lengths(
 def shapes(described: Described, samples_folder: Path) -> Grouping:
     """List the shapes that the samples, or the recorded traffic, have most often: they are met before others are."""
     source = described.source
-    seen = Counter[tuple[tuple[str, int], ...]]()
-    for feed in _seen(described, samples_folder):
+    counted = Counter[tuple[tuple[str, int], ...]]()
+    for feed in seen(described, samples_folder):
         sizes = sizes_of(source.inputs, feed)
-        seen[tuple((n, size) for n, size in sizes.items() if n != batch_axis(source))] += sizes["batch"]
-    usual = tuple(dict(sizes) for sizes, _ in seen.most_common(traffic.SHAPES))
+        counted[tuple((n, size) for n, size in sizes.items() if n != batch_axis(source))] += sizes["batch"]
+    usual = tuple(dict(sizes) for sizes, _ in counted.most_common(traffic.SHAPES))
     rows = extents(source.inputs, source.profile)["batch"].max
     return Grouping(None, None, (), (), rows, shapes=usual)
 
 
-def _seen(described: Described, samples_folder: Path) -> Sequence[Feed]:
+def seen(described: Described, samples_folder: Path) -> Sequence[Feed]:
     """Return the recorded traffic, or the samples; nothing where these are random."""
     samples = described.samples
     if described.source.samples == "random":
@@ -205,7 +219,7 @@ def _rows_of_shapes(source: ModelSource, gate: Path, grouping: Grouping) -> list
     return chosen
 
 
-def _rows(source: ModelSource, gate: Path, grouping: Grouping) -> list[Feed]:
+def rows_of_lengths(source: ModelSource, gate: Path, grouping: Grouping) -> list[Feed]:
     """Return single rows: of the samples, cut to other lengths, and with masks as clients send them."""
     mask, items = str(grouping.mask), sorted(_single(source, gate), key=lambda item: traffic.length_of(source, item))
     chosen = [items[i] for i in sorted({*np.linspace(0, len(items) - 1, ROWS).astype(int).tolist()})]

@@ -46,6 +46,7 @@ from accel.run import batching, group_check, kits, store, tasks
 from accel.run.group_check import GroupCheck, check_groups
 from accel.run.job import PYTHON_VARIANT, Job
 from accel.run.narrowed import NarrowedModel
+from accel.run.pack_check import check_packing
 from accel.run.stream_check import check_streams
 from accel.run.tasks import Described, Emitted, Ran
 from accel.triton import manifest as manifests, overrides as changes, releases, routing, settings as schedules
@@ -520,9 +521,18 @@ class Stages:
         return self._stage(name, key, Proof, functools.partial(make, first=False))
 
     def regrouped(
-        self, built: Stage[Artifact], proof: Stage[Proof], described: Stage[Described], times: tuple[RequestTime, ...]
+        self,
+        built: Stage[Artifact],
+        proof: Stage[Proof],
+        described: Stage[Described],
+        times: tuple[RequestTime, ...],
+        *,
+        pack: bool,
     ) -> Stage[Proof]:
         """Choose the lengths that requests are padded to by what they were measured to cost, and prove these.
+
+        Args:
+            pack: whether texts may share rows where that is proved, and faster.
 
         Returns:
             The proof with them; as it was where they stay the same, or are not held.
@@ -533,16 +543,23 @@ class Stages:
         made, artifact, groups = described.value, built.value, proof.value.groups
         if (old := groups.grouping) is None or old.mask is None or old.axis is None or not times:
             return proof
-        if group_check.lengths(made, described.folder, old.axis, old.mask, times).usual == old.usual:
+        same = group_check.lengths(made, described.folder, old.axis, old.mask, times).usual == old.usual
+        pack = pack and targets.discover()[artifact.variant.target.name].packs
+        if same and not pack:
             return proof
+        code = store.code_hash("run/pack_check.py", "core/packed.py") if pack else None
 
         def make(_: Path) -> Proof:
-            files = built.folder / FILES
+            given = artifact, built.folder / FILES, made, described.folder
             with self.worker(artifact.variant.id, python=self.python(artifact.variant)) as own:
-                found = own.call(check_groups, artifact, files, made, described.folder, old.gate, self.threads, times)
-            return dataclasses.replace(proof.value, groups=found if found.grouping is not None else groups)
+                new = groups if same else own.call(check_groups, *given, old.gate, self.threads, times)
+                found = new.grouping or old
+                if pack:
+                    found = own.call(check_packing, *given, found, self.threads)
+            return dataclasses.replace(proof.value, groups=GroupCheck(found))
 
-        return self._stage(f"groups-{artifact.variant.id}", store.key(proof=proof.key, times=times), Proof, make)
+        key = store.key(proof=proof.key, times=times, code=code)
+        return self._stage(f"groups-{artifact.variant.id}", key, Proof, make)
 
     def emit(
         self,

@@ -1,16 +1,18 @@
 """Requests of many sizes in few calls of a model: trimmed by their mask, grouped by length, answered in their shape.
 
-Without a mask nothing may be padded, and rows of one shape share a call: pictures of several sizes, sound.
+Without a mask nothing may be padded, and rows of one shape share a call: pictures of several sizes, sound. Where the
+session takes packed rows (``core.packed``), texts share rows, too.
 
 The model of the Python backend serves with this code (it is shipped beside it), and the proof that it may
 (``run.group_check``) runs the same. Nothing here knows a runtime or a server. A manifest is read without NumPy.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from accel.core import packed
 from accel.core.buckets import bucket_of, own_lengths
 from accel.core.values import UNLESS_NONE, TensorSpec
 
@@ -29,6 +31,26 @@ Feed = Mapping[str, "np.ndarray"]
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """How several texts share a row of a call: kept where that answered more requests than groups by length did.
+
+    Attributes:
+        width: positions of a row, which texts fill by first fit, the longest first; 0: each has a row of its own.
+        places: positions of a call, in as many rows as fit.
+        gain: requests per second over groups by length, of the same session's requests in turn, and its 99 % interval.
+        compared: texts whose answers in shared rows were held against those alone; ``gate`` and ``found`` are the
+            verdict.
+    """
+
+    width: int
+    places: int
+    gain: tuple[float, float, float] | None = None
+    compared: int = 0
+    gate: Mapping[str, float] = field(default_factory=dict)
+    found: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Grouping:
     """How rows of different requests share calls of a variant whose answers do not depend on padding or neighbours.
 
@@ -41,6 +63,7 @@ class Grouping:
         rows: most rows of one call.
         compared: rows whose answers in a group were held against those alone; ``gate`` and ``found`` are the verdict.
         shapes: without a mask, the sizes by axis that the samples have, most frequent first; None with one.
+        packing: how texts share rows in place of that; None where they do not, or ``unpacked`` says why not.
     """
 
     mask: str | None
@@ -52,6 +75,15 @@ class Grouping:
     gate: Mapping[str, float] = field(default_factory=dict)
     found: Mapping[str, float | None] = field(default_factory=dict)
     shapes: tuple[Mapping[str, int], ...] | None = field(default=None, metadata=UNLESS_NONE)
+    packing: Packing | None = field(default=None, metadata=UNLESS_NONE)
+    unpacked: str | None = field(default=None, metadata=UNLESS_NONE)
+
+    def merging(self, most: int) -> "Grouping":
+        """Return this for calls of at most some rows, where a config asks for fewer; then no two texts share a row."""
+        if most >= self.rows:
+            return self
+        apart = replace(self.packing, width=0) if self.packing is not None else None
+        return replace(self, rows=most, packing=apart)
 
     def outside(self, lengths: Sequence[int]) -> float:
         """Return which share of requests is padded to a length that was not chosen for the samples'."""
@@ -99,9 +131,35 @@ def groups(feeds: Mapping[int, Feed], grouping: Grouping) -> list[list[RequestRo
             else:  # of what a model answers where the mask shows nothing, padding may be a part
                 width = mask.shape[1]
                 alike.setdefault(width, []).append(RequestRow(number, row, width, width))
-    made = _cut(sorted(shown, key=lambda row: row.length), grouping.rows)
-    made += [same[i : i + grouping.rows] for same in alike.values() for i in range(0, len(same), grouping.rows)]
-    return sorted(made, key=lambda group: len(group) * group[-1].padded)
+    shown.sort(key=lambda row: row.length)
+    how = grouping.packing
+    made = _packed(shown, how, grouping.rows) if how is not None and how.width else _cut(shown, grouping.rows)
+    most = 1 if how is not None else grouping.rows  # what is alone in a packed call has exactly its own width
+    made += [same[i : i + most] for same in alike.values() for i in range(0, len(same), most)]
+    return sorted(made, key=lambda group: places(group, grouping))
+
+
+def places(group: Sequence[RequestRow], grouping: Grouping) -> int:
+    """Return the positions of a group's call, padding among them."""
+    if grouping.packing is None:
+        return len(group) * max(row.padded for row in group)
+    lengths = [row.length for row in group]
+    rows = packed.filled(lengths, grouping.packing.width)
+    return len(rows) * packed.extent(lengths, rows, grouping.lengths[-1])
+
+
+def _packed(shown: Sequence[RequestRow], how: Packing, most: int) -> list[list[RequestRow]]:
+    """Cut packed rows into calls, each with the texts of its rows in their order; longer texts share calls alone.
+
+    Args:
+        shown: ordered by length.
+        most: rows of a call.
+    """
+    usual = [row for row in shown if row.length <= how.width]
+    rows = packed.filled([row.length for row in usual], how.width)
+    size = max(1, min(most, how.places // how.width))
+    calls = (rows[i : i + size] for i in range(0, len(rows), size))
+    return [*_cut(shown[len(usual) :], most), *([usual[i] for row in call for i in row] for call in calls)]
 
 
 def _cut(rows: Sequence[RequestRow], most: int) -> list[list[RequestRow]]:
@@ -120,6 +178,51 @@ def _cut(rows: Sequence[RequestRow], most: int) -> list[list[RequestRow]]:
         made.append(list(rows[begin:end]))
         end = begin
     return made
+
+
+def answered(
+    feeds: Mapping[int, Feed],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    grouping: Grouping,
+    run: Callable[[Feed], Feed],
+) -> dict[int, dict[str, "np.ndarray"]]:
+    """Have requests answered together by as few calls of ``run`` as that takes; return their answers by number.
+
+    Args:
+        feeds: requests by number, fitted to the contract.
+        inputs / outputs: the contract, batch axis included.
+    """
+    answers = Answers(feeds, inputs, outputs, grouping.axis)
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for group in groups(feeds, grouping):
+        found |= answers.take(group, call(group, feeds, inputs, outputs, grouping, run))
+    return found
+
+
+def call(
+    group: Sequence[RequestRow],
+    feeds: Mapping[int, Feed],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    grouping: Grouping,
+    run: Callable[[Feed], Feed],
+) -> "Mapping[str, np.ndarray | list[np.ndarray]]":
+    """Have a group answered by one call; return each output row by row, as ``Answers`` takes them.
+
+    Args:
+        run: of a session that takes packed rows where ``grouping`` packs.
+
+    Raises:
+        ValueError: an output has neither a row for each text nor for each position.
+    """
+    if grouping.packing is None:
+        return run(joined(group, feeds, inputs, grouping.axis))
+    assert grouping.mask is not None
+    texts = [{s.name: feeds[row.request][s.name][row.row][: row.length] for s in inputs} for row in group]
+    feed = packed.joined(texts, grouping.mask, grouping.packing.width, grouping.lengths[-1])
+    along = {s.name for s in outputs if grouping.axis in s.dims}
+    return packed.separated(feed, run(feed), [row.length for row in group], along)
 
 
 def joined(
@@ -165,7 +268,9 @@ class Answers:
         self._open: dict[int, dict[str, np.ndarray]] = {}
         self._left = {number: len(next(iter(feed.values()))) for number, feed in feeds.items()}
 
-    def take(self, group: Sequence[RequestRow], found: Feed) -> Iterator[tuple[int, dict[str, "np.ndarray"]]]:
+    def take(
+        self, group: Sequence[RequestRow], found: "Mapping[str, np.ndarray | list[np.ndarray]]"
+    ) -> Iterator[tuple[int, dict[str, "np.ndarray"]]]:
         """Add the outputs of a group; yield the requests that are complete with it, and their answers.
 
         Raises:

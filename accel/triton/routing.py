@@ -106,6 +106,7 @@ def write_routed(root: Path, out: Path) -> Repository:
             requires={},
             pipeline=None,
             tuned=None,
+            grouping=dataclasses.replace(manifest.grouping, packing=None) if manifest.grouping else None,
             core=core.name,
         )
         manifests.write(made, fresh)
@@ -203,7 +204,7 @@ def _write_router(origin: Path, folder: Path, manifest: Manifest, core: Core, co
         outputs=contract.outputs,
         batched=True,
         numpy_below_2=release(manifest.release).numpy_below_2,
-        grouping=dataclasses.replace(grouping, rows=min(grouping.rows, contract.batch)),
+        grouping=dataclasses.replace(grouping, rows=min(grouping.rows, contract.batch), packing=None),
     )
     for file in origin.iterdir():
         if file.is_file() and file.name != CONFIG:  # labels

@@ -50,6 +50,20 @@ class Attending(torch.nn.Module):
 class Seeing(Attending):
     hides = False
 
+class Placed(Attending):
+    """Of whose rows each may hold several texts: positions from a table, and what is pooled is of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = torch.nn.Embedding(32, 16)
+
+    def forward(self, input_ids, attention_mask):
+        hidden = self.embed(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        query, key, value = self.mix(hidden).chunk(3, dim=-1)
+        hide = (1.0 - attention_mask.to(query.dtype))[:, None, :] * -1e4
+        hidden = torch.softmax(query @ key.transpose(1, 2) / 4 + hide, dim=-1) @ value
+        return {"hidden": hidden, "pooled": hidden[:, 0]}
+
 def _feeds():
     rng = np.random.default_rng(0)
     for _ in range(400):
@@ -63,6 +77,10 @@ def build():
 def seeing():
     torch.manual_seed(0)
     return Seeing(), list(_feeds())
+
+def placed():
+    torch.manual_seed(0)
+    return Placed(), list(_feeds())
 '''
 PICTURES = """
 import numpy as np
@@ -152,6 +170,24 @@ def test_before_a_native_model_stands_one_that_groups_by_these_lengths(run, out)
     assert [f for f in verify(out / "repositories" / "ort@cpu.routed") if f.severity == "error"] == []
 
 
+@pytest.mark.parametrize("model", ["placed", "build"])
+def test_texts_share_rows_of_what_is_chosen_where_that_is_proved_and_faster(source, tmp_path, model):
+    """Which of both is faster is a matter of the machine; a model that cannot says why."""
+    document = convert(source, tmp_path / "run", "openvino-fp32", **SHAPES, objective=["traffic"], function=model)
+    (row,) = document["variants"]
+    root = tmp_path / "run" / row["repository"]
+    grouping = manifests.read(root).grouping
+    assert grouping.compared > 0
+    if model == "build":
+        assert grouping.unpacked.startswith("no row of it can hold several texts")
+    elif grouping.packing is None:
+        assert "of the requests that groups by length do" in grouping.unpacked
+    else:
+        assert grouping.packing.compared > 0
+        assert grouping.packing.gain[1] > 1
+    assert [f for f in verify(root) if f.severity == "error"] == []
+
+
 def test_other_costs_choose_other_lengths(run, out):
     """Where calls take as long whatever their length, all are padded to the longest."""
     (described,) = out.glob(".store/source-*")
@@ -168,8 +204,8 @@ def test_lengths_chosen_anew_are_proved_and_emitted(source, out, run, tmp_path, 
     again = shutil.copytree(out, tmp_path / "attending", symlinks=True)
     regrouped = Stages.regrouped
 
-    def at_one_cost(self, built, proof, described, times):
-        return regrouped(self, built, proof, described, tuple(RequestTime(t.length, 1, 2.0) for t in times))
+    def at_one_cost(self, built, proof, described, times, **how):
+        return regrouped(self, built, proof, described, tuple(RequestTime(t.length, 1, 2.0) for t in times), **how)
 
     monkeypatch.setattr(Stages, "regrouped", at_one_cost)
     found = convert(source, again, "openvino-fp32,ort,null", **SHAPES, objective=["traffic"], static=True)

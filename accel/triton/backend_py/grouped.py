@@ -1,18 +1,17 @@
 """Serves one accel artifact in Triton's Python backend, requests of different sizes together.
 
 ``model.py`` beside it, with two differences. ``allow_ragged_batch`` lets the server hand over what waits whatever its
-shape; that is trimmed by its mask and grouped by length, or grouped by shape where there is no mask, and answered in
-the client's shape (``accel.triton.grouping``). And what is handed over waits here, not in the server: ``execute``
-returns at once, a thread answers, and so a group is made of all that wait. All that is taken at once is answered before
-anything that came later, the short ones first, so that a long one waits for what came with it and no longer. Beyond
-``HELD`` rows the server's own queue, with its limits, holds the rest.
+shape; that is trimmed by its mask and grouped by length, or packed into rows that texts share, or grouped by shape
+where there is no mask, and answered in the client's shape (``accel.triton.grouping``). And what is handed over waits
+here, not in the server: ``execute`` returns at once, a thread answers, and so a group is made of all that wait. All
+that is taken at once is answered before anything that came later, the short ones first, so that a long one waits for
+what came with it and no longer. Beyond ``HELD`` rows the server's own queue, with its limits, holds the rest.
 
 Source: python_backend pull request 364 (24.06), response senders of models that are not decoupled; core,
 src/dynamic_batch_scheduler.cc: inputs without ``allow_ragged_batch`` close a batch where the shape changes.
 """
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import json
@@ -54,6 +53,12 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
             self.counters = [family.Metric(labels={"model": args["model_name"]}) for family in self.families]
         self.waiting: list = []  # (rows, sender, wanted outputs, feed)
         self.held, self.running, self.changed = 0, False, threading.Condition()
+
+    def opened(self, builder, spec, artifact, **how):  # type: ignore[no-untyped-def]
+        """Return the session that the builder opens: where texts share rows, one that takes such rows."""
+        if not spec["grouping"].get("packing"):
+            return super().opened(builder, spec, artifact, **how)
+        return builder.open_packed(artifact, plain.HERE / "artifact", mask=spec["grouping"]["mask"], **how)
 
     def execute(self, requests):  # type: ignore[no-untyped-def]
         """Take requests in, and have them answered.
@@ -117,11 +122,11 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
         most = max(
             self.merged, *(len(next(iter(feed.values()))) for feed in feeds.values())
         )  # a client's batch stays one
-        groups = self.grouping.groups(feeds, dataclasses.replace(self.how, rows=min(self.how.rows, most)))
-        for group, outputs in self.started(groups, feeds):
+        how = self.how.merging(most)
+        for group, outputs in self.started(self.grouping.groups(feeds, how), feeds, how):
             if not any(row.request in taken for row in group):
                 continue  # what they belong to was answered alone
-            self.count(group)
+            self.count(group, how)
             try:
                 found = dict(answers.take(group, outputs()))
             except Exception:  # noqa: BLE001  whatever a runtime raises is the answer to the request that caused it
@@ -129,23 +134,31 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
             for number, complete in found.items():
                 answer(number, complete)
 
-    def started(self, groups, feeds):  # type: ignore[no-untyped-def]
+    def started(self, groups, feeds, how):  # type: ignore[no-untyped-def]
         """Yield groups, each with what returns its outputs when it is called: here one call of the session."""
-        return ((group, functools.partial(self.call, group, feeds)) for group in groups)
+        return ((group, functools.partial(self.call, group, feeds, how)) for group in groups)
 
-    def call(self, group, feeds):  # type: ignore[no-untyped-def]
-        """Return the outputs of a group, its rows joined to one feed."""
-        return self.session.run(self.grouping.joined(group, feeds, self.inputs, self.how.axis))
+    def call(self, group, feeds, how):  # type: ignore[no-untyped-def]
+        """Return the outputs of a group row by row, its rows joined to one feed."""
+        return self.grouping.call(group, feeds, self.inputs, self.outputs, how, self.session.run)
 
-    def count(self, group):  # type: ignore[no-untyped-def]
+    def count(self, group, how):  # type: ignore[no-untyped-def]
         """Count a call: the server's own statistics say only how often requests were handed over."""
-        tokens, places = sum(row.length for row in group), len(group) * max(row.padded for row in group)
+        tokens, places = sum(row.length for row in group), self.grouping.places(group, how)
         for counter, more in zip(self.counters, (1, len(group), tokens, places), strict=False):
             counter.increment(more)
 
     def alone(self, feed):  # type: ignore[no-untyped-def]
         """Return the answer to one request by itself, at its own length, or the message of its failure."""
         return self.answers([feed])[0]
+
+    def run(self, feeds):  # type: ignore[no-untyped-def]
+        """Run feeds by themselves, in such calls as the session takes."""
+        if self.how.packing is None:
+            return super().run(feeds)
+        given = dict(enumerate(feeds))
+        found = self.grouping.answered(given, self.inputs, self.outputs, self.how.merging(1), self.session.run)
+        return [found[number] for number in given]
 
     def finalize(self):  # type: ignore[no-untyped-def]
         """Close the session, when all is answered."""

@@ -64,9 +64,10 @@ class TritonPythonModel:
         instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", [])) or 1
         builder = importlib.import_module(spec["builder"]).BUILDER
         try:
-            return builder.open(
+            return self.opened(
+                builder,
+                spec,
                 artifact,
-                HERE / "artifact",
                 threads=int(parameters.get("threads") or max(1, hardware.cpu_threads() // instances)),
                 mode=parameters.get("mode", "latency"),
             )
@@ -77,6 +78,10 @@ class TritonPythonModel:
                 f"{getattr(error, 'message', error)}; the artifact was built with {wanted}: start the server with "
                 f"ACCEL_SITE_PACKAGES naming the site-packages{where} that hold its runtime"
             ) from error
+
+    def opened(self, builder, spec, artifact, **how):  # type: ignore[no-untyped-def]
+        """Return the session that the builder opens."""
+        return builder.open(artifact, HERE / "artifact", **how)
 
     def execute(self, requests):  # type: ignore[no-untyped-def]
         """Answer every request, in order."""

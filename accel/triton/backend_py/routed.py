@@ -33,9 +33,9 @@ class TritonPythonModel(grouped.TritonPythonModel):  # type: ignore[name-defined
         self.senders = ThreadPoolExecutor(max_workers=AT_ONCE)
         return Core(**spec["core"], outputs=[s.name for s in self.outputs])
 
-    def started(self, groups, feeds):  # type: ignore[no-untyped-def]
+    def started(self, groups, feeds, how):  # type: ignore[no-untyped-def]
         """Return groups, each with what waits for its outputs; all are sent."""
-        return [(group, self.senders.submit(self.call, group, feeds).result) for group in groups]
+        return [(group, self.senders.submit(self.call, group, feeds, how).result) for group in groups]
 
     def finalize(self):  # type: ignore[no-untyped-def]
         """End the threads, when all is answered."""
