@@ -25,9 +25,9 @@ SAYS = {
 }
 """What each prints, among other things."""
 PIPELINES = ("encoder_decoder", "pipeline_of_modules")
-"""Those that time the whole before and after, in turn: ``make campaign``. Both are twice as fast and more where nobody
-disturbs them."""
-LONG = (*PIPELINES, "hugging_face")
+"""Those that time the whole before and after, in turn. Both are twice as fast and more where nobody disturbs them."""
+LONG = (*PIPELINES, "hugging_face", "keras_model", "optimise_a_module")
+"""Those that ``make campaign`` runs."""
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,9 @@ NOTEBOOKS = {
 """What each shows, among other things."""
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.campaign if name in LONG else ()) for name in NOTEBOOKS]
+)
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     import nbformat

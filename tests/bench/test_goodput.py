@@ -147,6 +147,7 @@ def test_late_counts_against_the_share_that_p99_allows():
     assert math.isinf(Bisection(4.0).broken)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_real_server_holds_what_it_can_and_breaks_above_it(generator):
     """40 ms a call of up to 8 items: a rate of 5/s is held at a budget of seconds, none at a budget below a call."""

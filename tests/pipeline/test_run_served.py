@@ -104,6 +104,7 @@ def test_the_server_alone_can_decide(served, factory):
     assert "as served by Triton" in (out / "report.md").read_text()
 
 
+@pytest.mark.campaign
 def test_a_server_that_was_killed_is_measured_by_the_next_run(factory, tmp_path, short):
     others = psutil.Process().children(recursive=True)
 

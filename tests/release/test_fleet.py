@@ -173,6 +173,7 @@ def test_a_worker_shows_its_hardware_before_it_does_anything(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.campaign
 def test_a_model_that_kills_its_worker_twice_has_failed_and_a_lost_node_has_not(cluster, tmp_path):
     """The second node of the pool is lost while it works; the first does what is left."""
     count = tmp_path / "count"

@@ -22,7 +22,7 @@ def test_a_release_after_a_kill_is_as_the_undisturbed_one(tmp_path, monkeypatch)
     del sys.modules["release_campaign"]
 
 
-@pytest.mark.parametrize("kind", ["file", "s3"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("s3", marks=pytest.mark.campaign)])
 def test_a_reader_of_the_pointer_sees_whole_releases_while_who_publishes_is_killed(
     tmp_path, monkeypatch, request, kind
 ):

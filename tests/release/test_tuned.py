@@ -49,6 +49,7 @@ def test_the_repository_is_the_tuned_one_and_is_as_it_was_written(tuned):
     assert not (root / "runs/here/b.tune.json").exists()
 
 
+@pytest.mark.campaign
 @served
 def test_it_is_tuned_again_only_where_what_is_asked_of_tuning_changes(tuned):
     file, store = tuned / "release.yaml", tuned / "store"

@@ -211,6 +211,7 @@ def test_a_saturated_server_is_told_soon_and_what_it_left_undone_hits_no_later_l
     assert after.late <= after.requests / 2  # a busy machine may answer some of them late
 
 
+@pytest.mark.campaign
 def test_a_budget_that_nothing_holds_names_the_nearest_miss(tuned):
     root, _, _, _, _, folder = tuned
     told = Told()
@@ -381,6 +382,7 @@ def misbehaving(folder, code):
     return root
 
 
+@pytest.mark.campaign
 def test_one_batch_size_fails_and_two_instances_end_the_server(tmp_path, quick):
     """Both are findings: what is left is tuned, and nothing chosen may merge four requests."""
     found, _ = Told().tune(asked(misbehaving(tmp_path, MISBEHAVES)))
