@@ -88,6 +88,7 @@ def test_a_request_that_fails_does_not_take_those_it_was_merged_with_along(bench
     result, answers = drive(bench.root(artifact), tmp_path, feeds)
     assert [e is None for e in result["errors"]] == [True, False, True]
     assert "the model failed on this request: input 'input_ids' holds 50" in result["errors"][1]
+    assert result["codes"][1] == 3, "the client's fault"
     assert result["calls"] == [[1, 3], [1, 3]], "the merged call failed, and each was tried alone"
     np.testing.assert_array_equal(answers["0/hidden"], expected(feeds[0])["hidden"])
 

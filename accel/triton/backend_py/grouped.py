@@ -73,7 +73,7 @@ class TritonPythonModel(plain.TritonPythonModel):  # type: ignore[name-defined]
             try:
                 feed = self.fit({t.name(): plain.np.array(t.as_numpy()) for t in request.inputs()})
             except AccelError as error:
-                send(sender, plain.refuse(error.message))
+                send(sender, plain.refuse(plain.Wrong(error.message)))
                 continue
             taken.append((len(next(iter(feed.values()))), sender, request.requested_output_names(), feed))
         with self.changed:

@@ -93,7 +93,7 @@ class TritonPythonModel:
             try:
                 feed = self.feed(request)
             except AccelError as error:
-                responses[index] = refuse(error.message)
+                responses[index] = refuse(Wrong(error.message))
                 continue
             shape = tuple(a.shape[1:] for a in feed.values()) if self.batched else index
             groups.setdefault(shape, []).append((index, feed))
@@ -136,7 +136,8 @@ class TritonPythonModel:
             if len(feeds) > 1:
                 return [self.answers([feed])[0] for feed in feeds]
             reason = getattr(error, "message", f"{type(error).__name__}: {error}")
-            return [f"the model failed on this request: {reason}"]
+            wrong = isinstance(error, importlib.import_module("accel.core.errors").SampleError)
+            return [(Wrong if wrong else str)(f"the model failed on this request: {reason}")]
 
     def run(self, feeds):  # type: ignore[no-untyped-def]
         """Run feeds of one shape in one call and return each one's outputs, in the contract's dtypes."""
@@ -159,6 +160,11 @@ class TritonPythonModel:
         self.session.close()
 
 
+class Wrong(str):
+    """Why a request is wrong: the fault is the client's, and the same request would be refused again."""
+
+
 def refuse(message):  # type: ignore[no-untyped-def]
-    """Return an error response."""
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG))
+    """Return an error response: HTTP 400 for what is ``Wrong``, else 500."""
+    code = pb_utils.TritonError.INVALID_ARG if isinstance(message, Wrong) else pb_utils.TritonError.INTERNAL
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(message), code))
