@@ -144,9 +144,37 @@ def _usable_cpus() -> list[Any]:
     return [every[n] for n in usable] if usable[-1] < len(every) == os.cpu_count() else every
 
 
+_claimed: dict[str, psutil.Process | None] = {}
+"""Word of a command line → the process that has it, once it was seen."""
+
+
+def claim(word: str) -> None:
+    """Count a process whose command line has this word as accel's, with its children: one in a container is no child.
+
+    The engine of the container starts it, and it shows in this machine's ``/proc`` as any other.
+    """
+    _claimed[word] = None
+
+
 def _own() -> list[psutil.Process]:
     me = psutil.Process()
-    return [me, *me.children(recursive=True)]
+    own = {process.pid: process for process in (me, *me.children(recursive=True))}
+    for word, known in _claimed.items():
+        if known is None or not known.is_running():
+            known = _claimed[word] = next(
+                (p for p in psutil.process_iter() if _has(p, word) and p.pid not in own), None
+            )
+        if known is not None:
+            with contextlib.suppress(psutil.Error):
+                own |= {process.pid: process for process in (known, *known.children(recursive=True))}
+    return list(own.values())
+
+
+def _has(process: psutil.Process, word: str) -> bool:
+    try:
+        return word in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 def _cpu_times(processes: Iterable[psutil.Process]) -> Iterator[tuple[psutil.Process, Any]]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from accel.bench import machine_noise, rounds
@@ -87,6 +88,31 @@ print(turn.throttled_cores, disturbed(turn._replace(others_cores=0.0, stolen_cor
     throttled, found = said.split()
     assert float(throttled) > 0.5
     assert found == "True"
+
+
+def test_a_server_in_a_container_is_no_neighbour(tmp_path, monkeypatch):
+    """The engine starts it: it is no child, but its command line has the name that accel gave it."""
+    monkeypatch.setattr(machine_noise, "_claimed", {})
+    word = f"--id=accel-test-{os.getpid()}"
+    inner = "import os, subprocess; print(os.getpid(), flush=True); subprocess.run(['cat'])"
+    outer = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", outer, inner, word], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starts:
+        pid = int(starts.stdout.readline())
+        starts.wait()
+        server = psutil.Process(pid)
+        until = time.monotonic() + 30
+        while not server.children() and time.monotonic() < until:
+            time.sleep(0.05)
+        (child,) = server.children()
+        own = {process.pid for process in machine_noise._own()}
+        assert own.isdisjoint({pid, child.pid}), "nothing says whose it is"
+        machine_noise.claim(word)
+        assert {pid, child.pid} <= {process.pid for process in machine_noise._own()}
+        starts.stdin.close()
+        server.wait(30)
+    assert pid not in {process.pid for process in machine_noise._own()}
 
 
 def test_the_busiest_process_is_named(neighbour):

@@ -176,6 +176,8 @@ def bench(request: pytest.FixtureRequest, target: Target) -> Bench:
 
 @pytest.fixture(scope="session")
 def keras_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed: make tensorflow")
     folder = tmp_path_factory.mktemp("contract-keras")
     (folder / "encoder.py").write_text(KERAS)
     asked = recognise(

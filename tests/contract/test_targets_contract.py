@@ -44,8 +44,8 @@ def session(bench, target, opened):
         yield session
 
 
-def test_availability_is_none_or_a_reason_with_a_fix(bench, target):
-    skipped = bench.skip_reason(target)
+def test_availability_is_none_or_a_reason_with_a_fix(target):
+    skipped = targets.discover()[target.name].available(target)
     if skipped is not None:
         assert isinstance(skipped, Skipped)
         assert len(skipped.reason) > 10

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from accel.bench import machine_noise
 from accel.bench.endpoint import Endpoint
 from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
@@ -170,6 +171,8 @@ def start(
         for attempt in range(1, ATTEMPTS + 1):
             ports = choose_ports(fixed)
             line, variables = hosts.command(host, served, name=name, ports=ports, flags=flags, cache_bytes=cache_bytes)
+            if host.image is not None:
+                machine_noise.claim(f"--id={name}")
             running = launch(line, variables, log=log, name=name, scratch=scratch)
             try:
                 version = _wait(running, ports, deadline)
