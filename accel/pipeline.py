@@ -421,6 +421,7 @@ def _apply_costs(run: Run, described: Stage, reference: Stage[Answered], work: W
                 proof = stages.regrouped(result.built, result.proof, described, times, pack=pack)
             if proof is result.proof:
                 continue
+            result.proof = proof
             with stages.worker(result.variant.id) as worker:
                 given = result.built, proof, described, reference, worker
                 result.emitted = stages.emit(*given)

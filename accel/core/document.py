@@ -175,6 +175,8 @@ class VariantRecord:
         static: shape suffix of a static build.
         repository / twin / routed: folders relative to the run directory; ``twin`` is the one for the Python backend,
             in ``routed`` a model before the native one groups requests by length.
+        shares: how requests share calls in the Python backend, where the traffic was measured: in groups by length, or
+            texts in shared rows, and why.
         unserved: name of a repository → why a server did not serve it.
         died: whether it failed because its process crashed, hung past its limit or was killed, or a server's that
             served it.
@@ -202,6 +204,7 @@ class VariantRecord:
     options: Mapping[str, Any] = field(default_factory=dict)
     died: bool = False
     routed: str | None = field(default=None, metadata=UNLESS_NONE)
+    shares: str | None = field(default=None, metadata=UNLESS_NONE)
 
     def to_artifact(self) -> Artifact:
         """Return the artifact, whose files lie in ``variants/<id>`` of the run directory.

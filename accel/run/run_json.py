@@ -48,6 +48,7 @@ from accel.run.job import PYTHON_VARIANT, ROUTED_VARIANT, Job
 from accel.run.results import Run, VariantState, rerun_command, status_of
 from accel.run.stages import FILES, LOG, REPOSITORY, Proof
 from accel.run.tasks import Emitted
+from accel.triton.grouping import Grouping
 
 OWN = {FILENAME, "report.html", "report.md", "history"} | {
     *("source", "onnx", "variants", "repositories", "best", "measurements", "logs"),
@@ -280,6 +281,7 @@ def _variant(result: VariantState) -> VariantRecord:
         repository=folder if repository else None,
         twin=f"{folder}{PYTHON_VARIANT}" if result.python_variant else None,
         routed=f"{folder}{ROUTED_VARIANT}" if result.routed else None,
+        shares=_shares(proof.groups.grouping) if proof and proof.groups.grouping else None,
         unserved={name: failed.cause for name, failed in result.unserved.items()},
         unverified_for_release=repository.unverified if repository else (),
         cached=bool(result.built and result.built.cached and not result.freshly_measured),
@@ -287,6 +289,14 @@ def _variant(result: VariantState) -> VariantRecord:
         options=result.variant.options,
         died=any(isinstance(o, Failed) and o.died for o in (result.outcome, *result.unserved.values())),
     )
+
+
+def _shares(how: Grouping) -> str | None:
+    if (rows := how.packing) is not None and rows.gain is not None:
+        gain, low, high = rows.gain
+        found = f"{gain:.2f}× [{low:.2f}, {high:.2f}] of the requests that groups by length answer"
+        return f"texts share rows of {rows.width} positions: {found}"
+    return f"in groups by length: {how.unpacked}" if how.unpacked is not None else None
 
 
 def _build(artifact: Artifact, proof: Proof | None) -> Build:

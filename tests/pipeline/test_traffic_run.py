@@ -178,13 +178,18 @@ def test_texts_share_rows_of_what_is_chosen_where_that_is_proved_and_faster(sour
     root = tmp_path / "run" / row["repository"]
     grouping = manifests.read(root).grouping
     assert grouping.compared > 0
+    page, text = ((tmp_path / "run" / name).read_text() for name in ("report.html", "report.md"))
+    assert f"As served by the Python backend, {row['id']}: " in page
+    assert "As served by the Python backend" in text
     if model == "build":
         assert grouping.unpacked.startswith("no row of it can hold several texts")
+        assert row["shares"] == f"in groups by length: {grouping.unpacked}"
     elif grouping.packing is None:
         assert "of the requests that groups by length do" in grouping.unpacked
     else:
         assert grouping.packing.compared > 0
         assert grouping.packing.gain[1] > 1
+        assert row["shares"].startswith(f"texts share rows of {grouping.packing.width} positions: ")
     assert [f for f in verify(root) if f.severity == "error"] == []
 
 
