@@ -2,7 +2,7 @@
 
 The session that takes shared rows is made while it is loaded, from the artifact that was proved. So each text's answer
 in a shared row is held against its answer alone, by the variant's own gate; then requests of the traffic are answered
-in groups by length and in shared rows, pass after pass in turn. What is not faster beyond doubt is not kept.
+in groups by length and in shared rows, pass after pass in turn. What is not faster beyond doubt, and by more than what decisions call equal, is not kept.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.bench.race import EQUIVALENT
 from accel.bench.stability import ratio_interval
 from accel.builders import Session, targets
 from accel.core.errors import AccelError, first_line
@@ -75,7 +76,7 @@ def _tried(
     first = {width: min(_seconds(way), _seconds(way)) for width, way in ways.items()}  # the first meets new shapes
     width = min(first, key=first.__getitem__)
     gain = _gain(grouped, ways[width])
-    if gain[1] <= 1:
+    if gain[1] <= 1 + EQUIVALENT:
         said = f"{gain[0]:.2f}× [{gain[1]:.2f}, {gain[2]:.2f}]"
         return replace(plain, unpacked=f"shared rows answer {said} of the requests that groups by length do")
     return replace(plain, packing=Packing(width, PLACES, gain, len(items), held.gate, held.found))
@@ -110,7 +111,7 @@ def _seconds(way: Callable[[], object]) -> float:
 def _gain(grouped: Callable[[], object], packed: Callable[[], object]) -> tuple[float, float, float]:
     """Time both in turn; return how many requests the second answers for one of the first, and the 99 % interval.
 
-    More rounds come while the interval holds 1 and there is time.
+    More rounds come while the interval holds what is not more than equal, and there is time.
     """
     begin = time.perf_counter()
     taken: tuple[list[float], list[float]] = [], []
@@ -121,5 +122,5 @@ def _gain(grouped: Callable[[], object], packed: Callable[[], object]) -> tuple[
         if len(taken[0]) < LEAST_ROUNDS:
             continue
         ratio = ratio_interval(taken[0], taken[1])
-        if not ratio[1] <= 1 <= ratio[2] or len(taken[0]) >= MOST_ROUNDS or time.perf_counter() - begin > ROUNDS_S:
+        if not ratio[1] <= 1 + EQUIVALENT <= ratio[2] or len(taken[0]) >= MOST_ROUNDS or time.perf_counter() - begin > ROUNDS_S:
             return ratio
