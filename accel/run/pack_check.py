@@ -2,7 +2,8 @@
 
 The session that takes shared rows is made while it is loaded, from the artifact that was proved. So each text's answer
 in a shared row is held against its answer alone, by the variant's own gate; then requests of the traffic are answered
-in groups by length and in shared rows, pass after pass in turn. What is not faster beyond doubt, and by more than what decisions call equal, is not kept.
+in groups by length and in shared rows, pass after pass in turn. What is not faster beyond doubt, and by more than what
+decisions call equal, is not kept.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import numpy as np
 from accel.bench.race import EQUIVALENT
 from accel.bench.stability import ratio_interval
 from accel.builders import Session, targets
-from accel.core.errors import AccelError, first_line
+from accel.core.errors import first_line
 from accel.core.feeds import Feed
 from accel.core.values import Artifact, ModelSource
 from accel.exporters import traffic
@@ -55,16 +56,15 @@ def check_packing(
             contextlib.closing(builder.open_packed(artifact, folder, mask=grouping.mask, **how)) as packed,
         ):
             return _tried(source, session, packed, plain, described, samples_folder)
-    except (AccelError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  whatever a stranger's graph leads to, it costs the shared rows alone
         return replace(plain, unpacked=first_line(error))
 
 
 def _tried(
     source: ModelSource, session: Session, packed: Session, plain: Grouping, described: Described, samples_folder: Path
 ) -> Grouping:
-    widths = [width for width in WIDTHS if width <= plain.lengths[-1]] or [
-        plain.lengths[-1]
-    ]  # its tables go no further
+    longest = plain.lengths[-1]  # the model's tables may go no further
+    widths = [width for width in WIDTHS if width <= longest] or [longest]
     items = rows_of_lengths(source, samples_folder / described.samples.gate.path, plain)
     held = hold(source, session, items, _packing(plain, widths[-1]), plain.gate, packed)
     if not held.passed:
@@ -121,6 +121,7 @@ def _gain(grouped: Callable[[], object], packed: Callable[[], object]) -> tuple[
             taken[way].append(_seconds((grouped, packed)[way]))
         if len(taken[0]) < LEAST_ROUNDS:
             continue
-        ratio = ratio_interval(taken[0], taken[1])
-        if not ratio[1] <= 1 + EQUIVALENT <= ratio[2] or len(taken[0]) >= MOST_ROUNDS or time.perf_counter() - begin > ROUNDS_S:
+        ratio = ratio_interval(*taken)
+        settled = not ratio[1] <= 1 + EQUIVALENT <= ratio[2]
+        if settled or len(taken[0]) >= MOST_ROUNDS or time.perf_counter() - begin > ROUNDS_S:
             return ratio
