@@ -424,6 +424,7 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     import plotly.graph_objects as plotly
 
     figure = plotly.Figure()
+    rows = [row for row in rows if row["hardware"] == rows[-1]["hardware"]]  # the machine that was measured last
     heaviest = {row["model"]: medians(row)[max(medians(row), key=int)] for row in rows}
     for way in max(heaviest.values(), key=len):
         gains = {model: by_way[way] / by_way["padded"] for model, by_way in heaviest.items() if way in by_way}
