@@ -29,16 +29,26 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Live:
     return Live.make(tmp_path_factory.mktemp("bert"), BERT, SIZES)
 
 
-def tried(live: Live, target: str = TARGET, gain: tuple[float, float, float] = GAIN) -> Grouping:
-    """Ask a variant; what is faster is a matter of the machine, and given."""
+def tried(
+    live: Live,
+    target: str = TARGET,
+    gain: tuple[float, float, float] = GAIN,
+    gate: dict[str, float] | None = None,
+) -> Grouping:
+    """Ask a variant; what is faster is a matter of the machine, and given.
+
+    Args:
+        gate: in place of the variant's own.
+    """
     found, _ = checked(live, target)
     assert found.grouping is not None
+    grouping = found.grouping if gate is None else replace(found.grouping, gate=gate)
     artifact = live._build(Variant(Target(target, "cpu"), live.source.profile))
     described = Described(live.source, live.samples)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack_check, "_gain", lambda *_: gain)
         files = live._files(artifact.variant)
-        return check_packing(artifact, files, described, live.folder / "samples", found.grouping, THREADS)
+        return check_packing(artifact, files, described, live.folder / "samples", grouping, THREADS)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +99,25 @@ def test_answers_that_depend_on_the_other_texts_of_a_row_are_found(bert: Live, m
     found = tried(bert)
     assert found.packing is None
     assert "answers depend on the texts of a row" in str(found.unpacked)
+
+
+def test_a_text_that_sees_a_little_of_another_is_found_where_the_gate_has_room_for_it(
+    bert: Live, monkeypatch: pytest.MonkeyPatch
+):
+    """One position is seen by the second text of its row in place of its own."""
+    joined = packed.joined
+
+    def leaking(*given: Any) -> dict[str, np.ndarray]:
+        feed = joined(*given)
+        shown = feed[packed.SHOWN].copy()
+        several = feed[packed.TEXT].max(axis=1) > 1
+        shown[several, 0] = 2
+        return feed | {packed.SHOWN: shown}
+
+    monkeypatch.setattr(packed, "joined", leaking)
+    found = tried(bert, gate={"sqnr_db": 3.0})
+    assert found.packing is None
+    assert "where groups by length keep" in str(found.unpacked)
 
 
 POOLED = '"pooled": torch.tanh(self.pool(hidden[:, 0]))'
