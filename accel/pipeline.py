@@ -339,7 +339,9 @@ def _conclude(
         _measure(work, results, described, reference)
         if reference is not None:
             _prove_chosen(run, described, reference, work)
-            _apply_costs(run, described, reference, work)
+            if "traffic" in job.objectives:
+                with work.timed("measure"):
+                    _apply_costs(run, described, reference, work)
         _apply_measured(results, work.stages, job.constraints.max_p99_ms)
     if job.bench in ("triton", "both"):
         with work.timed("serve"):
@@ -417,8 +419,7 @@ def _apply_costs(run: Run, described: Stage, reference: Stage[Answered], work: W
         assert best.traffic is not None
         try:
             times, pack = best.traffic.request_times, work.job.exhaustive or result.variant.id in named
-            with work.timed("measure"):
-                proof = stages.regrouped(result.built, result.proof, described, times, pack=pack)
+            proof = stages.regrouped(result.built, result.proof, described, times, pack=pack)
             if proof is result.proof:
                 continue
             result.proof = proof

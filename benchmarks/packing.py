@@ -28,9 +28,9 @@ from accel.builders import Session, targets
 from accel.core import document, hardware
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource
-from accel.run.pack_check import PLACES, WIDTHS
+from accel.run.pack_check import in_rows
 from accel.triton import manifest as manifests
-from accel.triton.grouping import WINDOW, Grouping, Packing, answered, groups, places
+from accel.triton.grouping import WINDOW, Grouping, answered, groups, places
 
 LARGE = 64
 """Rows of a group beside those that the profile allows."""
@@ -47,11 +47,10 @@ def windows(requests: Sequence[Feed]) -> Windows:
 def settings(grouping: Grouping) -> dict[str, Grouping]:
     """Return how requests share calls, by name: ``groups`` as served first."""
     plain = replace(grouping, packing=None)
-    widths = [width for width in WIDTHS if width <= grouping.lengths[-1]] or [grouping.lengths[-1]]
     return {
         "groups": plain,
         f"groups of {LARGE}": replace(plain, rows=LARGE),
-        **{f"rows of {width}": replace(plain, packing=Packing(width, PLACES)) for width in widths},
+        **{f"rows of {width}": way for width, way in in_rows(plain).items()},
     }
 
 

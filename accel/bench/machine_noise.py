@@ -159,14 +159,17 @@ def claim(word: str) -> None:
 def _own() -> list[psutil.Process]:
     me = psutil.Process()
     own = {process.pid: process for process in (me, *me.children(recursive=True))}
-    for word, known in _claimed.items():
-        if known is None or not known.is_running():
-            known = _claimed[word] = next(
-                (p for p in psutil.process_iter() if _has(p, word) and p.pid not in own), None
-            )
-        if known is not None:
-            with contextlib.suppress(psutil.Error):
-                own |= {process.pid: process for process in (known, *known.children(recursive=True))}
+    for word, known in list(_claimed.items()):
+        if known is None:  # looked for among all processes until it is there, and no more once it has ended
+            known = next((p for p in psutil.process_iter() if _has(p, word) and p.pid not in own), None)
+            _claimed[word] = known
+        if known is None:
+            continue
+        if not known.is_running():
+            del _claimed[word]
+            continue
+        with contextlib.suppress(psutil.Error):
+            own |= {process.pid: process for process in (known, *known.children(recursive=True))}
     return list(own.values())
 
 

@@ -47,9 +47,9 @@ def check_packing(
         grouping: what the variant was proved to allow.
     """
     source, builder = described.source, targets.discover()[artifact.variant.target.name]
-    if not builder.packs or grouping.mask is None or artifact.variant.static is not None:
-        return replace(grouping, packing=None, unpacked=None)
     plain = replace(grouping, packing=None, unpacked=None)
+    if not builder.packs or grouping.mask is None or artifact.variant.static is not None:
+        return plain
     if odd := [s.name for s in source.inputs if s.dims != ("batch", grouping.axis)]:
         return replace(plain, unpacked=f"input {odd[0]!r} is not one value for each position")
     how: dict[str, Any] = {"threads": threads, "mode": "latency"}
@@ -66,10 +66,9 @@ def check_packing(
 def _tried(
     source: ModelSource, session: Session, packed: Session, plain: Grouping, described: Described, samples_folder: Path
 ) -> Grouping:
-    longest = plain.lengths[-1]  # the model's tables may go no further
-    widths = [width for width in WIDTHS if width <= longest] or [longest]
+    tried = in_rows(plain)
     items = rows_of_lengths(source, samples_folder / described.samples.gate.path, plain)
-    held = hold(source, session, items, _packing(plain, widths[-1]), plain.gate, packed)
+    held = hold(source, session, items, tried[max(tried)], plain.gate, packed)
     if not held.passed:
         return replace(plain, unpacked=f"answers depend on the texts of a row: {held.reasons[0]}")
     apart, shared = plain.found.get("sqnr_db"), held.found.get("sqnr_db")
@@ -78,7 +77,7 @@ def _tried(
         return replace(plain, unpacked=f"answers depend on the texts of a row: {said}")
     if not (asked := _requests(source, described, samples_folder)):
         return replace(plain, unpacked="there are no requests to time")
-    ways = {width: _pass(source, packed, _packing(plain, width), asked) for width in widths}
+    ways = {width: _pass(source, packed, way, asked) for width, way in tried.items()}
     grouped = _pass(source, session, plain, asked)
     first = {width: min(_seconds(way), _seconds(way)) for width, way in ways.items()}  # the first meets new shapes
     width = min(first, key=first.__getitem__)
@@ -89,8 +88,10 @@ def _tried(
     return replace(plain, packing=Packing(width, PLACES, gain, len(items), held.gate, held.found))
 
 
-def _packing(plain: Grouping, width: int) -> Grouping:
-    return replace(plain, packing=Packing(width, PLACES))
+def in_rows(plain: Grouping) -> dict[int, Grouping]:
+    """Return by width how texts may share rows: none is wider than the longest text, where the model's tables end."""
+    widths = [width for width in WIDTHS if width <= plain.lengths[-1]] or [plain.lengths[-1]]
+    return {width: replace(plain, packing=Packing(width, PLACES)) for width in widths}
 
 
 def _requests(source: ModelSource, described: Described, samples_folder: Path) -> Mapping[int, Feed]:
