@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from accel.exporters.positional import Positional
 
 _PACKED = re.compile(rb"aoti_torch_cpu_\w*(?:linear|convolution)_pointwise\w*\(")
+_SHARED_RUNTIME = {"aot_inductor.custom_op_libs": [":libstdc++.so.6"]}
+"""Links libstdc++ by its file name: some compilers (where only ``libstdc++.a`` is installed for development) link it into
+the package, and the second copy in one process ends it by SIGSEGV, in the regular expression by which torch's own code
+reads the device's name."""
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -48,7 +52,7 @@ def write(request: BuildRequest, precision: Precision, path: Path, *, max_autotu
             # Frozen weights are laid out for oneDNN's products, which takes longer to build and less to run.
             # Where gradients are on, Inductor leaves them as they are and says nothing.
             frozen = device.type == "cpu"
-            configs = {"cpp.dynamic_threads": True, "max_autotune": max_autotune, "freezing": frozen}
+            configs = {"cpp.dynamic_threads": True, "max_autotune": max_autotune, "freezing": frozen, **_SHARED_RUNTIME}
             with torch.no_grad():
                 torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
             facts |= {"compiled_for": _compiled_for(device), "max_autotune": max_autotune, "frozen": frozen}
