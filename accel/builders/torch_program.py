@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 _PACKED = re.compile(rb"aoti_torch_cpu_\w*(?:linear|convolution)_pointwise\w*\(")
 _SHARED_RUNTIME = {"aot_inductor.custom_op_libs": [":libstdc++.so.6"]}
-"""Links libstdc++ by its file name: some compilers (where only ``libstdc++.a`` is installed for development) link it into
-the package, and the second copy in one process ends it by SIGSEGV, in the regular expression by which torch's own code
-reads the device's name."""
+"""Links libstdc++ by its file name: some compilers link it statically, and the second copy in one process ends it by
+SIGSEGV, in the regular expression by which torch's own code reads the device's name."""
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -85,9 +84,12 @@ def open_session(artifact: Artifact, folder: Path, *, threads: int, mode: Mode) 
     device = use_cuda() if target.device == "cuda" else torch.device("cpu")
     call: Callable[..., Any]
     if target.name.startswith("aoti"):
-        from torch._inductor.package import load_package
+        from torch.export.pt2_archive._package import AOTICompiledModel
 
-        call = load_package(str(path), num_runners=slots)
+        # `torch._inductor.aoti_load_package` does the same after it has compiled a program for each instruction set and
+        # loaded ten of them, each in a process with torch's libraries, to warn where the package is another machine's:
+        # 14 s at first, and on a machine with CUDA 45 s in every process.
+        call = AOTICompiledModel(torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, slots, -1))
         dtypes = built.facts["parameters"]
     else:
         from accel.exporters.exported import read_program

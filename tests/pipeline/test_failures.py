@@ -211,3 +211,16 @@ def test_ctrl_c_leaves_nothing_half_written_and_exits_130(tmp_path):
     assert "memory" not in said, "what the user stopped was not ended by the kernel"
     assert not list(store.glob("tmp-*"))
     assert not (out / "run.json").exists()
+
+
+@pytest.mark.campaign
+def test_a_package_loads_whose_compiler_links_libstdcxx_statically(factory, tmp_path, monkeypatch):
+    """Seen on a machine with a GPU: with two copies of it a process ended by SIGSEGV when torch loaded a package."""
+    compiler = tmp_path / "g++"
+    shared = 'case " $* " in *" -shared "*) exec /usr/bin/g++ "$@" -static-libstdc++ ;; esac'
+    compiler.write_text(f'#!/bin/sh\n{shared}\nexec /usr/bin/g++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    document = convert(factory, tmp_path / "run", "aoti", bench="none")
+    assert [(v["status"], v["reason"]) for v in document["variants"]] == [("ok", None)]
