@@ -23,8 +23,9 @@ def pack(model: Any, mask: str) -> None:
 
     The mask that scores are filled up with, (batch, 1, …, length), becomes one of which positions see which, (rows, 1,
     …, width, width). The table of positions is read at the place within the text; where positions are counted along a
-    row, counting begins anew with each text. What reads position 0 of each row reads the first of each text, and sums
-    and means over a row are taken over each text.
+    row, counting begins anew with each text. Where there is neither, positions come in by distance, as rotations of
+    both sides of a product do, or not at all; or the answers tell. What reads position 0 of each row reads the first of
+    each text, and sums and means over a row are taken over each text.
 
     Args:
         mask: name of the input (batch, length) that is 0 at padding.
@@ -40,10 +41,10 @@ def pack(model: Any, mask: str) -> None:
     parameter = model.input(mask).get_node()
     scored = _scored(model, parameter)
     placed, counted, first, sums = _by_position(model)
-    if not scored or len(placed) + len(counted) != 1:
+    if not scored or len(placed) + len(counted) > 1:
         raise _refused(
             f"the mask {mask!r} comes to scores in {len(scored)} places, and positions come in at "
-            f"{len(placed) + len(counted)} (expected are encoders with one table of positions)"
+            f"{len(placed) + len(counted)} (expected are encoders with one table of positions, or none)"
         )
     seen = ops.equal(ops.unsqueeze(given[TEXT], [2]), ops.unsqueeze(given[SHOWN], [1]))
     for op, (hidden, shown) in scored:

@@ -128,7 +128,6 @@ REFUSED = {
         "takes ReduceMax of a row",
     ),
     "no mask in attention": ("+ hide, -1)", ", -1)", "comes to scores in 0 places"),
-    "no positions": (" + self.places(torch.arange(input_ids.shape[1]))", "", "positions come in at 0"),
     "two tables": (
         "self.places(torch.arange(input_ids.shape[1]))",
         "self.places(torch.arange(input_ids.shape[1])) + self.words(torch.arange(input_ids.shape[1]).clamp(max=49))",
@@ -175,6 +174,29 @@ def test_positions_may_be_counted_in_other_ways(tmp_path: Path, name: str):
         tmp_path,
         BERT.replace("torch.arange(input_ids.shape[1])", COUNTED[name]).replace("Embedding(64", "Embedding(65"),
     )
+
+
+TURNED = """\
+        at = torch.arange(hidden.shape[1])[:, None] * 10.0 ** -torch.arange(8)
+        cos, sin = at.cos(), at.sin()
+        halves = (x.chunk(2, -1) for x in (q, k))
+        q, k = (torch.cat((a * cos - b * sin, a * sin + b * cos), -1) for a, b in halves)
+"""
+
+
+def test_rotations_by_position_stay(tmp_path: Path):
+    """What is turned by its place in the row meets what is turned alike: the distance alone remains (RoPE)."""
+    scores = "        scores = torch.softmax"
+    code = BERT.replace(" + self.places(torch.arange(input_ids.shape[1]))", "").replace(scores, TURNED + scores)
+    hold_packed(tmp_path, code)
+
+
+def test_positions_that_are_computed_are_found_by_the_answers(tmp_path: Path):
+    """Waves along the row are no table: nothing begins them anew, and no text but the first is answered as alone."""
+    waves = "torch.sin(torch.arange(input_ids.shape[1])[:, None] * 10.0 ** -torch.arange(16))"
+    found = tried(Live.make(tmp_path, BERT.replace("self.places(torch.arange(input_ids.shape[1]))", waves), SIZES))
+    assert found.packing is None
+    assert "answers depend on the texts of a row" in str(found.unpacked)
 
 
 def test_a_table_by_distance_stays(tmp_path: Path):
