@@ -31,6 +31,7 @@ VERSION_FOLDER = "<version folder>"
 T = TypeVar("T")
 Dim = int | str
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "int8", "fp8", "none"]
+Family = Literal["transformer", "vision", "other"]
 Status = Literal["ok", "gate_failed", "failed", "skipped", "deferred"]
 
 
@@ -187,7 +188,7 @@ class ModelSource:
     task: str | None = None
     part: str | None = None
     mask: str | None = None
-    family: Literal["transformer", "vision", "other"] = "other"
+    family: Family = "other"
     gate: tuple[str, float] | None = None
     metric: str | None = None
     static: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from accel.core.accuracy.parity import TASK_SHARE
 from accel.core.errors import UnavailableError
 from accel.core.values import ModelSource, OnnxModel
 from accel.exporters import (
+    axes,
     check,
     factory,
     from_huggingface,
@@ -65,6 +66,7 @@ def describe(request: SourceRequest) -> ModelSource:
             source = exporter.describe(request, made)
         else:
             source = DESCRIBE[request.kind](request)
+    source = axes.with_mask(source, request.mask)
     source = streams.declared(pooling.pooled(source, request.pool), request)
     source = wire.smaller(source, request.io)
     if request.metric is not None:

@@ -12,6 +12,8 @@ from accel.exporters.request import SourceRequest
 if TYPE_CHECKING:
     import numpy as np
 
+NO_MASK = "none"
+"""Word of ``--mask`` for a model whose mask hides no padding."""
 BATCH = ShapeRange((1,), (1,), (16,))
 """Sizes of a leading axis about which nobody said anything."""
 
@@ -105,6 +107,35 @@ def hidden_axes(source: ModelSource) -> Set[int | str]:
     if any(isinstance(d, str) and d not in given for spec in source.outputs for d in spec.dims):
         return set()
     return {d for spec in source.inputs if spec.name == source.mask for d in spec.dims[1:]}
+
+
+def with_mask(source: ModelSource, name: str | None) -> ModelSource:
+    """Return the source with the mask that the user named; None keeps what was found, ``none`` says that it has none.
+
+    Raises:
+        UsageError: no such input, one of floats (0 may be what they show), or one whose axes (batch, positions, …) are
+            not the first ones of another input.
+    """
+    if name is None:
+        return source
+    if name == NO_MASK:
+        return dataclasses.replace(source, mask=None)
+    known_input(name, [spec.name for spec in source.inputs], "--mask")
+    found = next(spec for spec in source.inputs if spec.name == name)
+    if "float" in found.dtype:
+        raise UsageError(
+            f"--mask {name}: it is {found.dtype}, and integers or bools are expected: 0 at padding, 1 elsewhere",
+            fix=f"name another input, or --mask {NO_MASK}",
+        )
+    dims = found.dims
+    beside = [spec for spec in source.inputs if spec.name != name]
+    if len(dims) < 2 or not any(spec.dims[: len(dims)] == dims for spec in beside):
+        shapes = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in source.inputs)
+        raise UsageError(
+            f"--mask {name}: expected the axes of the input whose padding it hides, and the inputs are {shapes}",
+            fix=f"name another input, or --mask {NO_MASK}",
+        )
+    return dataclasses.replace(source, mask=name)
 
 
 def sizes_of(specs: Iterable[TensorSpec], feed: "Mapping[str, np.ndarray]") -> dict[str, int]:

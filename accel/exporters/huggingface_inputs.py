@@ -3,14 +3,13 @@
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from accel.core.errors import UsageError
-from accel.core.values import ShapeRange, TensorSpec
+from accel.core.values import Family, ShapeRange, TensorSpec
 from accel.exporters.axes import Extent, profile_of
 from accel.exporters.processing_files import PICTURES, read_optional
 
-Family = Literal["transformer", "vision", "other"]
 Inputs = tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], Family]
 """Inputs, their profile, and what kind of network takes them."""
 BATCH, FEW = Extent(1, 1, 16), Extent(1, 1, 8)

@@ -65,7 +65,7 @@ def _tokens(source: ModelSource) -> TensorSpec:
     if found is None or found.dims[:2] != mask or not isinstance(found.dims[2], int) or "logits" in found.name:
         outputs = ", ".join(f"{s.name} {list(s.dims)}" for s in source.outputs)
         raise UsageError(
-            f"--pool needs a vector of each token along the axes of attention_mask, and {source.name} gives {outputs}",
+            f"--pool needs a vector of each token along the axes of the mask, and {source.name} gives {outputs}",
             fix="convert the encoder alone (--task feature-extraction), or leave --pool out",
         )
     return found

@@ -8,6 +8,7 @@ from typing import Literal
 
 from accel.core.calls import CallForm
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec
+from accel.exporters import masks
 
 Kind = Literal["zoo", "huggingface", "factory", "exported", "torchscript", "onnx", "savedmodel", "keras", "graphdef"]
 
@@ -56,6 +57,7 @@ class SourceRequest:
         states: of a stateful model, by input that holds a state: the output of the step before that gives it.
         initial: by such an input, the ``.npy`` file (absolute) with its value at the first step.
         io: by float input, what clients send in its place (``uint8``, ``fp16``).
+        mask: input that is 0 at padding, ``none`` for no such input, or None for the one that has a mask's name.
         fixed: axes that were fixed since the export does not let them vary, with their sizes, as text.
     """
 
@@ -84,6 +86,7 @@ class SourceRequest:
     states: Mapping[str, str] = field(default_factory=dict)
     initial: Mapping[str, str] = field(default_factory=dict)
     io: Mapping[str, str] = field(default_factory=dict)
+    mask: str | None = None
     fixed: tuple[str, ...] = ()
 
     def samples_or(self, own: str) -> str:
@@ -104,7 +107,6 @@ class SourceRequest:
         """Return the description of a source that is a user's own file; mask and family go by the inputs' names."""
         if samples == "random":
             notices = [*notices, "inputs are random values: accuracy is unproved; --samples gives real ones"]
-        names = {s.name for s in inputs}
         return ModelSource(
             name=self.name,
             kind=self.kind,
@@ -116,8 +118,8 @@ class SourceRequest:
             inputs=inputs,
             outputs=outputs,
             profile=profile,
-            mask="attention_mask" if "attention_mask" in names else None,
-            family="transformer" if {"input_ids", "attention_mask"} <= names else "other",
+            mask=masks.usual(inputs),
+            family=masks.family(inputs),
             samples=samples,
             notice="; ".join(notices) or None,
             graph=self.graph if framework == "tensorflow" else GraphChoice(),

@@ -64,6 +64,7 @@ def recognise(
     states: Mapping[str, str] | None = None,
     initial: Mapping[str, Path] | None = None,
     io: Mapping[str, str] | None = None,
+    mask: str | None = None,
 ) -> SourceRequest:
     """Decide what SOURCE is, without opening more than a folder listing.
 
@@ -122,6 +123,7 @@ def recognise(
         states=dict(states or {}),
         initial={name: str(path.resolve()) for name, path in (initial or {}).items()},
         io=dict(io or {}),
+        mask=mask,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from accel.core.accuracy.metrics import TaskMetric
 from accel.core.processing import Pipeline
-from accel.core.values import Detections, ShapeRange, TensorSpec
+from accel.core.values import Detections, Family, ShapeRange, TensorSpec
 from accel.exporters.hub import huggingface_folder
 
 SMALL = "@small"
@@ -81,7 +81,7 @@ class Entry:
     drawn: str | None = None
     tokenizer: Callable[[], Path | None] | None = None
     mask: str | None = None
-    family: Literal["transformer", "vision", "other"] = "other"
+    family: Family = "other"
     detections: Detections | None = None
     static: tuple[str, ...] = ()
     gate: tuple[str, float] | None = None

@@ -233,6 +233,10 @@ class Job(Options, BaseModel):
         Pairs,
         Field(description="INPUT=uint8 or INPUT=fp16: what clients send of a float input; the model casts"),
     ] = {}
+    mask: Annotated[
+        str | None,
+        Field(description="Input that is 0 at padding, or none  [default: attention_mask or input_mask]"),
+    ] = None
     ints: Annotated[
         Level,
         Field(description="INT64 → INT32: keep, io or interior  [default: io or keep]"),
@@ -380,6 +384,7 @@ class Job(Options, BaseModel):
             states=self.states,
             initial=self.initial_states,
             io=self.io,
+            mask=self.mask,
         )
 
     @property
