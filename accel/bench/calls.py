@@ -15,8 +15,9 @@ import numpy as np
 
 from accel.bench.checker import Checker
 from accel.bench.request_pool import RequestPool, SequenceIds, SharedPool, request
-from accel.bench.sender import MAX_IN_FLIGHT, METHOD, OPTIONS, Sender, parse_response
+from accel.bench.sender import MAX_IN_FLIGHT, Sender
 from accel.bench.timed_session import now_ns
+from accel.bench.transport import METHOD, OPTIONS, GrpcTransport, parse_response
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
@@ -124,7 +125,7 @@ def open_pool(
         ]
     stateful = _asked(client.get_model_config, model).config.HasField("sequence_batching")
     sequences = SequenceIds(len(requests)) if stateful else None
-    alone = sequences.parameters(0, 0, alone=True) if sequences else b""
+    alone = sequences.of(0, 0, alone=True).message() if sequences else b""
     begin_ns = now_ns()
     first = _answered(url, requests[0], timeout_s, alone)
     first_ms = (now_ns() - begin_ns) / 1e6
@@ -137,7 +138,8 @@ def open_pool(
         pool = RequestPool(requests)
     checker = Checker(read_npz(check), share=share) if check is not None else None
     room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
-    sender = Sender(url, pool, checker, seed=seed, slots=room, timeout_s=timeout_s, sequences=sequences)
+    transport = GrpcTransport(url, pool)
+    sender = Sender(transport, len(pool), checker, seed=seed, slots=room, timeout_s=timeout_s, sequences=sequences)
     _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
     return FirstRequest(first_ms, max(size for feed in sizes for size in feed.values()))
 

@@ -9,6 +9,7 @@ import functools
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,31 @@ class RequestPool:
         """Give nothing back: there is nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Which step of which sequence a request of a stateful model is.
+
+    Source: server docs/protocol/extension_sequence.md.
+    """
+
+    id: int
+    start: bool
+    end: bool
+
+    def message(self) -> bytes:
+        """Return it as bytes that are put behind a serialised request.
+
+        Source: protobuf reads messages put behind one another as merged (Encoding, "Last One Wins").
+        """
+        from tritonclient.grpc import service_pb2
+
+        made = service_pb2.ModelInferRequest()
+        made.parameters["sequence_id"].int64_param = self.id
+        made.parameters["sequence_start"].bool_param = self.start
+        made.parameters["sequence_end"].bool_param = self.end
+        return bytes(made.SerializeToString())
+
+
 class SequenceIds:
     """The correlation ids of a stateful model's requests: each slot plays the feeds in order, as one sequence.
 
@@ -90,22 +116,13 @@ class SequenceIds:
         """Return the slots whose sequence has not ended."""
         return [slot for slot, feed in self._next.items() if feed]
 
-    def parameters(self, feed: int, slot: int, *, alone: bool = False) -> bytes:
-        """Return the parameters of a step as bytes that are put behind a serialised request.
+    def of(self, feed: int, slot: int, *, alone: bool = False) -> Step:
+        """Return what says whose step a request is.
 
         Args:
             alone: a sequence of this one step.
-
-        Source: server docs/protocol/extension_sequence.md; protobuf reads messages put behind one another as merged
-        (Encoding, "Last One Wins").
         """
-        from tritonclient.grpc import service_pb2
-
-        made = service_pb2.ModelInferRequest()
-        made.parameters["sequence_id"].int64_param = self._first_id + slot
-        made.parameters["sequence_start"].bool_param = alone or feed == 0
-        made.parameters["sequence_end"].bool_param = alone or feed == self._steps - 1
-        return bytes(made.SerializeToString())
+        return Step(self._first_id + slot, alone or feed == 0, alone or feed == self._steps - 1)
 
 
 class SharedPool(RequestPool):

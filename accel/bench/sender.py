@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from accel.bench.checker import Checker
-from accel.bench.request_pool import RequestPool, SequenceIds
+from accel.bench.request_pool import SequenceIds
 from accel.bench.timed_session import now_ns
+from accel.bench.transport import RequestError, Transport
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
-OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 MAX_IN_FLIGHT = 1024
 """An open loop has at most so many requests under way; later ones wait here, and are late from when they were due."""
 ORDER = 1 << 16
@@ -39,8 +38,8 @@ class Sender:
 
     def __init__(
         self,
-        url: str,
-        pool: RequestPool,
+        transport: Transport,
+        feeds: int,
         checker: Checker | None,
         *,
         seed: int,
@@ -48,10 +47,10 @@ class Sender:
         timeout_s: float,
         sequences: SequenceIds | None = None,
     ):
-        self._url, self._pool, self._checker = url, pool, checker
+        self._transport, self._checker = transport, checker
         self._seed, self._slots, self._timeout_s = seed, slots, timeout_s
         self._sequences = sequences
-        self._order = np.random.default_rng(seed).integers(0, len(pool), ORDER).tolist()
+        self._order = np.random.default_rng(seed).integers(0, feeds, ORDER).tolist()
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -59,7 +58,7 @@ class Sender:
         self._dispatcher: asyncio.Task[None] | None = None
         self._broken: BaseException | None = None
         self._reset()
-        self._wait(self._connect())
+        self._wait(transport.connect())
 
     def start(self, **load: Any) -> None:
         """Begin to send: see the task of that name."""
@@ -77,7 +76,7 @@ class Sender:
 
     def close(self) -> None:
         """Close the connection and the loop."""
-        self._wait(self._channel.close())
+        self._wait(self._transport.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -101,13 +100,6 @@ class Sender:
         rows, self._rows = self._rows, array("q")
         failures, self._failures = self._failures, 0
         return np.frombuffer(rows, np.int64).reshape(-1, 5), failures
-
-    async def _connect(self) -> None:
-        import grpc
-
-        self._channel = grpc.aio.insecure_channel(self._url, OPTIONS)
-        self._infer = self._channel.unary_unary(METHOD)
-        self._live = self._channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
 
     async def _begin(self, *, concurrency: int | None, begin_ns: int, **arrivals: Any) -> None:
         if concurrency is None:
@@ -140,44 +132,40 @@ class Sender:
             await self._send(now_ns(), self._free.pop())
 
     async def _send(self, due_ns: int, slot: int) -> None:
-        import grpc
-
-        feed, more = self._order[self._drawn % ORDER], b""
+        feed, step = self._order[self._drawn % ORDER], None
         if self._sequences is not None:
             feed = self._sequences.step(slot)
-            more = self._sequences.parameters(feed, slot)
+            step = self._sequences.of(feed, slot)
         self._drawn += 1
         sent_ns = now_ns()
         try:
-            body = await self._infer(self._pool.body(feed, slot) + more, timeout=self._timeout_s)
+            answer = await self._transport.infer(feed, slot, step, self._timeout_s)
             end_ns = now_ns()
             self._rows.extend((feed, due_ns, sent_ns, end_ns, 1))
             self._missed = 0
             if self._checker is not None:
-                self._checker.look(str(feed), self._pool.outputs(parse_response(body), slot))
-        except grpc.aio.AioRpcError as error:
+                self._checker.look(str(feed), self._transport.outputs(answer, slot))
+        except RequestError as error:
             self._rows.extend((feed, due_ns, sent_ns, now_ns(), 0))
             self._failures += 1
             if self._sequences is not None:
                 self._sequences.begin(slot)
-            self.error = self.error or f"{error.code().name}: {error.details()}"
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                await self._look_for_server(error)
+            self.error = self.error or error.message
+            if error.unavailable:
+                await self._look_for_server()
         finally:
             self._free.append(slot)
 
-    async def _look_for_server(self, error: Any) -> None:
+    async def _look_for_server(self) -> None:
         """Tell a server that refuses from one that is gone; a scheduler's full queue is UNAVAILABLE, too."""
-        import grpc
-
         self._missed += 1
         await asyncio.sleep(0.02)  # a refused connection fails at once: do not spin
         if self._missed >= GONE_AFTER and self.dead is None:
             try:
-                await self._live(b"", timeout=5)
+                await self._transport.live()
                 self._missed = 0
-            except grpc.aio.AioRpcError:
-                self.dead = error.details()
+            except RequestError as error:
+                self.dead = error.message
 
     async def _drain(self) -> None:
         if self._dispatcher is not None:
@@ -198,8 +186,8 @@ class Sender:
 
         A slot's id is begun anew and ended with one step.
         """
-        bodies = (self._pool.body(0, slot) + sequences.parameters(0, slot, alone=True) for slot in sequences.begun())
-        calls = [asyncio.ensure_future(self._infer(body, timeout=DRAIN_S)) for body in bodies]
+        steps = ((slot, sequences.of(0, slot, alone=True)) for slot in sequences.begun())
+        calls = [self._transport.infer(0, slot, step, DRAIN_S) for slot, step in steps]
         await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -232,10 +220,3 @@ def due_times(
     while True:
         due_ns += drawn.expovariate(rate_per_s / count) * 1e9
         yield int(due_ns)
-
-
-def parse_response(body: bytes) -> Any:
-    """Parse the bytes of a ``ModelInferResponse``."""
-    from tritonclient.grpc import service_pb2
-
-    return service_pb2.ModelInferResponse.FromString(body)
