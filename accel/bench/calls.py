@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from accel.bench.checker import Checker
-from accel.bench.request_pool import RequestPool, SequenceIds, SharedPool, request
+from accel.bench.request_pool import HttpPool, RequestPool, SequenceIds, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, Sender
 from accel.bench.timed_session import now_ns
-from accel.bench.transport import METHOD, OPTIONS, GrpcTransport, parse_response
+from accel.bench.transport import METHOD, OPTIONS, GrpcTransport, HttpTransport, parse_response
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
@@ -102,6 +102,7 @@ def open_pool(
     seed: int,
     timeout_s: float,
     share: float | None = None,
+    http: str | None = None,
 ) -> FirstRequest:
     """Serialise all requests, send the first one, and connect.
 
@@ -111,18 +112,17 @@ def open_pool(
         check: ``.npz`` for ``Checker``; ``share`` is its share of the time.
         shared_memory: what the regions' names begin with, or None to send everything inline.
         slots: most requests under way in a closed loop, and with shared memory in an open one.
+        http: ``host:port`` of the HTTP endpoint, where the load goes there; the first request goes over gRPC.
 
     Raises:
-        UnavailableError: nothing answers at the address, or shared memory cannot be used.
+        UnavailableError: nothing answers at the address, shared memory cannot be used, or HTTP's client is missing.
         InputError: the server refuses the first request.
     """
     close_pool()
     client = _client(url)
     with np.load(bodies, allow_pickle=False) as file:
-        requests = [
-            request(model, feed, [file[f"{i}/{tensor.name}"].tobytes() for tensor in feed])
-            for i, feed in enumerate(tensors)
-        ]
+        feeds = [(feed, [file[f"{i}/{t.name}"].tobytes() for t in feed]) for i, feed in enumerate(tensors)]
+    requests = [request(model, *feed) for feed in feeds]
     stateful = _asked(client.get_model_config, model).config.HasField("sequence_batching")
     sequences = SequenceIds(len(requests)) if stateful else None
     alone = sequences.of(0, 0, alone=True).message() if sequences else b""
@@ -138,7 +138,7 @@ def open_pool(
         pool = RequestPool(requests)
     checker = Checker(read_npz(check), share=share) if check is not None else None
     room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
-    transport = GrpcTransport(url, pool)
+    transport = GrpcTransport(url, pool) if http is None else HttpTransport(http, model, HttpPool(feeds))
     sender = Sender(transport, len(pool), checker, seed=seed, slots=room, timeout_s=timeout_s, sequences=sequences)
     _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
     return FirstRequest(first_ms, max(size for feed in sizes for size in feed.values()))

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from accel.core.errors import UnavailableError
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -21,3 +23,13 @@ class Endpoint:
     pid: int | None
     release: str | None
     via: str
+
+    def http_only(self) -> str:
+        """Return where it answers over HTTP.
+
+        Raises:
+            UnavailableError: it does not.
+        """
+        if not self.http:
+            raise UnavailableError(f"the server at {self.grpc} does not answer over HTTP", fix="leave --protocol out")
+        return self.http

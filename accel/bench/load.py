@@ -125,6 +125,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
 
     Args:
         url: ``host:port`` of the server's gRPC endpoint.
+        http: that of its HTTP endpoint, where requests are sent there; None sends them over gRPC.
         processes: how many send; one is enough until it is busy all the time (``Window.cpu_s``).
         timeout_s: a request that takes longer counts as failed.
         log: takes what the processes print.
@@ -135,8 +136,10 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
         largest_output_bytes: size of the largest output of that request, with shared memory of all feeds.
     """
 
-    def __init__(self, url: str, *, log: Path, processes: int = 1, timeout_s: float = 120.0) -> None:
-        self.url = url
+    def __init__(
+        self, url: str, *, log: Path, http: str | None = None, processes: int = 1, timeout_s: float = 120.0
+    ) -> None:
+        self.url, self._http = url, http
         self.processes = processes
         self.failures = 0
         self.error: str | None = None
@@ -207,6 +210,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
                 seed=seed,
                 timeout_s=self._timeout_s,
                 share=share,
+                http=self._http,
             )
             for worker in self._workers
         ]

@@ -6,9 +6,10 @@ largest answer. Source: server docs/protocol/extension_shared_memory.md.
 
 import contextlib
 import functools
+import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -123,6 +124,55 @@ class SequenceIds:
             alone: a sequence of this one step.
         """
         return Step(self._first_id + slot, alone or feed == 0, alone or feed == self._steps - 1)
+
+
+class HttpPool:
+    """Requests of one model as HTTP has them, one for each feed: a JSON header, and the tensors' bytes behind it.
+
+    Source: server docs/protocol/extension_binary_data.md.
+    """
+
+    def __init__(self, feeds: Sequence[tuple[Sequence[WireTensor], Sequence[bytes]]]) -> None:
+        self._headers = [
+            [_header(t, len(b)) for t, b in zip(tensors, bodies, strict=True)] for tensors, bodies in feeds
+        ]
+        self._binary = [b"".join(bodies) for _, bodies in feeds]
+        self._made = [self._request(feed, {}) for feed in range(len(feeds))]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def request(self, feed: int, step: Step | None) -> tuple[int, bytes]:
+        """Return the length of the header, and the whole body."""
+        if step is None:
+            return self._made[feed]
+        words = {"sequence_id": step.id, "sequence_start": step.start, "sequence_end": step.end}
+        return self._request(feed, words)
+
+    def outputs(self, header: int, body: bytes) -> dict[str, np.ndarray]:
+        """Return the arrays of an answer, but for text.
+
+        Args:
+            header: length of the JSON at its beginning.
+        """
+        found, place = {}, header
+        for tensor in json.loads(body[:header])["outputs"]:
+            size = tensor["parameters"]["binary_data_size"]
+            if tensor["datatype"] != "BYTES":
+                dtype = triton_to_np_dtype(tensor["datatype"])
+                found[tensor["name"]] = np.frombuffer(body[place : place + size], dtype).reshape(tensor["shape"])
+            place += size
+        return found
+
+    def _request(self, feed: int, words: Mapping[str, object]) -> tuple[int, bytes]:
+        said = {"inputs": self._headers[feed], "parameters": {"binary_data_output": True, **words}}
+        header = json.dumps(said).encode()
+        return len(header), header + self._binary[feed]
+
+
+def _header(tensor: WireTensor, size: int) -> dict[str, object]:
+    plain = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
+    return {**plain, "parameters": {"binary_data_size": size}}
 
 
 class SharedPool(RequestPool):

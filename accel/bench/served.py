@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -33,6 +33,7 @@ WARM_SPANS = 6
 """A warm-up ends after so many half windows, settled or not."""
 LENGTHS = 4
 """Parts by length in which the latencies of requests are shown."""
+Protocols = Literal["grpc", "http"]
 SLICES = 5
 """Each window is cut into so many slices, which the intervals resample: three windows alone are too few."""
 BUSY = 0.85
@@ -47,6 +48,7 @@ class Method:
         seconds: length of a window.
         processes: how many processes send.
         shared_memory: pass tensors through system shared memory.
+        protocol: what requests are sent over.
         seed: decides the order of the feeds and the gaps of Poisson arrivals.
         timeout_s: a request that takes longer counts as failed.
     """
@@ -54,6 +56,7 @@ class Method:
     seconds: float = 2.0
     processes: int = 1
     shared_memory: bool = False
+    protocol: Protocols = "grpc"
     seed: int = 0
     timeout_s: float = 120.0
 
@@ -147,7 +150,10 @@ def sweep(
     session = uuid.uuid4().hex[:12]
     points: list[Measurement] = []
     kept: dict[str, np.ndarray] = {}
-    with Generator(endpoint.grpc, log=log, processes=method.processes, timeout_s=method.timeout_s) as generator:
+    http = endpoint.http_only() if method.protocol == "http" else None
+    with Generator(
+        endpoint.grpc, http=http, log=log, processes=method.processes, timeout_s=method.timeout_s
+    ) as generator:
         served = generator.describe(model)
         fitted = fit_feeds(feeds, inputs or served.inputs)
         generator.open(

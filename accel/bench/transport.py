@@ -1,14 +1,19 @@
 """How one request reaches the server and its answer comes back; what is sent, and when, others decide."""
 
+import importlib.util
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import numpy as np
 
-from accel.bench.request_pool import RequestPool, Step
+from accel.bench.request_pool import HttpPool, RequestPool, Step
+from accel.core.errors import UnavailableError
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+LENGTH_OF_HEADER = "Inference-Header-Content-Length"
 
 
 class RequestError(Exception):
@@ -98,3 +103,69 @@ def parse_response(body: bytes) -> Any:
     from tritonclient.grpc import service_pb2
 
     return service_pb2.ModelInferResponse.FromString(body)
+
+
+class HttpTransport:
+    """HTTP/1.1 with tensors as binary data behind a JSON header, over as many connections as requests are under way.
+
+    Args:
+        url: ``host:port`` of the HTTP endpoint.
+
+    Raises:
+        UnavailableError: aiohttp is missing.
+
+    Source: server docs/protocol/extension_binary_data.md.
+    """
+
+    def __init__(self, url: str, model: str, pool: HttpPool) -> None:
+        if importlib.util.find_spec("aiohttp") is None:
+            raise UnavailableError(
+                "requests over HTTP need aiohttp, which is not here", fix="pip install 'accel[serve]'"
+            )
+        self._base, self._pool = f"http://{url}/v2", pool
+        self._infer = f"{self._base}/models/{quote(model)}/infer"
+
+    async def connect(self) -> None:
+        import aiohttp
+
+        # An answer is compressed where a client says that it can take that, as this library does by itself.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), skip_auto_headers=("Accept-Encoding", "Content-Type", "User-Agent")
+        )
+
+    async def infer(self, feed: int, slot: int, step: Step | None, timeout_s: float) -> Any:
+        header, body = self._pool.request(feed, step)
+        sizes = {LENGTH_OF_HEADER: str(header)}
+        return await self._asked(self._session.post(self._infer, data=body, headers=sizes, timeout=_within(timeout_s)))
+
+    def outputs(self, answer: Any, slot: int) -> Mapping[str, np.ndarray]:
+        return self._pool.outputs(*answer)
+
+    async def live(self) -> None:
+        await self._asked(self._session.get(f"{self._base}/health/live", timeout=_within(5)))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _asked(self, call: Any) -> tuple[int, bytes]:
+        """Return the length of the answer's header, and the answer."""
+        import aiohttp
+
+        try:
+            async with call as response:
+                body = await response.read()
+                if response.status != HTTPStatus.OK:
+                    said = body.decode(errors="replace")[:500]
+                    gone = response.status == HTTPStatus.SERVICE_UNAVAILABLE
+                    raise RequestError(f"HTTP {response.status}: {said}", unavailable=gone)
+                return int(response.headers.get(LENGTH_OF_HEADER, len(body))), body
+        except TimeoutError as error:
+            raise RequestError("no answer in time", unavailable=False) from error
+        except aiohttp.ClientError as error:
+            raise RequestError(f"{type(error).__name__}: {error}", unavailable=True) from error
+
+
+def _within(timeout_s: float) -> Any:
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=timeout_s)

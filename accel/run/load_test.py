@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from accel.bench import ranges
 from accel.bench.load import ARRIVALS, Generator, Load, Window
-from accel.bench.served import STANDARD, Method, VariantLabels
+from accel.bench.served import STANDARD, Method, Protocols, VariantLabels
 from accel.core import hardware, temporary
 from accel.core.buckets import own_lengths
 from accel.core.errors import InputError, UsageError
@@ -79,6 +79,7 @@ class LoadTestRequest(Options, BaseModel):
     data: Annotated[Path | None, Field(description="perf_analyzer's .json, or .npz  [default: stored samples]")] = None
     mixed: Annotated[bool, Field(alias="mixed_lengths", description="Send all stored shapes")] = False
     shared_memory: Annotated[bool, Field(description="Tensors in system shared memory")] = False
+    protocol: Annotated[Protocols, Field(description="What requests are sent over: grpc or http")] = STANDARD.protocol
     tool: Annotated[
         Literal["accel", "perf_analyzer"], Field(alias="load", description="Who generates it: accel or perf_analyzer")
     ] = "accel"
@@ -104,12 +105,14 @@ class LoadTestRequest(Options, BaseModel):
     @property
     def method(self) -> Method:
         """How each of them is measured."""
-        return Method(self.seconds, self.processes, self.shared_memory, self.seed)
+        return Method(self.seconds, self.processes, self.shared_memory, self.protocol, self.seed)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.concurrency is not None and self.request_rate is not None:
             raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
+        if self.shared_memory and self.protocol == "http" and self.tool == "accel":
+            raise UsageError("--shared-memory goes over gRPC here", fix="leave --protocol out, or --load perf_analyzer")
         _ = self.loads  # wrong ones are refused at once
         return self
 
@@ -323,6 +326,7 @@ def _document(
             "target": asked.target,
             "model": subject.model,
             "load": asked.tool,
+            "protocol": asked.protocol,
             "via": running.endpoint.via,
             "release": running.endpoint.release,
             "twin": bool(running.python_models),

@@ -75,3 +75,11 @@ def generator(running: server.Server, tmp_path_factory: pytest.TempPathFactory) 
     log = tmp_path_factory.mktemp("load") / "load.log"
     with Generator(running.endpoint.grpc, log=log, timeout_s=20) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def over_http(running: server.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+    """One process that sends to it over HTTP."""
+    log = tmp_path_factory.mktemp("http") / "load.log"
+    with Generator(running.endpoint.grpc, http=running.endpoint.http, log=log, timeout_s=20) as made:
+        yield made

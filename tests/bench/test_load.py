@@ -232,8 +232,9 @@ def test_a_stall_is_late_for_all_that_should_have_been_sent(generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_every_response_can_be_held_against_what_is_expected(generator, shared_memory):
+@pytest.mark.parametrize("way", ["inline", "shared memory", "http"])
+def test_every_response_can_be_held_against_what_is_expected(generator, over_http, way):
+    generator, shared_memory = over_http if way == "http" else generator, way == "shared memory"
     sent = feeds((1, 4), (3, 5), (2, 16))
     expected = doubled(sent)
     expected[1]["doubled"][2, 3] += 1.0
@@ -251,7 +252,9 @@ def test_every_response_can_be_held_against_what_is_expected(generator, shared_m
 
 
 @pytest.mark.slow
-def test_failures_are_counted_and_the_first_error_is_kept(generator):
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_failures_are_counted_and_the_first_error_is_kept(generator, over_http, protocol):
+    generator = over_http if protocol == "http" else generator
     good, bad = feeds((1, 4), (1, 4))
     bad["input_ids"][0, 1] = 60
     generator.open("nothing", [good, bad])
@@ -259,6 +262,7 @@ def test_failures_are_counted_and_the_first_error_is_kept(generator):
     assert 0 < len(window.answered) < len(window.rows)
     assert generator.failures >= len(window.rows) - len(window.answered) > 0
     assert "expected values in [0, 49]" in generator.error
+    assert generator.error.startswith("HTTP 400" if protocol == "http" else "INVALID_ARGUMENT")
     assert set(window.answered[:, FEED]) == {0}
     generator.open("nothing", [good])
     generate(generator, Load(concurrency=2), 0.1)
@@ -307,10 +311,13 @@ def test_several_processes_share_one_load(running, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_a_clear_error(null_root, tmp_path):
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_server_that_is_killed_is_a_clear_error(null_root, tmp_path, protocol):
     with (
         server.start(null_root, via="embedded", log=tmp_path / "server.log") as running,
-        Generator(running.endpoint.grpc, log=tmp_path / "log") as generator,
+        Generator(
+            running.endpoint.grpc, http=running.endpoint.http if protocol == "http" else None, log=tmp_path / "log"
+        ) as generator,
     ):
         generator.open("nothing", feeds((1, 4)))
         generator.start(Load(concurrency=2))

@@ -523,6 +523,8 @@ def accel(*words, cwd=None):
         (["gone", "--concurrency", "x"], "--concurrency"),
         (["gone", "--concurrency", "1", "--request-rate", "5"], "give one of the two"),
         (["gone", "--load", "wrk"], "accel or perf_analyzer"),
+        (["gone", "--protocol", "quic"], "grpc or http"),
+        (["gone", "--protocol", "http", "--shared-memory"], "goes over gRPC"),
         (["gone", "--arrivals", "often"], "constant, poisson or a file"),
         (["127.0.0.1:8001", "--table"], "not a repository"),
     ],

@@ -184,12 +184,14 @@ def expected(root: Path) -> tuple[list[Any], Expected]:
     return [p.inputs for p in points], Expected([p.outputs for p in points], manifest.outputs, gate)
 
 
-@pytest.mark.parametrize("load", [Load(concurrency=6), Load(rate_per_s=200.0, arrivals="poisson")], ids=str)
-def test_load_does_not_mix_up_sequences(served: Any, openvino: Path, tmp_path: Path, load: Load):
+CLOSED, OPEN = Load(concurrency=6), Load(rate_per_s=200.0, arrivals="poisson")
+
+
+@pytest.mark.parametrize(("load", "protocol"), [(CLOSED, "grpc"), (OPEN, "grpc"), (CLOSED, "http")], ids=str)
+def test_load_does_not_mix_up_sequences(served: Any, openvino: Path, tmp_path: Path, load: Load, protocol: Any):
     feeds, check = expected(openvino)
-    (point,) = sweep(
-        served.endpoint, "recurrent", feeds, [load], log=tmp_path / "log", method=Method(0.3, 2), check=check
-    )
+    method = Method(0.3, 2, protocol=protocol)
+    (point,) = sweep(served.endpoint, "recurrent", feeds, [load], log=tmp_path / "log", method=method, check=check)
     assert point.failures == 0, point.error
     assert point.server is not None
     assert point.server.requests > 64
@@ -589,8 +591,7 @@ def test_slots_never_share_an_id():
     one, other = SequenceIds(3), SequenceIds(3)
     assert [one.step(0) for _ in range(4)] == [0, 1, 2, 0]
     assert one.step(1) == 0
-    parameters = {ids.parameters(1, slot) for ids in (one, other) for slot in range(3)}
-    assert len(parameters) == 6
+    assert len({ids.of(1, slot).id for ids in (one, other) for slot in range(3)}) == 6
 
 
 # ------------------------------------------------------------------------------------------------ silero-vad
