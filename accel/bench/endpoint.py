@@ -1,8 +1,11 @@
 """Where a server answers."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from accel.core.errors import UnavailableError
+
+InferenceProtocol = Literal["grpc", "http"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from accel.bench import stability
 from accel.bench.calls import ServedModel
-from accel.bench.endpoint import Endpoint
+from accel.bench.endpoint import Endpoint, InferenceProtocol
 from accel.bench.expected import Expected
 from accel.bench.load import FEED, Generator, Load, Window, fit_feeds
 from accel.bench.timed_session import now_ns
@@ -33,7 +33,6 @@ WARM_SPANS = 6
 """A warm-up ends after so many half windows, settled or not."""
 LENGTHS = 4
 """Parts by length in which the latencies of requests are shown."""
-Protocols = Literal["grpc", "http"]
 SLICES = 5
 """Each window is cut into so many slices, which the intervals resample: three windows alone are too few."""
 BUSY = 0.85
@@ -56,7 +55,7 @@ class Method:
     seconds: float = 2.0
     processes: int = 1
     shared_memory: bool = False
-    protocol: Protocols = "grpc"
+    protocol: InferenceProtocol = "grpc"
     seed: int = 0
     timeout_s: float = 120.0
 

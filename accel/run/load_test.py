@@ -20,8 +20,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from accel.bench import ranges
+from accel.bench.endpoint import InferenceProtocol
 from accel.bench.load import ARRIVALS, Generator, Load, Window
-from accel.bench.served import STANDARD, Method, Protocols, VariantLabels
+from accel.bench.served import STANDARD, Method, VariantLabels
 from accel.core import hardware, temporary
 from accel.core.buckets import own_lengths
 from accel.core.errors import InputError, UsageError
@@ -79,7 +80,7 @@ class LoadTestRequest(Options, BaseModel):
     data: Annotated[Path | None, Field(description="perf_analyzer's .json, or .npz  [default: stored samples]")] = None
     mixed: Annotated[bool, Field(alias="mixed_lengths", description="Send all stored shapes")] = False
     shared_memory: Annotated[bool, Field(description="Tensors in system shared memory")] = False
-    protocol: Annotated[Protocols, Field(description="What requests are sent over: grpc or http")] = STANDARD.protocol
+    protocol: Annotated[InferenceProtocol, Field(description="What requests are sent over: grpc or http")] = "grpc"
     tool: Annotated[
         Literal["accel", "perf_analyzer"], Field(alias="load", description="Who generates it: accel or perf_analyzer")
     ] = "accel"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from accel.bench import probing, usage
+from accel.bench.endpoint import InferenceProtocol
 from accel.bench.feeds import rebatch
 from accel.bench.goodput import Probe, combined
 from accel.bench.load import Arrivals, Generator, Load, fit_feeds
@@ -105,6 +106,7 @@ class Subject:
     config: Any = None
     via: str | None = None
     logs: Path = Path()
+    protocol: InferenceProtocol = "grpc"
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -341,8 +343,13 @@ def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterato
             wrong = [f for f in answers.check(running.endpoint, root) if f.severity == "error"]
             if wrong:
                 raise StageError(f"with {settings} it answers otherwise: {wrong[0].field}: {wrong[0].why}")
-        with Generator(running.endpoint.grpc, log=subject.logs / f"{subject.name}.load.log") as generator:
+        with _generator(running, subject, subject.logs / f"{subject.name}.load.log") as generator:
             yield Trial(subject, running, generator, start_s)
+
+
+def _generator(running: Server, subject: Subject, log: Path) -> Generator:
+    http = running.endpoint.http_only() if subject.protocol == "http" else None
+    return Generator(running.endpoint.grpc, http=http, log=log)
 
 
 def _copy(subject: Subject, settings: Settings | None, root: Path) -> Path:
@@ -419,7 +426,7 @@ def shared_trial(shares: Sequence[Share], scratch: Path) -> Iterator[SharedTrial
     ):
         start_s, trials = time.monotonic() - begin, []
         for one in shares:
-            generator = Generator(running.endpoint.grpc, log=first.logs / f"{one.subject.model}.load.log")
+            generator = _generator(running, one.subject, first.logs / f"{one.subject.model}.load.log")
             trials.append(Trial(one.subject, running, stack.enter_context(generator), start_s))
         yield SharedTrial(shares, trials)
 
@@ -432,6 +439,7 @@ def subject(
     logs: Path,
     via: str | None = None,
     data: Sequence[Feed] | None = None,
+    protocol: InferenceProtocol = "grpc",
 ) -> Subject:
     """Prepare a repository for tuning: a copy that the server here can serve, and what is sent to it.
 
@@ -480,4 +488,5 @@ def subject(
         config,
         via,
         logs,
+        protocol,
     )

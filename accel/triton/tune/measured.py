@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from accel.bench import feeds as forms
 from accel.bench.goodput import Probe
@@ -43,6 +44,12 @@ BUDGET_S = 900.0
 CURVES, PROOF, SEARCH = 0.35, 0.6, 0.8
 """Shares of that time after which no further curve is begun, no load proves a prediction that another load has
 contradicted, and no further trial of a search is begun."""
+
+
+def where(asked: TuneRequest) -> dict[str, Any]:
+    """Return what all that is measured belongs to: the machine, the server, and what requests are sent over."""
+    over = {} if asked.protocol == "grpc" else {"protocol": asked.protocol}
+    return {"hardware": to_json(hardware.detect()), "server": servers.identity(asked.via), **over}
 
 
 def repositories(target: Path, via: str | None) -> Iterator[tuple[str, Path]]:
@@ -108,11 +115,7 @@ class Measuring:
         self._subjects = self._take_subjects()
         self._kept = MeasuredStore(
             out / MEASURED,
-            {
-                "hardware": to_json(hardware.detect()),
-                "server": servers.identity(asked.via),
-                "probe": [asked.probe_s, asked.least],
-            },
+            {**where(asked), "probe": [asked.probe_s, asked.least]},
         )
         self._known_as = {s.name: f"{s.name} {_identity(s)}" for s in self._subjects}
         self._in_all: dict[str, float] = dict(self._kept.get("seconds") or {})
@@ -133,7 +136,15 @@ class Measuring:
                 self._progress(label, "starting a server as it ships")
                 scratch, logs = self._scratch / f"{number}-{name}", self._out / "logs"
                 try:
-                    one = subject(root, name=label, scratch=scratch, logs=logs, via=asked.via, data=self._data(root))
+                    one = subject(
+                        root,
+                        name=label,
+                        scratch=scratch,
+                        logs=logs,
+                        via=asked.via,
+                        data=self._data(root),
+                        protocol=asked.protocol,
+                    )
                 except StageError as error:
                     self._unfit[label] = error.message
                     continue

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from accel.bench import ranges
+from accel.bench.endpoint import InferenceProtocol
 from accel.bench.load import Arrivals
 from accel.core.options import AboveZero, Options, OptionTrait
 from accel.triton.servers import Via
@@ -109,6 +110,7 @@ class TuneRequest(TuneOptions, Options, BaseModel):
     trials: Annotated[int | None, Field(ge=1, description="Most that quick and optuna measure  [default: 1/8]")] = None
     data: Annotated[Path | None, Field(description="Requests to send: .json or .npz  [default: stored sample]")] = None
     via: Annotated[Via | None, Field(description="Server: embedded, local or docker")] = None
+    protocol: Annotated[InferenceProtocol, Field(description="What requests are sent over: grpc or http")] = "grpc"
     probe_s: Annotated[float, Field(ge=0.05, alias="seconds", description="Least length of a probe")] = 1.5
     least: Annotated[int, Field(ge=10, alias="requests", description="Least requests of a probe")] = LEAST
     seed: Annotated[int, Field(description="Decides what quick and optuna try")] = 0

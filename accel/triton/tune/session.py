@@ -98,7 +98,7 @@ def write_document(found: dict[str, Any], out: Path) -> None:
     write_tuning(found, out / REPORT)
 
 
-def head(targets: Sequence[Path], model: str, via: str | None) -> dict[str, Any]:
+def head(targets: Sequence[Path], model: str, asked: TuneRequest) -> dict[str, Any]:
     """Return what every document begins with: when, of what and where it was made."""
     found = hardware.detect()
     return {
@@ -107,7 +107,8 @@ def head(targets: Sequence[Path], model: str, via: str | None) -> dict[str, Any]
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "targets": [str(t) for t in targets],
         "model": model,
-        "via": via or "local or embedded",
+        "via": asked.via or "local or embedded",
+        "protocol": asked.protocol,
         "hardware": {"id": found.id, **to_json(found)},
     }
 
@@ -124,7 +125,7 @@ class _Session(Measuring):
                 shown[option] = self._runner(option)
         tried = [self._row(option, shown.get(option)) for option in self._predicted]
         return {
-            **head(asked.targets, self._subjects[0].model, asked.via),
+            **head(asked.targets, self._subjects[0].model, asked),
             "goal": to_json(asked.goal),
             "words": asked.goal.words,
             "mode": asked.mode,

@@ -22,7 +22,6 @@ from accel.core.errors import CheckFailed, StageError, UsageError
 from accel.core.files import replacing
 from accel.core.values import from_json, sha256_json, to_json
 from accel.triton import manifest as manifests
-from accel.triton.servers import server as servers
 from accel.triton.tune import predict as model
 from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.lab import Share, Subject
@@ -36,6 +35,7 @@ from accel.triton.tune.measured import (
     Measuring,
     differs,
     feeds_hash,
+    where,
 )
 from accel.triton.tune.proof import ConfigurationRunner, choose, prove, seen
 from accel.triton.tune.request import TuneRequest
@@ -144,9 +144,7 @@ class _Together:
         self.chosen: ConfigurationRunner | None = None
         self._verdict = ""
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        self._kept = MeasuredStore(
-            out / MEASURED, {"hardware": to_json(hardware.detect()), "server": servers.identity(self._first.via)}
-        )
+        self._kept = MeasuredStore(out / MEASURED, where(self._first))
 
     def measure(self) -> None:
         """Measure each model alone, predict all combinations, and prove the best few."""
@@ -296,7 +294,7 @@ class _Together:
         goals = {name: one.asked.goal for name, one in self._models.items()}
         named = [target for one in self._models.values() for target in one.asked.targets]
         return {
-            **head(named, " + ".join(self._models), self._first.via),
+            **head(named, " + ".join(self._models), self._first),
             "goal": to_json(next(iter(goals.values()))),
             "words": "; ".join(f"{name} {goal.words}" for name, goal in goals.items()),
             "models": {

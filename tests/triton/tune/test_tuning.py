@@ -11,7 +11,8 @@ import null_repository
 import pytest
 
 from accel.bench import goodput, probing
-from accel.core.errors import CheckFailed, UsageError
+from accel.bench.endpoint import Endpoint
+from accel.core.errors import CheckFailed, StageError, UsageError
 from accel.core.values import SCHEMA, from_json, sha256_file
 from accel.triton import manifest as manifests, settings as schedules
 from accel.triton.config import parse
@@ -209,6 +210,19 @@ def test_a_saturated_server_is_told_soon_and_what_it_left_undone_hits_no_later_l
         assert over.late > 0.01 * over.requests
         after = server.probe(goal, 4.0, seconds=1.0, least=4)
     assert after.late <= after.requests / 2  # a busy machine may answer some of them late
+
+
+def test_a_probe_goes_over_http_where_clients_do(tuned, tmp_path, monkeypatch):
+    one = lab.subject(tuned[0], name="one", scratch=tmp_path, logs=tmp_path, via="embedded", protocol="http")
+    goal = lab.Goal(2000.0, "poisson")
+    with lab.trial(one, None, tmp_path / "trial") as server:
+        assert server.probe(goal, 4.0, seconds=1.0, least=4).late == 0
+    monkeypatch.setattr(Endpoint, "http_only", lambda _: "127.0.0.1:9")
+    with (
+        lab.trial(one, None, tmp_path / "nowhere") as server,
+        pytest.raises(StageError, match="stopped answering"),
+    ):
+        server.probe(goal, 50.0, seconds=1.0, least=4)
 
 
 @pytest.mark.campaign
