@@ -17,7 +17,7 @@ from accel.bench.checker import Checker
 from accel.bench.request_pool import HttpPool, RequestPool, SequenceIds, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, Sender
 from accel.bench.timed_session import now_ns
-from accel.bench.transport import METHOD, OPTIONS, GrpcTransport, HttpTransport, parse_response
+from accel.bench.transport import METHOD, OPTIONS, GrpcTransport, HttpTransport, Transport, parse_response
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
@@ -110,7 +110,7 @@ def open_pool(
         tensors: each feed's inputs.
         bodies: ``.npz`` with the bytes of ``<feed>/<input>``.
         check: ``.npz`` for ``Checker``; ``share`` is its share of the time.
-        shared_memory: what the regions' names begin with, or None to send everything inline.
+        shared_memory: what the regions' names begin with, or None to send everything inline; not over HTTP.
         slots: most requests under way in a closed loop, and with shared memory in an open one.
         http: ``host:port`` of the HTTP endpoint, where the load goes there; the first request goes over gRPC.
 
@@ -129,16 +129,21 @@ def open_pool(
     begin_ns = now_ns()
     first = _answered(url, requests[0], timeout_s, alone)
     first_ms = (now_ns() - begin_ns) / 1e6
-    pool: RequestPool
+    pool: RequestPool | HttpPool
+    transport: Transport
     sizes = [_sizes(first)]
-    if shared_memory:
-        sizes += [_sizes(_answered(url, r, timeout_s, alone)) for r in requests[1:]]
-        pool = SharedPool(shared_memory, client, requests, sizes, slots)
+    if http is not None:
+        pool = HttpPool(feeds)
+        transport = HttpTransport(http, model, pool)
     else:
-        pool = RequestPool(requests)
+        if shared_memory:
+            sizes += [_sizes(_answered(url, r, timeout_s, alone)) for r in requests[1:]]
+            pool = SharedPool(shared_memory, client, requests, sizes, slots)
+        else:
+            pool = RequestPool(requests)
+        transport = GrpcTransport(url, pool)
     checker = Checker(read_npz(check), share=share) if check is not None else None
     room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
-    transport = GrpcTransport(url, pool) if http is None else HttpTransport(http, model, HttpPool(feeds))
     sender = Sender(transport, len(pool), checker, seed=seed, slots=room, timeout_s=timeout_s, sequences=sequences)
     _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
     return FirstRequest(first_ms, max(size for feed in sizes for size in feed.values()))

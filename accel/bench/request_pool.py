@@ -133,21 +133,18 @@ class HttpPool:
     """
 
     def __init__(self, feeds: Sequence[tuple[Sequence[WireTensor], Sequence[bytes]]]) -> None:
-        self._headers = [
-            [_header(t, len(b)) for t, b in zip(tensors, bodies, strict=True)] for tensors, bodies in feeds
-        ]
-        self._binary = [b"".join(bodies) for _, bodies in feeds]
-        self._made = [self._request(feed, {}) for feed in range(len(feeds))]
+        self._feeds = feeds
+        self._parts = functools.cache(self._joined)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._feeds)
 
     def request(self, feed: int, step: Step | None) -> tuple[int, bytes]:
         """Return the length of the header, and the whole body."""
         if step is None:
-            return self._made[feed]
+            return self._parts(feed)
         words = {"sequence_id": step.id, "sequence_start": step.start, "sequence_end": step.end}
-        return self._request(feed, words)
+        return self._joined(feed, words)
 
     def outputs(self, header: int, body: bytes) -> dict[str, np.ndarray]:
         """Return the arrays of an answer, but for text.
@@ -164,10 +161,14 @@ class HttpPool:
             place += size
         return found
 
-    def _request(self, feed: int, words: Mapping[str, object]) -> tuple[int, bytes]:
-        said = {"inputs": self._headers[feed], "parameters": {"binary_data_output": True, **words}}
-        header = json.dumps(said).encode()
-        return len(header), header + self._binary[feed]
+    def close(self, client: Any) -> None:
+        """Give nothing back: there is nothing."""
+
+    def _joined(self, feed: int, words: Mapping[str, object] | None = None) -> tuple[int, bytes]:
+        tensors, bodies = self._feeds[feed]
+        inputs = [_header(tensor, len(body)) for tensor, body in zip(tensors, bodies, strict=True)]
+        header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, **(words or {})}}).encode()
+        return len(header), b"".join((header, *bodies))
 
 
 def _header(tensor: WireTensor, size: int) -> dict[str, object]:
