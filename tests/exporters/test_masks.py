@@ -32,6 +32,12 @@ def test_masks_and_families_go_by_the_names_of_inputs(names, mask, family):
     assert (masks.usual(specs(*names)), masks.family(specs(*names))) == (mask, family)
 
 
+def test_a_mask_of_pictures_hides_no_padding():
+    picture = TensorSpec("image", "float32", ("batch", 3, "h", "w"))
+    hole = TensorSpec("input_mask", "float32", ("batch", 1, "h", "w"))
+    assert masks.usual([picture, hole]) is None
+
+
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "model.onnx"
