@@ -23,6 +23,12 @@ def usual(inputs: Sequence[TensorSpec]) -> str | None:
     return None
 
 
+def may_be_mask(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> bool:
+    """Say whether an input is called some mask, and is (batch, length) of integers or bools as another input is."""
+    alike = [s for s in inputs if s.dims == spec.dims and len(s.dims) == 2]
+    return "mask" in spec.name.lower() and "float" not in spec.dtype and len(alike) > 1
+
+
 def family(inputs: Sequence[TensorSpec]) -> Family:
     """Return ``transformer`` for what takes ids and a mask, by the names."""
     names = {spec.name.removesuffix(":0") for spec in inputs}

@@ -15,6 +15,7 @@ from accel.core.processes import Worker
 from accel.core.values import to_json
 from accel.exporters.axes import extents
 from accel.exporters.check import read_onnx
+from accel.exporters.masks import may_be_mask
 from accel.exporters.onnx_file import parse
 from accel.exporters.request import SourceRequest
 from accel.run import tasks
@@ -84,6 +85,8 @@ def inspect_source(request: SourceRequest, options: Sequence[str] = ()) -> dict[
     hard += [f"input {name!r} holds integers, and nothing says which: --range {name}=LO:HI" for name in unbounded]
     if not batch:
         hard.append("not every input has a batch axis in front: a server cannot merge requests")
+    if source.mask is None and (masks := [s.name for s in source.inputs if may_be_mask(s, source.inputs)]):
+        hard.append(f"is {masks[0]!r} 0 at padding? --mask {masks[0]} lets requests of different lengths share calls")
     if source.samples == "random":
         hard.append("INT8 targets need real inputs: --samples FILE (.npz, .jsonl or file.py:generator)")
     if any(s.dtype == "int64" for s in source.inputs):

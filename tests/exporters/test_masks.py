@@ -38,6 +38,20 @@ def test_a_mask_of_pictures_hides_no_padding():
     assert masks.usual([picture, hole]) is None
 
 
+@pytest.mark.parametrize(
+    ("spec", "may_be"),
+    [
+        (TensorSpec("src_mask", "bool", ("batch", "seq")), True),
+        (TensorSpec("src_mask", "bool", ("batch", "other")), False),
+        (TensorSpec("src_mask", "float32", ("batch", "seq")), False),
+        (TensorSpec("src_mask", "int64", ("batch",)), False),
+        (TensorSpec("positions", "int64", ("batch", "seq")), False),
+    ],
+)
+def test_what_may_be_a_mask_is_asked_about(spec, may_be):
+    assert masks.may_be_mask(spec, [IDS, spec]) is may_be
+
+
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "model.onnx"
