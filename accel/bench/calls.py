@@ -17,7 +17,16 @@ from accel.bench.checker import Checker
 from accel.bench.request_pool import HttpPool, RequestPool, SequenceIds, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, Sender
 from accel.bench.timed_session import now_ns
-from accel.bench.transport import METHOD, OPTIONS, GrpcTransport, HttpTransport, Transport, parse_response
+from accel.bench.transport import (
+    CONNECTIONS,
+    METHOD,
+    OPTIONS,
+    GrpcTransport,
+    HttpTransport,
+    Transport,
+    check_http,
+    parse_response,
+)
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, StageError, UnavailableError
@@ -116,9 +125,12 @@ def open_pool(
 
     Raises:
         UnavailableError: nothing answers at the address, shared memory cannot be used, or HTTP's client is missing.
+        UsageError: more clients than one process can have connections.
         InputError: the server refuses the first request.
     """
     close_pool()
+    if http is not None:
+        check_http(slots)
     client = _client(url)
     with np.load(bodies, allow_pickle=False) as file:
         feeds = [(feed, [file[f"{i}/{t.name}"].tobytes() for t in feed]) for i, feed in enumerate(tensors)]
@@ -133,7 +145,7 @@ def open_pool(
     transport: Transport
     sizes = [_sizes(first)]
     if http is not None:
-        pool = HttpPool(feeds)
+        pool = HttpPool(feeds, stateful=stateful)
         transport = HttpTransport(http, model, pool)
     else:
         if shared_memory:
@@ -143,7 +155,7 @@ def open_pool(
             pool = RequestPool(requests)
         transport = GrpcTransport(url, pool)
     checker = Checker(read_npz(check), share=share) if check is not None else None
-    room = slots if shared_memory else max(slots, MAX_IN_FLIGHT)
+    room = slots if shared_memory else max(slots, MAX_IN_FLIGHT if http is None else CONNECTIONS)
     sender = Sender(transport, len(pool), checker, seed=seed, slots=room, timeout_s=timeout_s, sequences=sequences)
     _open.update(client=client, pool=pool, checker=checker, sender=sender, cpu_s=time.process_time())
     return FirstRequest(first_ms, max(size for feed in sizes for size in feed.values()))

@@ -253,7 +253,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
                 self.failures += taken.failures
                 self.error = self.error or taken.error
                 if taken.dead:
-                    raise self._gone(taken.dead)
+                    raise self._gone(taken.dead, self._http or self.url)
             every = np.concatenate(self._rows)
             later = every[:, END] > boundary_ns
             if np.count_nonzero(~later) >= least:
@@ -277,7 +277,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
         try:
             return self._workers[0].call(calls.statistics, self.url, model)
         except UnavailableError as error:
-            raise self._gone(error.message) from error
+            raise self._gone(error.message, self.url) from error
 
     def worst(self) -> tuple[int, dict[str, np.ndarray]]:
         """Return how many responses were checked, and of each feed and output the one furthest from what was expected.
@@ -306,9 +306,9 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
             region.unlink(missing_ok=True)
         self._scratch.cleanup()
 
-    def _gone(self, why: str) -> StageError:
+    def _gone(self, why: str, url: str) -> StageError:
         return StageError(
-            f"the server at {self.url} stopped answering in the middle of the load: {why}",
+            f"the server at {url} stopped answering in the middle of the load: {why}",
             fix="look at the end of the server's log; the points measured before are kept",
         )
 

@@ -1,4 +1,4 @@
-"""Requests ready to send: every feed is serialised once, before the load begins.
+"""Requests ready to send: every feed is serialised once, before the load begins, for gRPC or for HTTP.
 
 With system shared memory all inputs lie in one region; outputs have a slot for each request under way, as large as the
 largest answer. Source: server docs/protocol/extension_shared_memory.md.
@@ -129,22 +129,29 @@ class SequenceIds:
 class HttpPool:
     """Requests of one model as HTTP has them, one for each feed: a JSON header, and the tensors' bytes behind it.
 
+    Args:
+        stateful: each request says which step it is, so that its header is made when it is sent.
+
     Source: server docs/protocol/extension_binary_data.md.
     """
 
-    def __init__(self, feeds: Sequence[tuple[Sequence[WireTensor], Sequence[bytes]]]) -> None:
-        self._feeds = feeds
-        self._parts = functools.cache(self._joined)
+    def __init__(self, feeds: Sequence[tuple[Sequence[WireTensor], Sequence[bytes]]], *, stateful: bool) -> None:
+        self._inputs = [[_header(t, len(b)) for t, b in zip(*feed, strict=True)] for feed in feeds]
+        self._binary = [b"".join(bodies) for _, bodies in feeds]
+        if not stateful:
+            self._headers = [_header_bytes(inputs, {}) for inputs in self._inputs]
+            self._binary = [header + body for header, body in zip(self._headers, self._binary, strict=True)]
 
     def __len__(self) -> int:
-        return len(self._feeds)
+        return len(self._binary)
 
     def request(self, feed: int, step: Step | None) -> tuple[int, bytes]:
         """Return the length of the header, and the whole body."""
         if step is None:
-            return self._parts(feed)
+            return len(self._headers[feed]), self._binary[feed]
         words = {"sequence_id": step.id, "sequence_start": step.start, "sequence_end": step.end}
-        return self._joined(feed, words)
+        header = _header_bytes(self._inputs[feed], words)
+        return len(header), header + self._binary[feed]
 
     def outputs(self, header: int, body: bytes) -> dict[str, np.ndarray]:
         """Return the arrays of an answer, but for text.
@@ -164,11 +171,9 @@ class HttpPool:
     def close(self, client: Any) -> None:
         """Give nothing back: there is nothing."""
 
-    def _joined(self, feed: int, words: Mapping[str, object] | None = None) -> tuple[int, bytes]:
-        tensors, bodies = self._feeds[feed]
-        inputs = [_header(tensor, len(body)) for tensor, body in zip(tensors, bodies, strict=True)]
-        header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, **(words or {})}}).encode()
-        return len(header), b"".join((header, *bodies))
+
+def _header_bytes(inputs: Sequence[Mapping[str, object]], words: Mapping[str, object]) -> bytes:
+    return json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, **words}}).encode()
 
 
 def _header(tensor: WireTensor, size: int) -> dict[str, object]:

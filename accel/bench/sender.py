@@ -1,8 +1,9 @@
 """The process that sends: one event loop, requests serialised beforehand, one row of numbers for each.
 
-``grpc.aio`` with raw bytes, since on two cores it reached the highest rate of four ways to send from Python (threads,
-futures with callbacks, tritonclient's own ``infer``; see docs/measuring.md). The event loop waits with ``select``,
-whose timeouts have microseconds: ``epoll``'s milliseconds would make every request of an open loop late.
+Over gRPC that is ``grpc.aio`` with raw bytes, since on two cores it reached the highest rate of four ways to send from
+Python (threads, futures with callbacks, tritonclient's own ``infer``; see docs/measuring.md). The event loop waits
+with ``select``, whose timeouts have microseconds: ``epoll``'s milliseconds would make each request of an open loop
+late.
 
 It is not aware of windows, percentiles or other processes of the same load.
 """

@@ -1,6 +1,7 @@
 """How one request reaches the server and its answer comes back; what is sent, and when, others decide."""
 
 import importlib.util
+import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -9,11 +10,14 @@ from urllib.parse import quote
 import numpy as np
 
 from accel.bench.request_pool import HttpPool, RequestPool, Step
-from accel.core.errors import UnavailableError
+from accel.core.errors import UnavailableError, UsageError
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 LENGTH_OF_HEADER = "Inference-Header-Content-Length"
+CONNECTIONS = 512
+"""Most requests of a process that are under way over HTTP, each on a connection of its own: ``select``, by which the
+loop waits, takes file descriptors below 1,024."""
 
 
 class RequestError(Exception):
@@ -111,17 +115,10 @@ class HttpTransport:
     Args:
         url: ``host:port`` of the HTTP endpoint.
 
-    Raises:
-        UnavailableError: aiohttp is missing.
-
     Source: server docs/protocol/extension_binary_data.md.
     """
 
     def __init__(self, url: str, model: str, pool: HttpPool) -> None:
-        if importlib.util.find_spec("aiohttp") is None:
-            raise UnavailableError(
-                "requests over HTTP need aiohttp, which is not here", fix="pip install 'accel[serve]'"
-            )
         self._base, self._pool = f"http://{url}/v2", pool
         self._infer = f"{self._base}/models/{quote(model)}/infer"
 
@@ -155,7 +152,7 @@ class HttpTransport:
             async with call as response:
                 body = await response.read()
                 if response.status != HTTPStatus.OK:
-                    said = body.decode(errors="replace")[:500]
+                    said = _error(body)
                     gone = response.status == HTTPStatus.SERVICE_UNAVAILABLE
                     raise RequestError(f"HTTP {response.status}: {said}", unavailable=gone)
                 return int(response.headers.get(LENGTH_OF_HEADER, len(body))), body
@@ -163,6 +160,27 @@ class HttpTransport:
             raise RequestError("no answer in time", unavailable=False) from error
         except aiohttp.ClientError as error:
             raise RequestError(f"{type(error).__name__}: {error}", unavailable=True) from error
+
+
+def check_http(clients: int) -> None:
+    """Refuse what cannot be sent over HTTP.
+
+    Raises:
+        UnavailableError: aiohttp is missing.
+        UsageError: more clients than a process may have connections.
+    """
+    if importlib.util.find_spec("aiohttp") is None:
+        raise UnavailableError("requests over HTTP need aiohttp, which is not here", fix="pip install 'accel[serve]'")
+    if clients > CONNECTIONS:
+        raise UsageError(f"{clients} clients over HTTP, and {CONNECTIONS} are the most", fix="leave --protocol out")
+
+
+def _error(body: bytes) -> str:
+    """Return what the server says: the error of its JSON, or the text as it is."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]
 
 
 def _within(timeout_s: float) -> Any:

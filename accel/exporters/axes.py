@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from accel.core.errors import UsageError, nearest
 from accel.core.values import ModelSource, ShapeRange, TensorSpec, axis_sizes
+from accel.exporters.masks import NO_MASK, family
 from accel.exporters.request import SourceRequest
 
 if TYPE_CHECKING:
     import numpy as np
 
-NO_MASK = "none"
-"""Word of ``--mask`` for a model whose mask hides no padding."""
 BATCH = ShapeRange((1,), (1,), (16,))
 """Sizes of a leading axis about which nobody said anything."""
 
@@ -135,7 +134,8 @@ def with_mask(source: ModelSource, name: str | None) -> ModelSource:
             f"--mask {name}: expected the axes of the input whose padding it hides, and the inputs are {shapes}",
             fix=f"name another input, or --mask {NO_MASK}",
         )
-    return dataclasses.replace(source, mask=name)
+    kind = family(source.inputs, name) if source.family == "other" else source.family
+    return dataclasses.replace(source, mask=name, family=kind)
 
 
 def sizes_of(specs: Iterable[TensorSpec], feed: "Mapping[str, np.ndarray]") -> dict[str, int]:

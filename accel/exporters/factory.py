@@ -16,6 +16,7 @@ import numpy as np
 
 from accel.core.errors import AccelError, InputError, SampleError, UsageError
 from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
+from accel.exporters import masks
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SourceRequest
@@ -192,7 +193,9 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
         dtypes[name] = "float32" if found in ("float64", "float16") and not _is_double(made.module) else found
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
-    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, made.samples))) for s in specs)
+    specs = tuple(
+        dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, made.samples, request.mask))) for s in specs
+    )
     return specs, profile
 
 
@@ -202,15 +205,20 @@ def _is_double(module: "torch.nn.Module") -> bool:
     return any(p.dtype == torch.float64 for p in module.parameters())
 
 
-def seen_range(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[int, int] | None:
+def seen_range(
+    spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]], mask: str | None
+) -> tuple[int, int] | None:
     """Take an integer input's range from the samples, where they are all that is known.
 
     Where there is a mask, samples of several lengths are padded with zeros to share a batch.
+
+    Args:
+        mask: as ``SourceRequest`` has it.
     """
     if "int" not in spec.dtype or not samples:
         return None
     low, high = min(int(s[spec.name].min()) for s in samples), max(int(s[spec.name].max()) for s in samples)
-    return (min(low, 0) if "attention_mask" in samples[0] else low), high
+    return (min(low, 0) if masks.padded(samples[0], mask) else low), high
 
 
 def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:

@@ -157,7 +157,9 @@ def _inputs(
         )
     specs, profile = name_axes(shapes, {p.name: p.dtype for p in ports})
     ranges = checked_ranges(specs, request)
-    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, opened.samples))) for s in specs)
+    specs = tuple(
+        dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, opened.samples, request.mask))) for s in specs
+    )
     by_name = {s.name: s for s in specs}
     return specs, profile, list(dict.fromkeys(str(by_name[name].dims[axis]) for name, axis in guesses))
 

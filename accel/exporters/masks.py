@@ -1,12 +1,14 @@
 """Which input says where a text ends, by the names that frameworks give it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from accel.core.values import Family, TensorSpec
 
 NAMES = ("attention_mask", "input_mask")
 """Of transformers; of TensorFlow's BERT and what was made of it."""
 IDS = ("input_ids", "input_word_ids")
+NO_MASK = "none"
+"""Word of ``--mask`` for a model whose mask hides no padding."""
 
 
 def usual(inputs: Sequence[TensorSpec]) -> str | None:
@@ -17,8 +19,7 @@ def usual(inputs: Sequence[TensorSpec]) -> str | None:
     named = {spec.name.removesuffix(":0"): spec for spec in inputs}
     for name in NAMES:
         spec = named.get(name)
-        alike = [s for s in inputs if spec is not None and s.dims == spec.dims and len(s.dims) == 2]
-        if spec is not None and (name == NAMES[0] or len(alike) > 1):
+        if spec is not None and (name == NAMES[0] or may_be_mask(spec, inputs)):
             return spec.name
     return None
 
@@ -29,7 +30,16 @@ def may_be_mask(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> bool:
     return "mask" in spec.name.lower() and "float" not in spec.dtype and len(alike) > 1
 
 
-def family(inputs: Sequence[TensorSpec]) -> Family:
-    """Return ``transformer`` for what takes ids and a mask, by the names."""
+def padded(names: Iterable[str], mask: str | None) -> bool:
+    """Say whether inputs of these names have a mask.
+
+    Args:
+        mask: the one that the user named, ``none``, or None.
+    """
+    return mask != NO_MASK and any(name in (mask, *NAMES) or name.removesuffix(":0") in NAMES for name in names)
+
+
+def family(inputs: Sequence[TensorSpec], mask: str | None) -> Family:
+    """Return ``transformer`` for what takes ids, by their name, and a mask."""
     names = {spec.name.removesuffix(":0") for spec in inputs}
-    return "transformer" if names.intersection(IDS) and usual(inputs) is not None else "other"
+    return "transformer" if names.intersection(IDS) and mask is not None else "other"

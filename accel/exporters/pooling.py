@@ -55,7 +55,7 @@ def fuse(source: ModelSource, module: "torch.nn.Module") -> "torch.nn.Module":
         return module
     step = zoo().entry(source.reference).pipeline if source.kind == "zoo" else None
     after = [Normalize()] if step is not None and isinstance(step.post, Pool) and step.post.normalise else []
-    return SentenceEncoder(module, [str(source.pool)], after).eval()
+    return SentenceEncoder(module, [str(source.pool)], after, str(source.mask)).eval()
 
 
 def _tokens(source: ModelSource) -> TensorSpec:

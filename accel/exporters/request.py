@@ -119,7 +119,7 @@ class SourceRequest:
             outputs=outputs,
             profile=profile,
             mask=masks.usual(inputs),
-            family=masks.family(inputs),
+            family=masks.family(inputs, masks.usual(inputs)),
             samples=samples,
             notice="; ".join(notices) or None,
             graph=self.graph if framework == "tensorflow" else GraphChoice(),

@@ -25,18 +25,25 @@ class SentenceEncoder(torch.nn.Module):
         encoder: the first of its results with three axes are the token vectors (batch, tokens, hidden).
         modes: of ``POOLINGS``; their results stand side by side.
         after: what follows: projections and normalisation.
+        mask: input that is 0 at padding.
     """
 
-    def __init__(self, encoder: torch.nn.Module, modes: Sequence[str], after: Sequence[torch.nn.Module]) -> None:
+    def __init__(
+        self,
+        encoder: torch.nn.Module,
+        modes: Sequence[str],
+        after: Sequence[torch.nn.Module],
+        mask: str = "attention_mask",
+    ) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.mask = encoder, mask
         self.modes = tuple(modes)
         self.after = torch.nn.Sequential(*after)
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Encode tokens and make one vector of each text."""
         vectors = next(v for v in named_tensors(self.encoder(**inputs)).values() if v.ndim == 3)
-        mask = inputs["attention_mask"].to(vectors.dtype)
+        mask = inputs[self.mask].to(vectors.dtype)
         pooled = torch.cat([_pooled(vectors, mask, mode) for mode in self.modes], dim=-1)
         return {"sentence_embedding": self.after(pooled)}
 

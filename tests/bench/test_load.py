@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from accel.bench.checker import check_arrays
+from accel.bench.endpoint import Endpoint
 from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import arrivals, concurrencies, rates
 from accel.bench.sender import due_times
@@ -280,6 +281,17 @@ def test_what_the_server_refuses_at_the_door_is_its_own_message(generator):
     assert "echo" in error.value.fix
     with pytest.raises(InputError, match="has 3 models"):
         generator.describe("")
+
+
+@pytest.mark.slow
+def test_more_clients_than_http_has_connections_are_refused(over_http):
+    with pytest.raises(UsageError, match="600 clients over HTTP, and 512 are the most"):
+        over_http.open("nothing", feeds((1, 4)), slots=600)
+
+
+def test_a_server_that_has_no_http_is_not_asked_over_it():
+    with pytest.raises(UnavailableError, match="does not answer over HTTP"):
+        Endpoint("127.0.0.1:1", "", None, None, None, "url").http_only()
 
 
 @pytest.mark.slow

@@ -247,3 +247,15 @@ def test_a_factory_is_pooled_and_what_has_no_tokens_is_refused(tmp_path: Path) -
 def test_a_length_that_is_no_number_says_nothing(tmp_path: Path, declared: Any, longest: int) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": declared}))
     assert longest_text(tmp_path, SimpleNamespace(max_position_embeddings=512)) == longest
+
+
+def test_the_mask_that_the_user_names_is_pooled_by(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(MODULES.replace("attention_mask", "seen"))
+    with pytest.raises(UsageError, match="--pool needs"):
+        describe(recognise(f"{tmp_path}/m.py:tokens", pool="max"))
+    source = describe(recognise(f"{tmp_path}/m.py:tokens", pool="max", mask="seen"))
+    assert (source.mask, source.family) == ("seen", "transformer")
+    assert source.inputs[0].range == (0, 7), "0 is what pads ids of several lengths"
+    feed = {"input_ids": np.array([[1, 2, 3]]), "seen": np.array([[1, 1, 0]])}
+    plain = load(describe(recognise(f"{tmp_path}/m.py:tokens", mask="seen"))).run(feed)["output"]
+    np.testing.assert_allclose(load(source).run(feed)["sentence_embedding"], plain[:, :2].max(1))

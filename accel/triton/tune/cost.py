@@ -148,18 +148,20 @@ def cheapest(costs: Sequence[Cost]) -> Cost | None:
     )
 
 
-def tuned_elsewhere(path: Path, goal: Goal) -> tuple[str, str, float]:
+def tuned_elsewhere(path: Path, goal: Goal, protocol: str = "grpc") -> tuple[str, str, float]:
     """Return hardware, configuration and items per second of what another machine's ``tune.json`` carries.
 
     It is what was chosen there, where it kept budgets as tight as these. Under looser ones a load counts that is within
     these by its p99, but only one that was probed as often as what is chosen: chance lets one probe hold too much.
 
     Raises:
-        InputError: it cannot be read, has other arrivals, or no load that was confirmed in it keeps the budget.
+        InputError: it cannot be read, has other arrivals or another protocol, or no load that was confirmed in it
+            keeps the budget.
     """
     try:
         found = load_json(path.read_text(encoding="utf-8"))
         hardware, other = str(found["hardware"]["id"]), from_json(Goal, found["goal"])
+        over = found.get("protocol", "grpc")
         rows = [(row, f"{row['repository']}: {row['label']}") for row in found["tried"]]
         chosen = [(from_json(Probe, row["measured"]), name) for row, name in rows if row["chosen"]]
         probes = [(from_json(Probe, p), name) for row, name in rows for p in row["probes"]]
@@ -170,6 +172,8 @@ def tuned_elsewhere(path: Path, goal: Goal) -> tuple[str, str, float]:
             f"{path} was tuned under {other.arrivals or 'closed-loop'} arrivals, expected {goal.arrivals or 'closed'}",
             fix=TUNE_THERE,
         )
+    if over != protocol:
+        raise InputError(f"{path} was tuned over {over}, expected {protocol}", fix=TUNE_THERE)
     if any(other.limits_ms.get(name, math.inf) > limit for name, limit in goal.limits_ms.items()):
         raise InputError(f"{path} was tuned without the budgets of {', '.join(goal.limits_ms)}", fix=TUNE_THERE)
     if other.limit_ms > goal.limit_ms:

@@ -179,7 +179,7 @@ class Measuring:
         try:
             if not path.is_file():
                 raise InputError(f"{target} was made on {made_on} and was not tuned there", fix=TUNE_THERE)
-            self._elsewhere.append(tuned_elsewhere(path, self._asked.goal))
+            self._elsewhere.append(tuned_elsewhere(path, self._asked.goal, self._asked.protocol))
         except InputError as error:
             self._warnings.append(f"{error.message}: it has no row in the table of costs; {error.fix}")
         return True

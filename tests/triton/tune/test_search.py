@@ -151,6 +151,8 @@ def test_what_another_machine_carries_is_read_for_this_budget(tmp_path):
         tuned_elsewhere(file, Goal(75.0, "poisson"))  # 84 a second did, once
     with pytest.raises(InputError, match="poisson arrivals, expected closed"):
         tuned_elsewhere(file, Goal(200.0, None))
+    with pytest.raises(InputError, match="tuned over grpc, expected http"):
+        tuned_elsewhere(file, Goal(200.0, "poisson"), "http")
     for damaged in ("{", "[]", json.dumps(document | {"goal": 3}), json.dumps(document | {"tried": [{}]})):
         file.write_text(damaged)
         with pytest.raises(InputError, match="cannot be read as what accel tune wrote"):
