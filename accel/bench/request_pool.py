@@ -62,7 +62,7 @@ class RequestPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SequenceStep:
     """Which step of which sequence a request of a stateful model is.
 
     Source: server docs/protocol/extension_sequence.md.
@@ -117,13 +117,13 @@ class SequenceIds:
         """Return the slots whose sequence has not ended."""
         return [slot for slot, feed in self._next.items() if feed]
 
-    def of(self, feed: int, slot: int, *, alone: bool = False) -> Step:
+    def of(self, feed: int, slot: int, *, alone: bool = False) -> SequenceStep:
         """Return what says whose step a request is.
 
         Args:
             alone: a sequence of this one step.
         """
-        return Step(self._first_id + slot, alone or feed == 0, alone or feed == self._steps - 1)
+        return SequenceStep(self._first_id + slot, alone or feed == 0, alone or feed == self._steps - 1)
 
 
 class HttpPool:
@@ -145,7 +145,7 @@ class HttpPool:
     def __len__(self) -> int:
         return len(self._binary)
 
-    def request(self, feed: int, step: Step | None) -> tuple[int, bytes]:
+    def request(self, feed: int, step: SequenceStep | None) -> tuple[int, bytes]:
         """Return the length of the header, and the whole body."""
         if step is None:
             return len(self._headers[feed]), self._binary[feed]

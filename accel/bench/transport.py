@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from accel.bench.request_pool import HttpPool, RequestPool, Step
+from accel.bench.request_pool import HttpPool, RequestPool, SequenceStep
 from accel.core.errors import UnavailableError, UsageError
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -38,7 +38,7 @@ class Transport(Protocol):
     async def connect(self) -> None:
         """Prepare to send, in the loop that will."""
 
-    async def infer(self, feed: int, slot: int, step: Step | None, timeout_s: float) -> Any:
+    async def infer(self, feed: int, slot: int, step: SequenceStep | None, timeout_s: float) -> Any:
         """Send the request of a feed and return the answer, unparsed.
 
         Args:
@@ -79,7 +79,7 @@ class GrpcTransport:
         self._infer = self._channel.unary_unary(METHOD)
         self._live = self._channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
 
-    async def infer(self, feed: int, slot: int, step: Step | None, timeout_s: float) -> Any:
+    async def infer(self, feed: int, slot: int, step: SequenceStep | None, timeout_s: float) -> Any:
         body = self._pool.body(feed, slot)
         return await self._asked(self._infer, body if step is None else body + step.message(), timeout_s)
 
@@ -130,7 +130,7 @@ class HttpTransport:
             connector=aiohttp.TCPConnector(limit=0), skip_auto_headers=("Accept-Encoding", "Content-Type", "User-Agent")
         )
 
-    async def infer(self, feed: int, slot: int, step: Step | None, timeout_s: float) -> Any:
+    async def infer(self, feed: int, slot: int, step: SequenceStep | None, timeout_s: float) -> Any:
         header, body = self._pool.request(feed, step)
         sizes = {LENGTH_OF_HEADER: str(header)}
         return await self._asked(self._session.post(self._infer, data=body, headers=sizes, timeout=_within(timeout_s)))
