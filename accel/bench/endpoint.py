@@ -36,3 +36,7 @@ class Endpoint:
         if not self.http:
             raise UnavailableError(f"the server at {self.grpc} does not answer over HTTP", fix="leave --protocol out")
         return self.http
+
+    def http_for(self, protocol: InferenceProtocol) -> str | None:
+        """Return where requests go over HTTP, or None where their protocol is gRPC; raises as ``http_only``."""
+        return self.http_only() if protocol == "http" else None

@@ -126,7 +126,7 @@ def sweep(
     with tempfile.TemporaryDirectory(prefix="perf-", dir=temporary.root()) as scratch:
         data, out = Path(scratch) / "data.json", Path(scratch) / "out.csv"
         forms.write(data, fitted, batched=served.max_batch_size > 0)
-        url = endpoint.http_only() if method.protocol == "http" else endpoint.grpc
+        url = endpoint.http_for(method.protocol) or endpoint.grpc
         command = [str(program.path), "-m", served.model, "-u", url, "-i", method.protocol]
         command += ["-b", str(facts.batch if served.max_batch_size else 1), "--input-data", str(data), "-f", str(out)]
         command += ["-p", str(int(method.seconds * 1000)), "-r", str(MOST_WINDOWS), "--percentile", "50", "-v"]

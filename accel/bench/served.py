@@ -149,7 +149,7 @@ def sweep(
     session = uuid.uuid4().hex[:12]
     points: list[Measurement] = []
     kept: dict[str, np.ndarray] = {}
-    http = endpoint.http_only() if method.protocol == "http" else None
+    http = endpoint.http_for(method.protocol)
     with Generator(
         endpoint.grpc, http=http, log=log, processes=method.processes, timeout_s=method.timeout_s
     ) as generator:

@@ -36,7 +36,7 @@ def padded(names: Iterable[str], mask: str | None) -> bool:
     Args:
         mask: the one that the user named, ``none``, or None.
     """
-    return mask != NO_MASK and any(name in (mask, *NAMES) or name.removesuffix(":0") in NAMES for name in names)
+    return mask != NO_MASK and any(name == mask or name.removesuffix(":0") in NAMES for name in names)
 
 
 def family(inputs: Sequence[TensorSpec], mask: str | None) -> Family:

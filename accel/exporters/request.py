@@ -107,6 +107,7 @@ class SourceRequest:
         """Return the description of a source that is a user's own file; mask and family go by the inputs' names."""
         if samples == "random":
             notices = [*notices, "inputs are random values: accuracy is unproved; --samples gives real ones"]
+        mask = masks.usual(inputs)
         return ModelSource(
             name=self.name,
             kind=self.kind,
@@ -118,8 +119,8 @@ class SourceRequest:
             inputs=inputs,
             outputs=outputs,
             profile=profile,
-            mask=masks.usual(inputs),
-            family=masks.family(inputs, masks.usual(inputs)),
+            mask=mask,
+            family=masks.family(inputs, mask),
             samples=samples,
             notice="; ".join(notices) or None,
             graph=self.graph if framework == "tensorflow" else GraphChoice(),

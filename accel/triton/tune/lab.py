@@ -348,8 +348,7 @@ def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterato
 
 
 def _generator(running: Server, subject: Subject, log: Path) -> Generator:
-    http = running.endpoint.http_only() if subject.protocol == "http" else None
-    return Generator(running.endpoint.grpc, http=http, log=log)
+    return Generator(running.endpoint.grpc, http=running.endpoint.http_for(subject.protocol), log=log)
 
 
 def _copy(subject: Subject, settings: Settings | None, root: Path) -> Path:
