@@ -4,6 +4,7 @@ Imports only the standard library and accel: a served model runs on it in any en
 """
 
 import ctypes
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import Mode
-from accel.core import environments
+from accel.core import environments, hardware
 from accel.core.values import Profile, Variant
 
 CPU = "CPUExecutionProvider"
@@ -98,6 +99,8 @@ def provider_for(
     name = variant.target.name
     if name == "ort-openvino":
         options = {"device_type": "CPU", "num_of_threads": str(threads)}
+        if hardware.shares_cpus(threads):
+            options["load_config"] = json.dumps({"CPU": {"ENABLE_CPU_PINNING": "NO"}})
         if mode == "throughput":
             options["num_streams"] = str(threads)
         return Provider(OPENVINO, options)

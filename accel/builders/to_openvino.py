@@ -87,7 +87,13 @@ def compile_settings(target: str, threads: int, mode: Mode) -> dict[str, Any]:
     """Return what an IR of a target is compiled with for this CPU."""
     hint = HINTS.get(target)
     precision = {} if hint is None else {"INFERENCE_PRECISION_HINT": hint}
-    return {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": mode.upper(), **precision}
+    return {**thread_settings(threads), "PERFORMANCE_HINT": mode.upper(), **precision}
+
+
+def thread_settings(threads: int) -> dict[str, Any]:
+    """Return the settings of a process's threads, which go where there is room if they leave CPUs to others."""
+    free = {"ENABLE_CPU_PINNING": False} if hardware.shares_cpus(threads) else {}
+    return {"INFERENCE_NUM_THREADS": threads, **free}
 
 
 RUNTIME = Runtime("OpenVINO", ("#0072b2", "#4ba8e0"))
@@ -171,7 +177,7 @@ class OpenVinoBuilder(Builder):
         demand(self.available(target))
         ov = import_openvino()
         core = ov.Core()
-        core.set_property("CPU", {"INFERENCE_NUM_THREADS": request.threads})
+        core.set_property("CPU", thread_settings(request.threads))
         inputs, outputs = static_specs(request)
         facts: dict[str, Any] = {}
         with tempfile.TemporaryDirectory(prefix="accel-openvino-") as scratch:

@@ -111,6 +111,15 @@ def cpu_threads() -> int:
     return threads
 
 
+def shares_cpus(threads: int) -> bool:
+    """Say whether a process with so many threads leaves CPUs to others, which may be its like.
+
+    OpenVINO pins its threads to the first CPUs: two processes of one thread each took turns on CPU 0 while CPU 1 was
+    idle (BERT-large in INT8 on two CPUs: 2 × 1.96 calls a second pinned, 2 × 3.95 not).
+    """
+    return threads < cpu_threads()
+
+
 def throttled_s() -> float:
     """Return for how many seconds the quota of this process's cgroup has held it back so far; 0 without a quota.
 

@@ -1,12 +1,18 @@
 """What every target promises, checked over all that discovery finds: built here, or a counted skip with its reason."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accel.bench.timed import open_timed, time_round
 from accel.builders import ConvertingBuilder, targets
+from accel.core import environments, hardware
 from accel.core.errors import AccelError, SampleError, StageError, UnavailableError
+from accel.core.feeds import write_feeds
+from accel.core.processes import Worker
 from accel.core.values import Skipped, Target, TritonModel
 from accel.run import tasks
 from accel.triton.releases import NEWEST
@@ -16,7 +22,7 @@ ALL = [Target(name, device) for name, builder in targets.discover().items() for 
 
 @pytest.fixture(params=ALL, ids=str)
 def target(request):
-    return request.param
+    return Target(request.param, "cpu") if isinstance(request.param, str) else request.param
 
 
 @pytest.fixture
@@ -126,6 +132,26 @@ def test_answers_every_shape(bench, target, session, point):
     again = session.run(feed)
     for name, value in found.items():
         np.testing.assert_array_equal(again[name], value)
+
+
+@pytest.mark.skipif(hardware.cpu_threads() < 2, reason="one CPU: there is no other to go to")
+@pytest.mark.parametrize("target", ["ort", "ort-openvino", "openvino-fp32"], indirect=True)
+def test_one_thread_goes_to_any_cpu(bench, target, opened, tmp_path):
+    """A server has a process for each instance: pinned to the first CPU, all of one thread would share it."""
+    feeds = tmp_path / "feeds.npz"
+    write_feeds(feeds, {"opt": bench.feed("opt")})
+    python = environments.python(targets.discover()[target.name].environment(target))
+    seen: set[str] = set()
+    with Worker(tmp_path / "log", threads=1, timeout_s=240, python=python) as worker, ThreadPoolExecutor() as pool:
+        worker.call(open_timed, opened, bench.variant_folder(opened.variant), 1, "latency", feeds, ("opt",))
+        calls = pool.submit(worker.call, time_round, "latency", "opt", 0, 4000)
+        while not calls.done():  # a thread is pinned while it computes
+            for file in Path(f"/proc/{worker._group.process.pid}/task").glob("*/status"):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    seen |= {line for line in file.read_text().splitlines() if "Cpus_allowed_list" in line}
+        calls.result()
+    mine = next(line for line in Path("/proc/self/status").read_text().splitlines() if "Cpus_allowed_list" in line)
+    assert seen == {mine}
 
 
 def test_results_stay_valid(bench, session):
