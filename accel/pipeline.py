@@ -605,7 +605,7 @@ def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     wanted = targets.info(variant.target).operators
     if not wanted or any(name in onnx.ops for name in wanted):
         return None
-    return Skipped(f"it works on {' and '.join(wanted)}, and the model has none")
+    return Skipped(f"it works on {', '.join(wanted[:-1])} and {wanted[-1]}, and the model has none")
 
 
 def _build_all(

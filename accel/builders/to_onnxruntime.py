@@ -119,7 +119,11 @@ class OrtBuilder(Builder):
 
     targets: Mapping[str, TargetInfo] = {
         "ort": _cpu("fp32", "ONNX for ONNX Runtime, fused for it", baseline="onnx"),
-        "ort-int8": _cpu("int8", "static INT8 (Q/DQ), calibrated", calibration=True),
+        "ort-int8": _cpu(
+            *("int8", "static INT8 (Q/DQ), calibrated"),
+            calibration=True,
+            operators=("MatMul", "Gemm", "Conv"),
+        ),
         "ort-int8-dynamic": _cpu("int8", "dynamic INT8: scales found at run time", operators=("MatMul", "Gemm")),
         "ort-openvino": _cpu(
             *("fp32", "plain ONNX, OpenVINO execution provider"),

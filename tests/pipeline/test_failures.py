@@ -224,3 +224,20 @@ def test_a_package_loads_whose_compiler_links_libstdcxx_statically(factory, tmp_
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     document = convert(factory, tmp_path / "run", "aoti", bench="none")
     assert [(v["status"], v["reason"]) for v in document["variants"]] == [("ok", None)]
+
+
+def test_int8_of_a_model_of_sums_alone_is_skipped_and_no_failure(tmp_path):
+    (tmp_path / "sums.py").write_text(
+        "import torch\n"
+        "class Sums(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x + x.mean(dim=-1, keepdim=True)\n"
+        "def build():\n"
+        "    return Sums(), [{'x': torch.randn(2, 8).numpy()} for _ in range(16)]\n"
+    )
+    words = ["sums.py:build", "--targets", "ort,ort-int8", "--bench", "none", "-o", "run"]
+    done = subprocess.run([*CLI, "convert", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {v["id"]: v for v in json.loads((tmp_path / "run/run.json").read_text())["variants"]}
+    assert (rows["ort@cpu"]["status"], rows["ort-int8@cpu"]["status"]) == ("ok", "skipped")
+    assert rows["ort-int8@cpu"]["reason"] == "it works on MatMul, Gemm and Conv, and the model has none"
