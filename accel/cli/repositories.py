@@ -146,6 +146,8 @@ def _bench(as_json: Json = False, **given: Any) -> None:
         if as_json:
             print_json(document)
         else:
+            if document["protocol"] != "grpc":
+                note(f"over {document['protocol'].upper()}")
             show(rows, False, "measurements", tuple(rows[0]), width=None if sys.stdout.isatty() else 120)
 
     (load_test.batching_sweep if asked.table else load_test.bench)(asked, report, note)

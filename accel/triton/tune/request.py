@@ -54,6 +54,7 @@ class TuneOptions(BaseModel):
     min_throughput: Annotated[AboveZero | None, Field(description="Items per second to carry")] = None
     max_memory_mib: Annotated[AboveZero | None, Field(description="What the server's processes may take")] = None
     max_gpu_memory_mib: Annotated[AboveZero | None, Field(description="What may be in use on its GPUs")] = None
+    protocol: Annotated[InferenceProtocol, Field(description="What requests are sent over: grpc or http")] = "grpc"
     mode: Annotated[Mode, Field(description="predict, brute, quick or optuna")] = "predict"
     budget_s: Annotated[AboveZero | None, Field(description="How long to measure  [default: 900; brute: no limit]")] = (
         None
@@ -110,7 +111,6 @@ class TuneRequest(TuneOptions, Options, BaseModel):
     trials: Annotated[int | None, Field(ge=1, description="Most that quick and optuna measure  [default: 1/8]")] = None
     data: Annotated[Path | None, Field(description="Requests to send: .json or .npz  [default: stored sample]")] = None
     via: Annotated[Via | None, Field(description="Server: embedded, local or docker")] = None
-    protocol: Annotated[InferenceProtocol, Field(description="What requests are sent over: grpc or http")] = "grpc"
     probe_s: Annotated[float, Field(ge=0.05, alias="seconds", description="Least length of a probe")] = 1.5
     least: Annotated[int, Field(ge=10, alias="requests", description="Least requests of a probe")] = LEAST
     seed: Annotated[int, Field(description="Decides what quick and optuna try")] = 0
