@@ -47,6 +47,7 @@ class Load:
         arrivals: open loop: equal gaps, those of a Poisson process, or recorded ones.
         gaps_s: the recorded gaps, from the one before the first request on; they are stretched to the rate, and begin
             anew at their end (``ranges.recorded``).
+        seconds: how long it is measured; None until figures agree.
 
     Raises:
         UsageError: not exactly one of the two is given, it is not positive, or ``recorded`` has no gaps.
@@ -56,6 +57,7 @@ class Load:
     rate_per_s: float | None = None
     arrivals: Arrivals = ARRIVALS
     gaps_s: tuple[float, ...] = ()
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate_per_s is None):

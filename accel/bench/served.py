@@ -108,6 +108,11 @@ class Sent(Protocol):
     first_ms: float
 
 
+def never(points: Sequence[Measurement]) -> str | None:
+    """Go on with the loads, whatever was measured."""
+    return None
+
+
 def sweep(
     endpoint: Endpoint,
     model: str,
@@ -123,6 +128,7 @@ def sweep(
     raw_name: str = "",
     on_point: Callable[[Load, Measurement], None] = lambda load, point: None,
     on_windows: Callable[[Sequence[Window]], None] = lambda windows: None,
+    ends: Callable[[Sequence[Measurement]], str | None] = never,
     notice: Callable[[str], None] = lambda text: None,
 ) -> tuple[Measurement, ...]:
     """Measure a served model at several loads, one after another.
@@ -137,6 +143,7 @@ def sweep(
         raw_name: that file's path as the measurements shall name it.
         on_point: called with each point as soon as it is measured, so that a failure later on loses nothing.
         on_windows: called before that with the windows that count.
+        ends: called after that with all points; where it says why, the loads that come are left out.
         notice: takes a sentence the user should read.
 
     Raises:
@@ -178,6 +185,8 @@ def sweep(
                 on_point(load, point)
                 if check is not None and not (verdict := check.judge(fitted, generator.worst()[1])).passed:
                     raise CheckFailed(f"{load}: a response is not what it should be: {'; '.join(verdict.reasons)}")
+                if ends(points) is not None:
+                    break
         finally:
             if raw is not None and kept:
                 raw.parent.mkdir(parents=True, exist_ok=True)
@@ -190,18 +199,24 @@ def observe(
 ) -> tuple[list[Window], list[Span]]:
     """Put one load on the server and watch it until three windows agree, or ten have passed.
 
+    A load that lasts so long is watched in three windows of a third of it, without a warm-up: what goes before it is.
+
     Returns:
         The windows that count, and the span of each.
     """
     generator.start(load)
     try:
-        _warm(generator, method.seconds)
+        each_s, most = method.seconds, MOST_WINDOWS
+        if load.seconds is None:
+            _warm(generator, each_s)
+        else:
+            each_s, most = load.seconds / AGREEING, AGREEING
         windows: list[Window] = []
         spans: list[Span] = []
         before = mark(generator, endpoint, model)
         generator.window(0.0, least=0)  # what ended while the mark was read belongs to no window
-        while len(windows) < MOST_WINDOWS:
-            windows.append(generator.window(method.seconds))
+        while len(windows) < most:
+            windows.append(generator.window(each_s))
             after = mark(generator, endpoint, model)
             spans.append((before, after))
             before = after

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, model_validator
 from accel.bench import ranges
 from accel.bench.endpoint import InferenceProtocol
 from accel.bench.load import ARRIVALS, Generator, Load, Window
+from accel.bench.phases import PhaseLimits, carried_at_most, parse_phases
 from accel.bench.served import STANDARD, Method, VariantLabels
 from accel.core import hardware, temporary
 from accel.core.buckets import own_lengths
@@ -73,6 +74,15 @@ class LoadTestRequest(Options, BaseModel):
     arrivals: Annotated[
         str, Field(description="Gaps of an open loop: constant, poisson, or a file of times or recorded requests")
     ] = ARRIVALS
+    phases: Annotated[
+        str | None,
+        Field(description="Users that come one by one: USERS:MORE_PER_MINUTE:SECONDS, several after commas"),
+    ] = None
+    flat: Annotated[
+        Literal["stop", "continue"], Field(description="Phases where more users carry no more: stop or continue")
+    ] = "stop"
+    max_p95_ms: Annotated[float | None, Field(gt=0, description="Phases end where 95 % take longer")] = None
+    max_p99_ms: Annotated[float | None, Field(gt=0, description="Phases end where 99 % take longer")] = None
     table: Annotated[
         bool, Field(description="Without and with dynamic batching, 1 and 2 instances, concurrency 10")
     ] = False
@@ -96,12 +106,20 @@ class LoadTestRequest(Options, BaseModel):
     @cached_property
     def loads(self) -> tuple[Load, ...]:
         """The points to measure."""
+        if self.phases is not None:
+            return parse_phases(self.phases)
         kind, gaps_s = ranges.arrivals(self.arrivals)
         if self.request_rate is None and self.concurrency is None and gaps_s:
             return (Load(rate_per_s=len(gaps_s) / sum(gaps_s), arrivals=kind, gaps_s=gaps_s),)
         if self.request_rate is not None:
             return ranges.rates(self.request_rate, kind, gaps_s)
         return ranges.concurrencies(self.concurrency or "1:16")
+
+    @property
+    def limits(self) -> PhaseLimits:
+        """Where phases end."""
+        most_ms = {"p95": self.max_p95_ms, "p99": self.max_p99_ms}
+        return PhaseLimits(self.flat == "stop", {name: ms for name, ms in most_ms.items() if ms is not None})
 
     @property
     def method(self) -> Method:
@@ -112,6 +130,12 @@ class LoadTestRequest(Options, BaseModel):
     def _checked(self) -> Self:
         if self.concurrency is not None and self.request_rate is not None:
             raise UsageError("--concurrency is a closed loop and --request-rate an open one", fix="give one of the two")
+        if self.phases is None and (self.limits.most_ms or self.flat != "stop"):
+            raise UsageError("--max-p95-ms, --max-p99-ms and --flat say where phases end", fix="give --phases")
+        if self.phases is not None and (self.concurrency or self.request_rate or self.table):
+            raise UsageError("--phases is a load of its own", fix="leave --concurrency, --request-rate, --table out")
+        if self.phases is not None and self.tool == "perf_analyzer":
+            raise UsageError("perf_analyzer knows no phases", fix="leave --load out")
         if self.shared_memory and self.protocol == "http" and self.tool == "accel":
             raise UsageError("--shared-memory goes over gRPC here", fix="leave --protocol out, or --load perf_analyzer")
         _ = self.loads  # wrong ones are refused at once
@@ -135,8 +159,11 @@ def bench(asked: LoadTestRequest, show: Callable[[dict[str, Any]], None], notice
         for text in running.notices:
             notice(text)
         subject = _subject(asked, running, logs)
-        with _document(asked, running, subject, show) as points:
-            _measure(asked, running, subject, asked.loads, logs, points, notice)
+        with _document(asked, running, subject, show) as document:
+            found = _measure(asked, running, subject, asked.loads, logs, document["measurements"], notice)
+            if asked.phases is not None:
+                document["phases"] = carried_at_most(found, asked.limits)
+                notice(document["phases"])
 
 
 def batching_sweep(
@@ -169,7 +196,7 @@ def batching_sweep(
             link_tree(running.root, served)  # the Python-backend variant, where one is served: it is made once
             subject = _subject(asked, running, scratch)
         changing = asked.model_copy(update={"allow_changed": True})  # the copies, whose original was checked
-        with _document(asked, running, subject, show) as points:
+        with _document(asked, running, subject, show) as document:
             for batching, instances in itertools.product((False, True), (1, 2)):
                 root = Path(scratch) / f"{'with' if batching else 'without'}-{instances}"
                 link_tree(served, root)
@@ -179,7 +206,7 @@ def batching_sweep(
                     break
                 with _server(changing, str(root), scratch) as changed:
                     facts = {"dynamic_batching": batching, "instances": instances}
-                    _measure(asked, changed, subject, (load,), scratch, points, notice, facts)
+                    _measure(asked, changed, subject, (load,), scratch, document["measurements"], notice, facts)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -260,8 +287,8 @@ def _measure(
     points: list[dict[str, Any]],
     notice: Callable[[str], None],
     facts: Mapping[str, Any] | None = None,
-) -> None:
-    """Add each measured load to ``points``, with ``facts`` that tell its server from others."""
+) -> tuple[Measurement, ...]:
+    """Return each measured load, and add it to ``points``, with ``facts`` that tell its server from others."""
     from accel.bench import perf_analyzer, served
 
     lengths = [max(rows) for rows in subject.lengths()]
@@ -273,7 +300,8 @@ def _measure(
             made["by_length"] = parts
         points.append(made)
 
-    own = functools.partial(served.sweep, on_windows=seen.append)
+    ends = asked.limits.ends if asked.phases else served.never
+    own = functools.partial(served.sweep, on_windows=seen.append, ends=ends)
     sweep = perf_analyzer.sweep if asked.tool == "perf_analyzer" else own
     raw = None
     if asked.out is not None:
@@ -282,7 +310,7 @@ def _measure(
         raw = asked.out.with_name(f"{asked.out.stem}{'-' if ending else ''}{ending}{suffix}")
     if asked.data is not None and (said := _shifted(subject)) is not None:
         notice(said)
-    sweep(
+    return sweep(
         running.endpoint,
         subject.model,
         subject.feeds,
@@ -314,27 +342,26 @@ def _shifted(subject: _Subject) -> str | None:
 @contextmanager
 def _document(
     asked: LoadTestRequest, running: Server, subject: _Subject, show: Callable[[dict[str, Any]], None]
-) -> Iterator[list[dict[str, Any]]]:
-    """Give the list of points; whatever happens, what is in it at the end is written and shown."""
-    points: list[dict[str, Any]] = []
+) -> Iterator[dict[str, Any]]:
+    """Give the document, whose list of points is filled; whatever happens, what is in it at the end is shown."""
+    document = {
+        "schema": SCHEMA,
+        "accel": version("accel"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "target": asked.target,
+        "model": subject.model,
+        "load": asked.tool,
+        "protocol": asked.protocol,
+        "via": running.endpoint.via,
+        "release": running.endpoint.release,
+        "twin": bool(running.python_models),
+        "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
+        "measurements": [],
+    }
     try:
-        yield points
+        yield document
     finally:
-        document = {
-            "schema": SCHEMA,
-            "accel": version("accel"),
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "target": asked.target,
-            "model": subject.model,
-            "load": asked.tool,
-            "protocol": asked.protocol,
-            "via": running.endpoint.via,
-            "release": running.endpoint.release,
-            "twin": bool(running.python_models),
-            "hardware": {"id": (found := hardware.detect()).id, **to_json(found)},
-            "measurements": points,
-        }
-        if points:
+        if document["measurements"]:
             if asked.out is not None:
                 write_text(asked.out, json.dumps(document, indent=1, allow_nan=False) + "\n")
             show(document)

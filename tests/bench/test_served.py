@@ -525,6 +525,10 @@ def accel(*words, cwd=None):
         (["gone", "--load", "wrk"], "accel or perf_analyzer"),
         (["gone", "--protocol", "quic"], "grpc or http"),
         (["gone", "--protocol", "http", "--shared-memory"], "goes over gRPC"),
+        (["gone", "--phases", "1:60"], "cannot be read"),
+        (["gone", "--phases", "1:60:9", "--concurrency", "4"], "a load of its own"),
+        (["gone", "--phases", "1:60:9", "--load", "perf_analyzer"], "knows no phases"),
+        (["gone", "--max-p95-ms", "50"], "give --phases"),
         (["gone", "--arrivals", "often"], "constant, poisson or a file"),
         (["127.0.0.1:8001", "--table"], "not a repository"),
     ],
@@ -552,6 +556,23 @@ def test_a_running_server_is_measured_on_real_data_only(running, tmp_path):
     assert (document["model"], document["via"], document["twin"]) == ("echo", "url", False)
     assert (point["load"], point["batch"], point["failures"]) == ("concurrency 2", 2, 0)
     assert point["server"]["inferences"] == 2 * point["server"]["requests"]
+
+
+@pytest.mark.slow
+def test_users_come_one_by_one_until_a_limit(null_root, tmp_path):
+    out = tmp_path / "figures.json"
+    done = accel(null_root, "--via", "embedded", "--phases", "1:60:6", "--flat", "continue", "-o", out)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(out.read_text())
+    assert [point["load"] for point in document["measurements"]] == ["concurrency 1", "concurrency 4"]
+    assert all(point["failures"] == 0 and point["throughput_per_s"] > 0 for point in document["measurements"])
+    assert document["phases"].endswith("users; the phases are over")
+    assert document["phases"] in done.stderr
+    ended = accel(null_root, "--via", "embedded", "--phases", "1:0:5,2:0:5", "--max-p95-ms", "0.001", "--json")
+    assert ended.returncode == 0, ended.stderr
+    (point,) = json.loads(ended.stdout)["measurements"]
+    assert point["load"] == "concurrency 1"
+    assert "no number of users keeps the limits: p95" in json.loads(ended.stdout)["phases"]
 
 
 @pytest.mark.slow
