@@ -309,8 +309,13 @@ def ways_by_shape(variant: str, grouped: Path, rows: int) -> list[Way]:
     return [Way(name, root, False, variant) for name, root in roots.items()]
 
 
-def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds: int, seconds: float) -> dict[str, Any]:
-    """Put every way under every load, round after round, and return all windows' figures."""
+def measure(
+    run: Path, variant: str, eager: str, concurrency: list[int], rounds: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Put every way under every load, round after round, and yield all windows' figures so far after each.
+
+    The last has as well what the answers were worth.
+    """
     clients = Clients(run, max(concurrency))
     windows: dict[str, dict[int, list[Window]]] = {}
     rows: dict[str, dict[int, list[dict[str, Any]]]] = {}
@@ -338,6 +343,20 @@ def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds:
             generators[way.name] = stack.enter_context(clients.of(way, address, scratch / "load.log"))
             rows[way.name] = {n: [] for n in concurrency}
             windows[way.name] = {n: [] for n in concurrency}
+        lengths = clients.lengths
+        what = "tokens" if clients.source.mask else "values"
+        shapes = Counter("x".join(map(str, next(iter(r.values())).shape[1:])) for r in clients.requests)
+        described = {
+            "run": run.name,
+            "model": clients.source.name,
+            "weights": clients.source.weights,
+            "variant": variant,
+            "eager": eager or None,
+            "requests": len(lengths),
+            what: {"mean": statistics.mean(lengths), "median": statistics.median(lengths), "longest": max(lengths)},
+            **({"lengths": grouping.lengths} if clients.source.mask else {"shapes": shapes, "rows": grouping.rows}),
+            "sweep": swept,
+        }
         turns = [(way, n) for way in made for n in concurrency]
         for number in range(-1, rounds):  # the first is not counted: every shape is met
             random.Random(number).shuffle(turns)
@@ -346,24 +365,23 @@ def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds:
                 if number >= 0:
                     windows[way.name][n].append(window)
                     rows[way.name][n].append(figures)
+            if number >= 0:
+                yield described | timed(rows, windows, lengths)
         worst: dict[str, Any] = {}
         for way in made:
             expected, feeds = clients.expected(way)
             verdict = expected.judge(feeds, generators[way.name].worst()[1])
             worst[way.name] = {row.name: row.sqnr_db for row in verdict.outputs}
-    lengths = clients.lengths
-    what = "tokens" if clients.source.mask else "values"
-    shapes = Counter("x".join(map(str, next(iter(r.values())).shape[1:])) for r in clients.requests)
+    yield described | timed(rows, windows, lengths) | {"worst_sqnr_db_against_alone": worst}
+
+
+def timed(
+    rows: Mapping[str, Mapping[int, list[dict[str, Any]]]],
+    windows: Mapping[str, Mapping[int, list[Window]]],
+    lengths: Sequence[int],
+) -> dict[str, Any]:
+    """Return the figures of all rounds until now: each window's, and percentiles over all of a way."""
     return {
-        "run": run.name,
-        "model": clients.source.name,
-        "weights": clients.source.weights,
-        "variant": variant,
-        "eager": eager or None,
-        "requests": len(lengths),
-        what: {"mean": statistics.mean(lengths), "median": statistics.median(lengths), "longest": max(lengths)},
-        **({"lengths": grouping.lengths} if clients.source.mask else {"shapes": shapes, "rows": grouping.rows}),
-        "sweep": swept,
         "rounds": rows,
         "p99_ms": {
             way: {
@@ -375,8 +393,16 @@ def measure(run: Path, variant: str, eager: str, concurrency: list[int], rounds:
         "by_length": {
             way: {n: by_length(found, lengths) for n, found in loads.items()} for way, loads in windows.items()
         },
-        "worst_sqnr_db_against_alone": worst,
     }
+
+
+def keep(out: Path, found: Mapping[str, Any]) -> None:
+    """Write a model's figures in place of those of an earlier time on this hardware."""
+    row = {"hardware": hardware.detect().id, "threads": hardware.cpu_threads(), **found}
+    same = ("hardware", "model", "variant")
+    kept = json.loads(out.read_text()) if out.exists() else []
+    kept = [r for r in kept if any(r[name] != row[name] for name in same)]
+    out.write_text(json.dumps([*kept, row], indent=1) + "\n")
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -469,13 +495,12 @@ def main() -> None:
     if missing := {asked.variant, eager} - ids - {""}:
         parser.error(f"{asked.run} has no {' and no '.join(sorted(missing))} that passed")
     levels = [int(n) for n in asked.concurrency.split(",")]
-    found = measure(asked.run, asked.variant, eager, levels, asked.rounds, asked.seconds)
+    partial = asked.out.with_suffix(".partial.json")  # a run takes long: what was measured before an interruption
+    for found in measure(asked.run, asked.variant, eager, levels, asked.rounds, asked.seconds):
+        partial.write_text(json.dumps(found, indent=1) + "\n")
     show(found)
-    row = {"hardware": hardware.detect().id, "threads": hardware.cpu_threads(), **found}
-    same = ("hardware", "model", "variant")
-    kept = json.loads(asked.out.read_text()) if asked.out.exists() else []
-    kept = [r for r in kept if any(r[name] != row[name] for name in same)]
-    asked.out.write_text(json.dumps([*kept, row], indent=1) + "\n")
+    keep(asked.out, found)
+    partial.unlink()
 
 
 if __name__ == "__main__":
