@@ -152,7 +152,10 @@ def _keep(native: Any, origin: Path, folder: Path) -> None:
     implicit = len(kept.sequence_batching.state) > 0
     if implicit:  # accel's model keeps the states; it is warmed up, which a model with implicit state cannot be
         del kept.sequence_batching.state[:]
-    if batches or implicit or [t.name for t in native.input] != [t.name for t in emitted.input]:
+    renamed = [t.name for t in native.input] != [t.name for t in emitted.input]
+    # Samples that are ours are among those of the variant, which meets the lengths of its groups as well.
+    ours = len(native.model_warmup) > 0 and all(sample in emitted.model_warmup for sample in native.model_warmup)
+    if ours or batches or implicit or renamed:
         kept.ClearField("model_warmup")
         kept.model_warmup.extend(emitted.model_warmup)
     else:

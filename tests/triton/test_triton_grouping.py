@@ -317,4 +317,21 @@ def test_a_native_repository_stays_and_its_python_variant_groups(bench, tmp_path
     made = read_configs(tmp_path / "python")["embedding"]
     assert (made.max_batch_size, made.default_model_filename) == (8, "grouped.py")
     assert all(spec.allow_ragged_batch for spec in made.input)
-    assert {s.batch_size for s in made.model_warmup} == {1, 8}
+    met = {(s.batch_size, s.inputs["input_ids"].dims[0]) for s in made.model_warmup}
+    assert {(1, 4), (8, 4), (1, 8), (8, 8), (1, 12)} <= met, "every length that it pads to"
+    assert len(native.model_warmup) < len(made.model_warmup)
+    assert [
+        f for f in (*verify(tmp_path / "python"), *lint(tmp_path / "python", "24.10")) if f.severity == "error"
+    ] == []
+
+
+def test_a_warm_up_of_the_users_own_is_kept_by_the_python_variant(bench, tmp_path, monkeypatch):
+    artifact = bench.artifact("onnxruntime")
+    data = "{ data_type: TYPE_INT64 dims: 6 zero_data: true }"
+    mine = f'{{ name: "mine" batch_size: 2 inputs {{ key: "input_ids" value {data} }} '
+    mine += f'inputs {{ key: "attention_mask" value {data} }} }}'
+    bench.emit(artifact, **EMBEDDING | {"overrides": f"model_warmup {mine}"})
+    native = read_configs(bench.root(artifact))["embedding"]
+    monkeypatch.setattr("accel.builders.targets.discover", lambda: {artifact.variant.target.name: embedding.BUILDER})
+    write_python_variant(bench.root(artifact), tmp_path / "python", release="24.10")
+    assert read_configs(tmp_path / "python")["embedding"].model_warmup == native.model_warmup
