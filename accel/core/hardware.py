@@ -114,10 +114,12 @@ def cpu_threads() -> int:
 def shares_cpus(threads: int) -> bool:
     """Say whether a process with so many threads leaves CPUs to others, which may be its like.
 
+    A quota does not count here: under one, the processes of all containers may go to the same CPUs.
+
     OpenVINO pins its threads to the first CPUs: two processes of one thread each took turns on CPU 0 while CPU 1 was
     idle (BERT-large in INT8 on two CPUs: 2 × 1.96 calls a second pinned, 2 × 3.95 not).
     """
-    return threads < cpu_threads()
+    return threads < len(os.sched_getaffinity(0))
 
 
 def throttled_s() -> float:

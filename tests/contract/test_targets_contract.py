@@ -134,7 +134,7 @@ def test_answers_every_shape(bench, target, session, point):
         np.testing.assert_array_equal(again[name], value)
 
 
-@pytest.mark.skipif(hardware.cpu_threads() < 2, reason="one CPU: there is no other to go to")
+@pytest.mark.skipif(not hardware.shares_cpus(1), reason="one CPU: there is no other to go to")
 @pytest.mark.parametrize("target", ["ort", "ort-openvino", "openvino-fp32"], indirect=True)
 def test_one_thread_goes_to_any_cpu(bench, target, opened, tmp_path):
     """A server has a process for each instance: pinned to the first CPU, all of one thread would share it."""

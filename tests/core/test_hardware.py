@@ -32,6 +32,7 @@ def test_a_cgroup_quota_counts(monkeypatch):
     monkeypatch.setattr(hardware, "_read", lambda path: files.get(path, ""))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert hardware.cpu_threads() == 1
+    assert [hardware.shares_cpus(n) for n in (1, 7, 8)] == [True, True, False], "a quota names no CPUs of its own"
     assert hardware.memory_limit_bytes() == 1 << 20
 
 
