@@ -8,7 +8,7 @@ The requests are the run's gate samples (up to 256), one sentence each, drawn at
 artifact of the run is served by the embedded server in these ways, each by a server of its own; one at a time is under
 load, in an order drawn anew for each round:
 
-    fixed     clients pad to the typical length (128 in the zoo); requests of one shape are merged. A sweep goes before:
+    fixed     clients pad to the typical length (128 in most of the zoo; ``--length``); requests of one shape are merged. A sweep goes before:
               instances, threads of each and largest batch, every combination on a server of its own for one window a
               load; the two with most requests per second at each load take part in the rounds
     eager     the source itself in PyTorch (the run's ``torch@cpu``), padded alike: one instance with all threads,
@@ -195,14 +195,15 @@ class Clients:
     Args:
         run: the run's folder.
         slots: most clients at a time.
+        length: what clients pad to that pad; None for the typical length of the model.
     """
 
-    def __init__(self, run: Path, slots: int) -> None:
+    def __init__(self, run: Path, slots: int, length: int | None) -> None:
         self.source, self.requests = opened(run)
         self._run, self._slots, self._alone = run, slots, dict[str, list[dict[str, np.ndarray]]]()
         self.lengths = [traffic.length_of(self.source, request) for request in self.requests]
         axes = extents(self.source.inputs, self.source.profile)
-        self.typical = axes[str(traffic.length_axis(self.source))].opt if self.source.mask else 0
+        self.typical = (length or axes[str(traffic.length_axis(self.source))].opt) if self.source.mask else 0
 
     def expected(self, way: Way) -> tuple[Expected, list[dict[str, np.ndarray]]]:
         """Return what is sent, and what must be answered."""
@@ -310,13 +311,13 @@ def ways_by_shape(variant: str, grouped: Path, rows: int) -> list[Way]:
 
 
 def measure(
-    run: Path, variant: str, eager: str, concurrency: list[int], rounds: int, seconds: float
+    run: Path, variant: str, eager: str, concurrency: list[int], length: int | None, rounds: int, seconds: float
 ) -> Iterator[dict[str, Any]]:
     """Put every way under every load, round after round, and yield all windows' figures so far after each.
 
     The last has as well what the answers were worth.
     """
-    clients = Clients(run, max(concurrency))
+    clients = Clients(run, max(concurrency), length)
     windows: dict[str, dict[int, list[Window]]] = {}
     rows: dict[str, dict[int, list[dict[str, Any]]]] = {}
     with tempfile.TemporaryDirectory() as held, ExitStack() as stack:
@@ -353,6 +354,7 @@ def measure(
             "variant": variant,
             "eager": eager or None,
             "requests": len(lengths),
+            "padded_to": clients.typical or None,
             what: {"mean": statistics.mean(lengths), "median": statistics.median(lengths), "longest": max(lengths)},
             **({"lengths": grouping.lengths} if clients.source.mask else {"shapes": shapes, "rows": grouping.rows}),
             "sweep": swept,
@@ -478,6 +480,7 @@ def main() -> None:
     parser.add_argument("--variant", default="openvino-int8@cpu", help="id of what is served")
     parser.add_argument("--eager", help="the source itself, of the same run; '' leaves it out  [default: torch@cpu]")
     parser.add_argument("--concurrency", default="16,64", help="clients at a time, separated by commas")
+    parser.add_argument("--length", type=int, help="what clients pad to  [default: the model's typical length]")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.5)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/serve_traffic.json"))
@@ -496,7 +499,7 @@ def main() -> None:
         parser.error(f"{asked.run} has no {' and no '.join(sorted(missing))} that passed")
     levels = [int(n) for n in asked.concurrency.split(",")]
     partial = asked.out.with_suffix(".partial.json")  # a run takes long: what was measured before an interruption
-    for found in measure(asked.run, asked.variant, eager, levels, asked.rounds, asked.seconds):
+    for found in measure(asked.run, asked.variant, eager, levels, asked.length, asked.rounds, asked.seconds):
         partial.write_text(json.dumps(found, indent=1) + "\n")
     show(found)
     keep(asked.out, found)
