@@ -8,9 +8,10 @@ The requests are the run's gate samples (up to 256), one sentence each, drawn at
 artifact of the run is served by the embedded server in these ways, each by a server of its own; one at a time is under
 load, in an order drawn anew for each round:
 
-    fixed     clients pad to the typical length (128 in most of the zoo; ``--length``); requests of one shape are merged. A sweep goes before:
-              instances, threads of each and largest batch, every combination on a server of its own for one window a
-              load; the two with most requests per second at each load take part in the rounds
+    fixed     clients pad to the typical length (``--length``; 128 in most of the zoo); requests of one shape are
+              merged. A sweep goes before: instances, threads of each and largest batch, every combination on a server
+              of its own for one window a load; the two with most requests per second at each load take part in the
+              rounds
     eager     the source itself in PyTorch (the run's ``torch@cpu``), padded alike: one instance with all threads,
               without merging, as people run it, and in batches of 8
     arrival   clients do not pad; the server joins up to the profile's largest batch in order of arrival, padded to the
