@@ -237,6 +237,10 @@ def looked(generator: Generator, clients: int, settle_s: float, seconds: float) 
     generator.start(Load(concurrency=clients))
     generator.window(settle_s, least=1)
     window = generator.window(seconds, least=ANSWERS * clients)
+    failures = generator.failures
+    generator.stop()
+    generator.start(Load(concurrency=1))  # what is cancelled is computed to its end: the next way waits for that
+    generator.window(0.0, least=1)
     generator.stop()
     p50, p99 = (stability.percentile(window.latency_ms, q) for q in (50, 99))
     moments = [window.begin_ns, *sorted(window.answered[:, END]), window.end_ns]
@@ -246,7 +250,7 @@ def looked(generator: Generator, clients: int, settle_s: float, seconds: float) 
         "p99_ms": p99,
         "longest_pause_s": float(np.diff(moments).max()) / 1e9,
         "client_cpu_s": window.cpu_s / window.seconds,
-        "failures": generator.failures,
+        "failures": failures,
     }
 
 
