@@ -457,7 +457,8 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     import plotly.graph_objects as plotly
 
     figure = plotly.Figure()
-    rows = [row for row in rows if row["hardware"] == rows[-1]["hardware"]]  # the machine that was measured last
+    machine, _ = Counter(row["hardware"] for row in rows).most_common(1)[0]  # the one with most models
+    rows = [row for row in rows if row["hardware"] == machine]
     heaviest = {row["model"]: medians(row)[max(medians(row), key=int)] for row in rows}
     for way in max(heaviest.values(), key=len):
         gains = {model: by_way[way] / by_way["padded"] for model, by_way in heaviest.items() if way in by_way}
