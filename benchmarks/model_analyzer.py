@@ -96,6 +96,7 @@ def analyze(
         "triton_server_path": str(tritonserver),
         "perf_analyzer_path": str(load),
         "triton_output_path": str(place / "triton.log"),
+        "skip_summary_reports": True,
         "skip_detailed_reports": True,
         "profile_models": {
             model: {
