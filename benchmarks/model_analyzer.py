@@ -11,7 +11,11 @@ Analyzer is asked twice, each time in a folder of its own (`triton_launch_mode: 
 
     limited   the limits of its quick start: concurrency, instances and batch up to 2
     quick     its hill climbing, with nothing else set
-    brute     its default, the whole sweep: an hour or more, and only where `--brute` is given
+    brute     its default, the whole sweep: an hour or more (`--ways`)
+
+Its perf_analyzer gets windows of a second: of a model this fast 50 requests, its default, last 0.05 s. Where these do
+not agree within 10 %, its default, Model Analyzer measures again with longer ones: on two shared cores that took more
+than a minute for each point (`--stability-percentage`).
 
 `accel tune` is asked about the repository, and about the whole run, of which it may choose another variant. Then each
 answer's server, and one of the repository as it is, is put under load in turns: `--rounds` windows at each number of
@@ -75,7 +79,13 @@ def programs(root: Path, scratch: Path) -> tuple[Path, Path]:
 
 
 def analyze(
-    name: str, given: list[str], analyzer: Path, served: Path, budget_ms: float, scratch: Path
+    name: str,
+    given: list[str],
+    analyzer: Path,
+    served: Path,
+    budget_ms: float,
+    stability_percent: int,
+    scratch: Path,
 ) -> tuple[dict[str, Any], Path]:
     """Let Model Analyzer search; return what it took and found, and its best configuration's folder."""
     place = scratch / f"analyzer-{name}"
@@ -96,8 +106,11 @@ def analyze(
         "triton_server_path": str(tritonserver),
         "perf_analyzer_path": str(load),
         "triton_output_path": str(place / "triton.log"),
-        # Windows of 50 requests, its default, last 0.05 s of a model this fast: it made them longer, eight times and more.
-        "perf_analyzer_flags": {"measurement-mode": "time_windows", "measurement-interval": 1000},
+        "perf_analyzer_flags": {
+            "measurement-mode": "time_windows",
+            "measurement-interval": 1000,
+            "stability-percentage": stability_percent,
+        },
         "skip_summary_reports": True,
         "skip_detailed_reports": True,
         "profile_models": {
@@ -184,15 +197,20 @@ def judged(roots: Mapping[str, Path], rounds: int, seconds: float, budget_ms: fl
 
 
 def level(rows: Mapping[int, list[dict[str, Any]]], budget_ms: float) -> int:
-    """Return the number of clients with most answers per second whose p99 is within the budget; 0 for none."""
-    kept = [n for n, windows in rows.items() if statistics.median(w["p99_ms"] for w in windows) <= budget_ms]
+    """Return the number of clients with most answers per second whose p99 is within the budget; 0 for none.
+
+    A window of too few requests has no p99, and says nothing.
+    """
+    tails = {n: [w["p99_ms"] for w in windows if w["p99_ms"] is not None] for n, windows in rows.items()}
+    kept = [n for n, found in tails.items() if found and statistics.median(found) <= budget_ms]
     return max(kept, key=lambda n: statistics.median(w["per_s"] for w in rows[n]), default=0)
 
 
 def show(found: Mapping[str, Any]) -> None:
     """Print what each answer took, and what it carries within the budget."""
     rows, at = found["judged"]["rounds"], found["judged"]["clients"]
-    own = [1 / w["per_s"] for w in rows["accel, the repository"][at["accel, the repository"]]]
+    ours = at["accel, the repository"]
+    own = [1 / w["per_s"] for w in rows["accel, the repository"][ours]] if ours else []
     for name, n in at.items():
         took = found["searches"].get(name, {}).get("took_s")
         said = f"{name:<28} {f'{took:6.0f} s' if took is not None else '       —'}   "
@@ -200,13 +218,13 @@ def show(found: Mapping[str, Any]) -> None:
             print(f"{said}nothing within the budget")
             continue
         windows = rows[name][n]
-        ratio = stability.ratio_interval(own, [1 / w["per_s"] for w in windows])
+        ratio = stability.ratio_interval(own, [1 / w["per_s"] for w in windows]) if own else None
+        times = f", {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}] times accel's" if ratio else ""
         theirs = found["judged"]["perf_analyzer"][name]
         beside = f"; perf_analyzer {theirs[0]['per_s']:.0f}/s" if theirs else ""
         print(
             f"{said}{statistics.median(w['per_s'] for w in windows):7.0f} /s at {n} clients, p99 "
-            f"{statistics.median(w['p99_ms'] for w in windows):.1f} ms, {ratio[0]:.2f} "
-            f"[{ratio[1]:.2f}, {ratio[2]:.2f}] times accel's{beside}"
+            f"{statistics.median(w['p99_ms'] or 0 for w in windows):.1f} ms{times}{beside}"
         )
 
 
@@ -214,7 +232,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--analyzer", type=Path, required=True, help="model-analyzer of an environment of its own")
-    parser.add_argument("--brute", action="store_true", help="its whole sweep as well")
+    parser.add_argument("--ways", default="limited,quick", help="its searches: limited, quick, brute; empty for none")
+    parser.add_argument("--stability-percentage", type=int, default=10, help="of its perf_analyzer")
     parser.add_argument("--max-p99-ms", type=float, default=20.0)
     parser.add_argument("--budget-s", type=float, default=900.0, help="how long accel tune measures at most")
     parser.add_argument("--rounds", type=int, default=7)
@@ -222,15 +241,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/model_analyzer.json"))
     asked = parser.parse_args()
     limits = [f"--run-config-search-max-{what}={2}" for what in LIMITED]
-    ways = {"limited": limits, "quick": ["--run-config-search-mode=quick"]} | ({"brute": []} if asked.brute else {})
+    ways = {"limited": limits, "quick": ["--run-config-search-mode=quick"], "brute": []}
     chosen = manifests.read(asked.run / "best" / "cpu").variant
     with tempfile.TemporaryDirectory() as held:
         scratch = Path(held)
         served = written(asked.run, chosen, scratch / "emitted")
         searches, roots = {}, {"as emitted": served}
-        for name, given in ways.items():
+        for name in filter(None, asked.ways.split(",")):
             title = f"Model Analyzer, {name}"
-            searches[title], best = analyze(name, given, asked.analyzer.absolute(), served, asked.max_p99_ms, scratch)
+            told = analyze(
+                *(name, ways[name], asked.analyzer.absolute(), served),
+                *(asked.max_p99_ms, asked.stability_percentage, scratch),
+            )
+            searches[title], best = told
             roots[title] = with_config(served, best, scratch / f"of-{name}")
             print(title, json.dumps(searches[title]), flush=True)
         for name, target in {"the repository": served, "the run": asked.run}.items():
