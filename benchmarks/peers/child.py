@@ -64,35 +64,6 @@ def torchscript(path: str, threads: int) -> tuple[Run, list[str], str]:
     return run, [], f"torch {torch.__version__}"
 
 
-def ctranslate2(path: str, threads: int) -> tuple[Run, list[str], str]:
-    """An encoder converted for CTranslate2: ``FOLDER:COMPUTE_TYPE``. It takes ids by row, without their padding."""
-    import ctranslate2 as library
-
-    folder, _, kind = path.rpartition(":")
-    encoder = library.Encoder(folder, compute_type=kind, intra_threads=threads)
-
-    def run(feed: Feed) -> Mapping[str, np.ndarray]:
-        own = feed["attention_mask"].sum(axis=1)
-        rows = [row[:n].tolist() for row, n in zip(feed["input_ids"], own, strict=True)]
-        return {"last_hidden_state": np.array(encoder.forward_batch(rows).last_hidden_state, np.float32)}
-
-    return run, ["input_ids", "attention_mask"], f"ctranslate2 {library.__version__}, {encoder.compute_type}"
-
-
-def aoti(path: str, threads: int) -> tuple[Run, list[str], str]:
-    """A package of AOTInductor, whose inputs come in the order of the feeds."""
-    import torch
-
-    torch.set_num_threads(threads)
-    package = torch._inductor.aoti_load_package(path)
-
-    def run(feed: Feed) -> Mapping[str, np.ndarray]:
-        found = package(*map(torch.from_numpy, feed.values()))
-        return {"last_hidden_state": (found[0] if isinstance(found, list | tuple) else found).float().numpy()}
-
-    return run, [], f"torch {torch.__version__}"
-
-
 def accel(path: str, threads: int) -> tuple[Run, list[str], str]:
     """A variant that accel built, as ``accel.load`` opens it."""
     import accel
@@ -104,8 +75,9 @@ def accel(path: str, threads: int) -> tuple[Run, list[str], str]:
 def main() -> None:
     """Answer each line: ``{"time": feed, "seconds": s}`` with milliseconds, ``{"answers": file}`` with a file."""
     role, path, feeds, threads = sys.argv[1:]
-    roles = (onnx, openvino, torchscript, ctranslate2, aoti, accel)
-    run, names, told = {own.__name__: own for own in roles}[role](path, int(threads))
+    run, names, told = {"onnx": onnx, "openvino": openvino, "torchscript": torchscript, "accel": accel}[role](
+        path, int(threads)
+    )
     given: dict[str, dict[str, np.ndarray]] = {}
     with np.load(feeds) as stored:
         every = list(dict.fromkeys(key.partition("/")[2] for key in stored.files))
