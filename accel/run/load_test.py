@@ -163,7 +163,8 @@ def bench(asked: LoadTestRequest, show: Callable[[dict[str, Any]], None], notice
             found = _measure(asked, running, subject, asked.loads, logs, document["measurements"], notice)
             if asked.phases is not None:
                 document["phases"] = carried_at_most(found, asked.limits)
-                notice(document["phases"])
+        if "phases" in document:  # after the table
+            notice(document["phases"])
 
 
 def batching_sweep(
