@@ -20,7 +20,7 @@ than a minute for each point (`--stability-percentage`).
 `accel tune` is asked about the repository, and about the whole run, of which it may choose another variant. Then each
 answer's server, and one of the repository as it is, is put under load in turns: `--rounds` windows at each number of
 clients, by accel's own generator, and one measurement each of perf_analyzer at the number at which it answered most
-within the budget. Nothing else may run meanwhile; with `quick` it takes about 25 minutes.
+within the budget. Nothing else may run meanwhile.
 """
 
 import argparse
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/model_analyzer.json"))
     asked = parser.parse_args()
-    limits = [f"--run-config-search-max-{what}={2}" for what in LIMITED]
+    limits = [f"--run-config-search-max-{what}=2" for what in LIMITED]
     ways = {"limited": limits, "quick": ["--run-config-search-mode=quick"], "brute": []}
     chosen = manifests.read(asked.run / "best" / "cpu").variant
     with tempfile.TemporaryDirectory() as held:

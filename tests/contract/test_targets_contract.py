@@ -22,7 +22,7 @@ ALL = [Target(name, device) for name, builder in targets.discover().items() for 
 
 @pytest.fixture(params=ALL, ids=str)
 def target(request):
-    return Target(request.param, "cpu") if isinstance(request.param, str) else request.param
+    return request.param
 
 
 @pytest.fixture
@@ -135,7 +135,9 @@ def test_answers_every_shape(bench, target, session, point):
 
 
 @pytest.mark.skipif(not hardware.shares_cpus(1), reason="one CPU: there is no other to go to")
-@pytest.mark.parametrize("target", ["ort", "ort-openvino", "openvino-fp32"], indirect=True)
+@pytest.mark.parametrize(
+    "target", [Target(name, "cpu") for name in ("ort", "ort-openvino", "openvino-fp32")], ids=str, indirect=True
+)
 def test_one_thread_goes_to_any_cpu(bench, target, opened, tmp_path):
     """A server has a process for each instance: pinned to the first CPU, all of one thread would share it."""
     feeds = tmp_path / "feeds.npz"
