@@ -27,7 +27,8 @@ class Part:
 
     Attributes:
         generator: which has opened the model.
-        limit_ms: the budget of 99 % of its requests; ``limits_ms``: those of other percentiles (``p50``).
+        limit_ms: the budget of 99 % of its requests, infinite where there is none; ``limits_ms``: those of other
+            percentiles (``p50``).
         sizes: batch items of each feed.
         least: so many requests must have ended.
     """
@@ -43,7 +44,8 @@ class Part:
     def longest_s(self) -> float:
         """How long it lasts at least to show what it does."""
         rate = self.load.rate_per_s
-        return max(LIMITS * self.limit_ms / 1e3, self.least / rate if rate else 0.0)
+        budgets_s = LIMITS * self.limit_ms / 1e3 if math.isfinite(self.limit_ms) else 0.0
+        return max(budgets_s, self.least / rate if rate else 0.0)
 
 
 def together(parts: Sequence[Part], *, seconds: float = SECONDS) -> list[Probe]:

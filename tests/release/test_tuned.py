@@ -87,6 +87,10 @@ def test_what_was_tuned_of_an_earlier_source_does_not_ship_for_one_of_which_noth
         ({"max_p99": 5}, r"unknown key 'max_p99' \(did you mean max_p99_ms\?\)"),
         ({"budget_s": 5}, "max_p99_ms is missing"),
         ({"max_p99_ms": 5, "protocol": "quic"}, "grpc"),
+        (
+            {"max_p99_ms": 5, "offline": True},
+            "line .*max_p99_ms: offline there is neither a rate nor a budget of latency",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(tmp_path, tune, said):

@@ -176,12 +176,10 @@ def tuned_elsewhere(path: Path, goal: Goal, protocol: str = "grpc") -> tuple[str
         raise InputError(f"{path} was tuned over {over}, expected {protocol}", fix=TUNE_THERE)
     if any(other.limits_ms.get(name, math.inf) > limit for name, limit in goal.limits_ms.items()):
         raise InputError(f"{path} was tuned without the budgets of {', '.join(goal.limits_ms)}", fix=TUNE_THERE)
-    if other.limit_ms > goal.limit_ms:
+    if other.budget_ms > goal.budget_ms:
         confirmed = [(p, name) for p, name in probes if p.held and p.count >= CONFIRM]
-        chosen = [(p, name) for p, name in confirmed if p.p99_ms is not None and p.p99_ms <= goal.limit_ms]
+        chosen = [(p, name) for p, name in confirmed if p.p99_ms is not None and p.p99_ms <= goal.budget_ms]
     if not chosen:
-        raise InputError(
-            f"no load that was confirmed in {path} keeps p99 within {goal.limit_ms:g} ms on {hardware}", fix=TUNE_THERE
-        )
+        raise InputError(f"no load that was confirmed in {path} keeps {goal.words} on {hardware}", fix=TUNE_THERE)
     per_s, name = max((p.throughput_per_s, name) for p, name in chosen)
     return hardware, name, per_s

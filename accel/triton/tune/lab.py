@@ -51,21 +51,28 @@ class Goal:
     """What a configuration must do.
 
     Attributes:
-        limit_ms: budget of 99 % of the requests.
+        limit_ms: budget of 99 % of the requests; None where they may take as long as they do (offline).
         arrivals / gaps_s: of the open loop (see ``Load``); None for a closed one, whose level is the clients.
         rate_per_s: requests per second that are to be carried; None for as many as can be.
         limits_ms: budgets of other percentiles (``p50``, ``p90``, ``p95``), of all requests that were due.
     """
 
-    limit_ms: float
+    limit_ms: float | None
     arrivals: Arrivals | None
     gaps_s: tuple[float, ...] = ()
     rate_per_s: float | None = None
     limits_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def budget_ms(self) -> float:
+        """Budget of 99 % of the requests, infinite where there is none."""
+        return math.inf if self.limit_ms is None else self.limit_ms
+
+    @property
     def words(self) -> str:
         """Its budgets in words."""
+        if self.limit_ms is None:
+            return "no budget of latency"
         every = {"p99": self.limit_ms, **self.limits_ms}
         return ", ".join(f"{name} within {limit:g} ms" for name, limit in every.items())
 
@@ -188,12 +195,17 @@ class Trial:
         return found
 
     def part(self, goal: Goal, level: float, least: int, seed: int) -> probing.Part:
-        """Return a load on this model, which may be a part of one on several; the rarer its requests, the fewer."""
+        """Return a load on this model, which may be a part of one on several; the rarer its requests, the fewer.
+
+        Where they may take as long as they do, a few say how many there are in a second.
+        """
         self._open(self._subject.feeds, seed=seed)
-        if goal.arrivals is not None:
+        if goal.limit_ms is None:
+            least = min(least, FEW)
+        elif goal.arrivals is not None:
             least = min(least, max(FEW, int(level * LONGEST_S)))
         load, sizes = goal.load(level), self._subject.sizes
-        return probing.Part(self._generator, load, goal.limit_ms, sizes, goal.limits_ms, least)
+        return probing.Part(self._generator, load, goal.budget_ms, sizes, goal.limits_ms, least)
 
     def memory_mib(self) -> float | None:
         """Return the resident memory of the server's processes, where it can be known."""
@@ -251,6 +263,8 @@ class Trial:
                 self._open([self._subject.feeds[self._subject.kinds.index(kind)]])
                 kinds.append(float(np.median(self._latency_s(1, window_s)) / np.median(alone[1])))
         relative = np.concatenate([found / np.median(found) for found in alone.values()])
+        # Without a budget it was the time that was over: no batch that takes as long as the largest says what is next.
+        enough_ms = limit_ms if math.isfinite(limit_ms) else 1e3 * float(np.median(alone[done[-1]]))
         return Curve(
             n,
             settings.threads,
@@ -265,7 +279,7 @@ class Trial:
             start_s=self.start_s,
             kinds=tuple(kinds),
             failed=failed,
-            cut_ms=limit_ms if cut else None,
+            cut_ms=enough_ms if cut else None,
         )
 
     def _calmly(self, measure: Callable[[], T]) -> T:

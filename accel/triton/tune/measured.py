@@ -202,6 +202,8 @@ class Measuring:
         if not self._subjects:
             name, why = next(iter(self._unfit.items()))
             raise StageError(f"no repository could be measured; {name}: {why}")
+        if self._asked.offline and self._asked.data is None:
+            self._subjects = [model.full(s, list(self._curves[s.name].values())) for s in self._subjects]
         options = self._options()
         with self._timed("predict"):
             for option in options:
@@ -311,7 +313,7 @@ class Measuring:
             settings = Settings(n, threads, batching, fields=fields, variables=variables)
             name = f"curve {self._known_as[one.name]} {setup.name}"
             kept = from_json(Curve, found) if (found := self._kept.get(name)) is not None else None
-            if kept is not None and kept.serves(self._asked.goal.limit_ms):
+            if kept is not None and kept.serves(self._asked.goal.budget_ms):
                 known[setup] = kept
                 continue
             left_s = self._deadline.left(CURVES)
@@ -324,7 +326,7 @@ class Measuring:
                 try:
                     with trial(one, settings, Path(scratch)) as server:
                         longest_s = left_s / (len(todo) - number)
-                        known[setup] = server.curve(settings, self._asked.goal.limit_ms, longest_s=longest_s)
+                        known[setup] = server.curve(settings, self._asked.goal.budget_ms, longest_s=longest_s)
                 except StageError as error:
                     self._unfit[f"{one.name}: {settings}"] = error.message
                     continue
@@ -341,6 +343,8 @@ class Measuring:
                 self._unfit[f"{one.name}: batches above {fits}"] = why
             if one.name in self._own:
                 settings = [s for s in self._own[one.name] if s == one.default or model.setup(s) in curves]
+            elif self._asked.offline:
+                settings = model.full_space(one, [(c.instances, c.threads) for c in curves])
             else:
                 settings = model.space(one, [(c.instances, c.threads) for c in curves], fits=fits)
             found += [(one.name, s) for s in settings]
@@ -467,6 +471,7 @@ class Measuring:
     def _probes(self, option: Option) -> str:
         goal = self._asked.goal
         more = f" {sorted(goal.limits_ms.items())}" if goal.limits_ms else ""
+        more += f" {self.subject(option).sizes}" if self._asked.offline else ""
         return (
             f"probes {self._known_as[option[0]]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
         )

@@ -5,11 +5,13 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from accel.bench.goodput import Bisection, Probe, over, search
+from accel.bench.feeds import rebatch
+from accel.bench.goodput import WITHIN, Bisection, Probe, over, search
 from accel.triton import overrides
 from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
@@ -100,7 +102,7 @@ def simulated(
 
 def held_against(found: Outcome, goal: Goal, level: float) -> Probe:
     """Hold what a simulation found against the budgets."""
-    late = int(np.count_nonzero(found.latency_s * 1e3 > goal.limit_ms)) + found.refused
+    late = int(np.count_nonzero(found.latency_s * 1e3 > goal.budget_ms)) + found.refused
     p50 = p99 = None
     if len(found.latency_s):
         p50, p99 = (float(v) for v in np.percentile(found.latency_s, (50, 99)) * 1e3)
@@ -189,6 +191,32 @@ def space(subject: Subject, setups: Iterable[tuple[int, int | None]], *, fits: i
             # a delay lets batches grow to max_batch_size, whatever is preferred
             delays = (0, 500, 2_000, 10_000) if fits >= subject.max_batch else (0,)
             found += [Settings(instances, threads, True, p, d) for p, d in itertools.product(choices, delays)]
+    return list(dict.fromkeys(found))
+
+
+def full(subject: Subject, curves: Sequence[Curve]) -> Subject:
+    """Return a repository that is sent requests of so many items that most are computed in a second.
+
+    That is the smallest number within 3 % of the best, over all curves with all instances busy.
+    """
+    rates: dict[int, float] = {}
+    for curve in curves:
+        for items, seconds in zip(curve.batches, curve.beside_s, strict=True):
+            rates[items] = max(rates.get(items, 0.0), curve.instances * items / seconds)
+    size = min(items for items, rate in rates.items() if rate * (1 + WITHIN) >= max(rates.values()))
+    if size == 1:
+        return subject
+    return replace(subject, feeds=tuple(rebatch(subject.feeds[:1], size)), sizes=(size,))
+
+
+def full_space(subject: Subject, setups: Iterable[tuple[int, int | None]]) -> list[Settings]:
+    """Return the configurations for full requests, the one that ships first: there is nothing to merge them with."""
+    size = max(subject.sizes)
+    whole = (size,) if size < subject.max_batch else ()
+    found = [subject.default]
+    found += [
+        Settings(n, threads, subject.max_batch > 1, whole if subject.max_batch > 1 else ()) for n, threads in setups
+    ]
     return list(dict.fromkeys(found))
 
 

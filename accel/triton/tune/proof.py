@@ -111,7 +111,7 @@ class ConfigurationRunner:
         if points and self._trial is not None and (level := self.search.next()) is not None:
             level, seconds = self.search.broken if AGAIN in points else level, self.probe_s
             if self.search.confirms(level):
-                seconds = max(seconds, min(MOST_CONFIRMING_S, CONFIRMING_LIMITS * self.goal.limit_ms / 1e3))
+                seconds = max(seconds, min(MOST_CONFIRMING_S, CONFIRMING_LIMITS * self.goal.budget_ms / 1e3))
             seed = sum(p.count for p in self.search.probes)  # no two probes have the same arrivals
             probe = self._trial.probe(self.goal, level, seconds=seconds, least=self.least, seed=seed)
             self.search.add(probe)

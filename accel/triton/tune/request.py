@@ -11,12 +11,16 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from accel.bench import ranges
 from accel.bench.endpoint import InferenceProtocol
 from accel.bench.load import Arrivals
+from accel.core.errors import UsageError
 from accel.core.options import AboveZero, Options, OptionTrait
 from accel.triton.servers import Via
 from accel.triton.tune import space as spaces
@@ -40,9 +44,15 @@ class TuneOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
+    offline: Annotated[
+        bool,
+        Field(description="Most items per second, however long requests take: of many items each, in a closed loop"),
+    ] = False
     max_p99_ms: Annotated[
-        AboveZero, OptionTrait.BY_MODEL, Field(description="Budget that 99 % of the requests must keep")
-    ]
+        AboveZero | None,
+        OptionTrait.BY_MODEL,
+        Field(validate_default=True, description="Budget that 99 % of the requests must keep"),
+    ] = None
     max_p50_ms: Annotated[AboveZero | None, Field(description="Budget of the median")] = None
     max_p90_ms: Annotated[AboveZero | None, Field(description="Budget that 90 % must keep")] = None
     max_p95_ms: Annotated[AboveZero | None, Field(description="Budget that 95 % must keep")] = None
@@ -59,6 +69,16 @@ class TuneOptions(BaseModel):
     budget_s: Annotated[AboveZero | None, Field(description="How long to measure  [default: 900; brute: no limit]")] = (
         None
     )
+
+    @field_validator("max_p99_ms", "max_p50_ms", "max_p90_ms", "max_p95_ms", "rate")
+    @classmethod
+    def _asked_online(cls, given: float | None, info: ValidationInfo) -> float | None:
+        offline = info.data.get("offline", False)
+        if offline and given is not None:
+            raise ValueError("offline there is neither a rate nor a budget of latency")
+        if info.field_name == "max_p99_ms" and given is None and not offline:
+            raise PydanticCustomError("missing", "Field required")
+        return given
 
 
 class TuneRequest(TuneOptions, Options, BaseModel):
@@ -77,7 +97,7 @@ class TuneRequest(TuneOptions, Options, BaseModel):
 
     MISSING: ClassVar = {
         "targets": "name run directories or repositories: accel tune runs/bert --max-p99-ms 100",
-        "max_p99_ms": "--max-p99-ms 100: the budget that 99 % of the requests must keep",
+        "max_p99_ms": "--max-p99-ms 100: the budget that 99 % of the requests must keep; --offline: without one",
     }
 
     targets: Annotated[
@@ -119,6 +139,8 @@ class TuneRequest(TuneOptions, Options, BaseModel):
     @cached_property
     def goal(self) -> Goal:
         """What a configuration must do."""
+        if self.offline:
+            return Goal(None, None)
         budgets = {"p50": self.max_p50_ms, "p90": self.max_p90_ms, "p95": self.max_p95_ms}
         arrivals, gaps_s = self._arrivals
         limits_ms = {name: ms for name, ms in budgets.items() if ms is not None}
@@ -135,5 +157,7 @@ class TuneRequest(TuneOptions, Options, BaseModel):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
+        if self.offline and self.arrivals not in ("poisson", "closed"):
+            raise UsageError("--offline sends requests as they are answered", fix="leave --arrivals out")
         _ = self.goal  # a file of times that is wrong is refused at once
         return self

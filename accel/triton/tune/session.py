@@ -191,6 +191,10 @@ class _Session(Measuring):
         others = [c for c in others if not c.held or within(self._judged(c))]
         gain = chosen.held / default.held if default.held else None
         reason = f"{chosen.name} carries {chosen.held:.4g}/s with {limit}"
+        if self._asked.offline and (best := chosen.search.best) is not None:
+            items = sum(chosen.subject.sizes) / len(chosen.subject.sizes)
+            clients = f"{best.load:g} client{'s' * (best.load > 1)}"
+            reason = f"{chosen.name} carries {chosen.held:.4g} items/s in requests of {items:g} from {clients}"
         if chosen is default:
             beyond = "nothing that was proved carries more than 3 % beyond it"
             if self._verdict != "undecided":

@@ -100,7 +100,9 @@ def tune_together(
     """
     first = next(iter(models.values())).asked
     if any(one.asked.goal.arrivals is None for one in models.values()):
-        raise UsageError("models that share a server are tuned under an open loop", fix="leave --arrivals closed out")
+        raise UsageError(
+            "models that share a server are tuned under an open loop", fix="leave --arrivals closed and --offline out"
+        )
     if first.mode != "predict" or first.limits != TuneLimits() or first.space or first.prices or first.data:
         raise UsageError(
             "models that share a server are tuned by prediction, within budgets of latency alone, on their own samples",

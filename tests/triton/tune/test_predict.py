@@ -38,6 +38,31 @@ def test_a_curve_is_read_between_its_points_and_beyond_them():
     assert curve(kinds=(1.0, 2.5)).service(1, 1, 1) == pytest.approx([0.025])
 
 
+def test_offline_requests_hold_as_many_items_as_pay():
+    cheaper = curve(seconds=(0.010, 0.012, 0.016, 0.0318))  # four at once are as good as eight, within 3 %
+    assert predict.full(subject(), [cheaper]).sizes == (4,)
+    assert [v.shape for v in predict.full(subject(), [cheaper]).feeds[0].values()] == [(4, 4)]
+    two = curve(2, 1, seconds=(0.010, 0.012, 0.016, 0.020), beside=(0.020, 0.040, 0.080, 0.160))
+    assert predict.full(subject(), [two]).sizes == (1,)
+    assert predict.full(subject(), [two, cheaper]).sizes == (4,)
+
+
+def test_offline_requests_are_not_merged_beyond_what_pays():
+    found = predict.full_space(
+        predict.full(subject(), [curve(seconds=(0.010, 0.012, 0.016, 0.0318))]), [(1, 2), (2, 1)]
+    )
+    assert found == [Settings(), Settings(1, 2, True, (4,)), Settings(2, 1, True, (4,))]
+    whole = predict.full_space(predict.full(subject(), [curve()]), [(1, 2)])
+    assert whole == [Settings(), Settings(1, 2)]
+    assert predict.full_space(subject(max_batch=0), [(1, 2)]) == [Settings(), Settings(1, 2, batching=False)]
+
+
+def test_offline_no_latency_breaks_a_load():
+    best = predict.predict(subject(sizes=(8,)), curve(seconds=(1.0, 2.0, 4.0, 8.0)), Settings(), Goal(None, None)).best
+    assert best is not None
+    assert (best.late, best.throughput_per_s) == (0, pytest.approx(1.0, rel=0.05))
+
+
 class Scripted(Trial):
     """A trial whose loads last 10 ms an item, and whose batches of 8 fail while two instances are busy."""
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from accel.core.errors import InputError
+from accel.core.errors import InputError, UsageError
 from accel.triton.settings import Settings
 from accel.triton.tune import measured, search
 from accel.triton.tune.cost import Price, cheapest, cost, read_prices, tuned_elsewhere
 from accel.triton.tune.lab import Goal
+from accel.triton.tune.request import TuneRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -149,6 +150,12 @@ def test_what_another_machine_carries_is_read_for_this_budget(tmp_path):
     assert tuned_elsewhere(file, Goal(100.0, "poisson", rate_per_s=7.0))[2] == 49.0
     with pytest.raises(InputError, match=r"no load that was confirmed in .* keeps p99 within 75 ms on large"):
         tuned_elsewhere(file, Goal(75.0, "poisson"))  # 84 a second did, once
+    file.write_text(
+        json.dumps(document | {"goal": {"limit_ms": None, "arrivals": None, "gaps_s": [], "rate_per_s": None}})
+    )
+    assert tuned_elsewhere(file, Goal(None, None))[2] == 79.0
+    assert tuned_elsewhere(file, Goal(100.0, None))[2] == 49.0
+    file.write_text(json.dumps(document))
     with pytest.raises(InputError, match="poisson arrivals, expected closed"):
         tuned_elsewhere(file, Goal(200.0, None))
     with pytest.raises(InputError, match="tuned over grpc, expected http"):
@@ -157,6 +164,26 @@ def test_what_another_machine_carries_is_read_for_this_budget(tmp_path):
         file.write_text(damaged)
         with pytest.raises(InputError, match="cannot be read as what accel tune wrote"):
             tuned_elsewhere(file, Goal(200.0, "poisson"))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "no max_p99_ms given"),
+        ({"offline": True, "max_p99_ms": 5.0}, "max_p99_ms: offline there is neither a rate nor a budget of latency"),
+        ({"offline": True, "max_p50_ms": 5.0}, "max_p50_ms: offline there is neither"),
+        ({"offline": True, "rate": 5.0}, "rate: offline there is neither"),
+        ({"offline": True, "arrivals": "constant"}, "--offline sends requests as they are answered"),
+    ],
+)
+def test_a_budget_of_latency_or_none(tmp_path, more, said):
+    with pytest.raises(UsageError, match=said):
+        TuneRequest(targets=(tmp_path,), **more)
+
+
+def test_offline_is_a_closed_loop_without_a_budget(tmp_path):
+    assert TuneRequest(targets=(tmp_path,), offline=True).goal == Goal(None, None)
+    assert TuneRequest(targets=(tmp_path,), offline=True, arrivals="closed").goal == Goal(None, None)
 
 
 def test_of_a_run_only_what_was_proved_on_all_feeds_is_tuned(tmp_path):

@@ -83,6 +83,7 @@ def two(tmp_path_factory):
         (["--max-p99-ms", "50", "--rate", "100"], "--rate of several models is their mix"),
         (["--max-p99-ms", "50", "--rate", "first=10"], "differ in second"),
         (["--max-p99-ms", "50", "--arrivals", "closed"], "under an open loop"),
+        (["--offline"], "under an open loop"),
         (["--max-p99-ms", "50", "--mode", "brute"], "tuned by prediction"),
     ],
 )

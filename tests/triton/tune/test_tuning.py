@@ -255,6 +255,24 @@ def test_a_prediction_that_real_load_contradicts_is_followed_by_a_search_under_l
     assert len([row for row in made["tried"] if row["probes"]]) >= 2
 
 
+def test_offline_requests_are_as_full_as_pays_and_may_take_as_long_as_they_do(tuned, tmp_path):
+    """On the curves that are known: a call of this model takes 5 ms, whatever it holds."""
+    root, *_, folder = tuned
+    shutil.copy(folder / "measured.json", tmp_path)
+    told = Told()
+    found, out = told.tune(asked(root, out=tmp_path, offline=True, max_p99_ms=None, rate=None))
+    assert not [d for d in told.doings if d.startswith("measuring")]
+    (one,) = found["subjects"].values()
+    assert (one["sizes"], one["max_batch"]) == ([8], 8)
+    assert (found["goal"]["limit_ms"], found["goal"]["arrivals"]) == (None, None)
+    chosen = next(row for row in found["tried"] if row["chosen"])
+    best = chosen["measured"]
+    assert f"items/s in requests of 8 from {best['load']:g} client" in found["decision"]["reason"]
+    assert best["throughput_per_s"] > 2 * best["load"] / (best["p50_ms"] / 1e3)  # items, not requests
+    assert {row["settings"]["instances"] for row in found["tried"]} == {1, 2}
+    assert not [f for f in verify(out / "repository") if f.severity == "error"]
+
+
 def test_what_the_time_did_not_suffice_for_is_said(tuned, tmp_path):
     """No second curve, one load for each configuration: a verdict that says so, or none."""
     root = tuned[0]
