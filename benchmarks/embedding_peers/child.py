@@ -6,6 +6,7 @@ they run with the interpreter of their own environment.
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,9 @@ def infinity(folder: str, engine: str) -> tuple[Embed, str]:
 
     from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
+    if engine == "optimum":  # version 0.0.78 finds the ONNX file of a folder only where it is the working directory
+        os.chdir(folder)
+        folder = "."
     loop = asyncio.new_event_loop()
     made = AsyncEmbeddingEngine.from_args(
         EngineArgs(model_name_or_path=folder, engine=engine, device="cpu", compile=False, bettertransformer=False)
