@@ -184,8 +184,13 @@ class Bisection:
 
     @property
     def best(self) -> Probe | None:
-        """The probe of greatest throughput among those held."""
-        return max((p for p in self.probes if p.held), key=lambda p: p.throughput_per_s, default=None)
+        """The probe of greatest throughput among those held; of clients the fewest that carry as much within 3 %."""
+        held = [p for p in self.probes if p.held]
+        best = max(held, key=lambda p: p.throughput_per_s, default=None)
+        if best is None or not self.whole:
+            return best
+        alike = (p for p in held if p.throughput_per_s * (1 + WITHIN) >= best.throughput_per_s)
+        return min(alike, key=lambda p: p.load)
 
     @property
     def broken(self) -> float:
@@ -206,8 +211,9 @@ class Bisection:
             lower = self._rounded(self.broken / min(LONGEST_STEP, self.growth ** (1 + len(self.probes))))
             return self._unconfirmed() if lower >= self.broken or self.broken <= LEAST_LOAD * self.start else lower
         if math.isinf(self.broken):
-            # An estimate that was far too low is left behind in ever longer steps.
-            return self._rounded(held * min(LONGEST_STEP, self.growth ** len(self.probes)), up=True)
+            # An estimate that was far too low is left behind in ever longer steps; that of clients is flat before long.
+            steps = 1 if self.whole else len(self.probes)
+            return self._rounded(held * min(LONGEST_STEP, self.growth**steps), up=True)
         if self.broken / held <= 1 + WITHIN or (self.whole and self.broken - held <= 1):
             return self._unconfirmed()
         return (held + self.broken) // 2 if self.whole else math.sqrt(held * self.broken)

@@ -173,3 +173,12 @@ def test_what_is_due_and_unanswered_is_late():
     assert missing(100, 10.0, 100.0, ended=900) == 0  # chance may explain so many
     assert missing(100, 10.0, 100.0, ended=400) == 495
     assert missing(100, 0.05, 100.0, ended=0) == 0
+
+
+def test_of_clients_the_fewest_that_carry_the_most_count():
+    """Of 1, 2, 4, … the search ends soon after more of them bring nothing, and their noise does not lead it on."""
+    carried = {1: 50.0, 2: 98.0, 4: 100.0, 8: 101.0}
+    found = search(lambda n: Probe(n, carried.get(int(n), 100.5), 300, 0), 1, whole=True)
+    assert found.best is not None
+    assert found.best.load == 2
+    assert max(p.load for p in found.probes) <= 16

@@ -41,6 +41,8 @@ LONGEST_S, FEW = 60.0, 30
 """A load so small that its requests would take longer is held by those of that time, by a few at least."""
 SPREAD = (*range(0, 100, 5), 99)
 """Percentiles that stand for how much equal calls differ; the longest of a few calls is an accident."""
+TURNS = 8
+"""Requests of each client that say what a closed loop carries: those of several may be answered at once."""
 
 
 T = TypeVar("T")
@@ -201,7 +203,7 @@ class Trial:
         """
         self._open(self._subject.feeds, seed=seed)
         if goal.limit_ms is None:
-            least = min(least, FEW)
+            least = min(least, max(FEW, int(level) * TURNS))
         elif goal.arrivals is not None:
             least = min(least, max(FEW, int(level * LONGEST_S)))
         load, sizes = goal.load(level), self._subject.sizes
