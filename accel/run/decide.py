@@ -112,18 +112,19 @@ def decide(
     open_ = tuple(
         c.id
         for c in field
-        if c not in tied
-        and (r := against[c.id]) is not None
-        and not (slower(r) or _behind(shown[c.id], shown[fastest]))
+        if c not in tied and (r := against[c.id]) is not None and not _beaten(shown[c.id], shown[fastest], r)
     )
     for candidate in field:
         if candidate.id != chosen.id:
-            found = ratio(candidate.id, chosen.id)
             how: Literal["tie", "undecided", "slower"] = (
                 "tie" if candidate in tied else "undecided" if candidate.id in open_ else "slower"
             )
-            both = _paired(shown[candidate.id], shown[chosen.id])
-            rejected[candidate.id] = _lost(candidate, chosen, found, how, both)
+            by, found = chosen, ratio(candidate.id, chosen.id)
+            if how == "slower" and found is not None and not _beaten(shown[candidate.id], shown[chosen.id], found):
+                # What left early lost to the fastest, in the rounds that both had; the choice ties with that.
+                by, found = next(c for c in tied if c.id == fastest), against[candidate.id]
+            why = _lost(candidate, by, found, how, _paired(shown[candidate.id], shown[by.id]))
+            rejected[candidate.id] = why if by is chosen else f"{why}, with which {chosen.id} ties"
     ties = tuple(c.id for c in tied if c.id != chosen.id)
     speedup = _speedup(base, shown[chosen.id], objective)
     return verdict(
@@ -236,10 +237,14 @@ def _paired(a: Sequence[Measurement], b: Sequence[Measurement]) -> tuple[Sequenc
     return None
 
 
-def _behind(a: Sequence[Measurement], b: Sequence[Measurement]) -> bool:
-    """Say whether the first is far behind in each round, as what left the race early is; its interval may be wide."""
+def _beaten(a: Sequence[Measurement], b: Sequence[Measurement], ratio: Ratio) -> bool:
+    """Say whether the first is slower for certain, or far behind in each round, as what left the race early may be.
+
+    Args:
+        ratio: its time over the other's.
+    """
     both = _paired(a, b)
-    return both is not None and behind(*both)
+    return slower(ratio) or (both is not None and behind(*both))
 
 
 def _to_base(points: Sequence[Measurement], base: Candidate | None, objective: Objective) -> Ratio | None:

@@ -335,6 +335,26 @@ def test_what_left_early_since_it_was_far_behind_is_no_open_question():
         assert dict(found.rejected)["lost"].startswith(why)
 
 
+def test_what_left_early_says_to_whom_it_lost():
+    """The machine was slow in three of the first four rounds: the choice was not beside it, and ties with what was."""
+    after = (4.2, 4.26, 4.29, 4.22, 4.24, 4.2, 4.2, 4.2, 4.13, 4.28, 4.21, 4.16, 4.17, 4.3, 4.27, 4.25, 4.25)
+    beside = (4.26, 4.12, 4.23, 4.15, 4.3, 4.17, 4.24, 4.22, 4.1, 4.28, 4.24, 4.18, 4.16, 4.21, 4.41, 4.44, 4.4)
+    fp32 = dataclasses.replace(point(4.24), rounds_ms=(4.28, 6.33, 6.2, 6.12, 4.18, *after))
+    faster = dataclasses.replace(point(4.2), rounds_ms=(5.59, 5.49, 5.39, 5.61, 4.24, *beside))
+    left = dataclasses.replace(point(6.1), rounds_ms=(6.1, 6.11, 5.94))
+    rows = {"ov": (faster, "fp32", 200), "ort": (fp32, "fp32", 100), "dynamic": (left, "int8", 50)}
+    found = choose(
+        *(
+            dataclasses.replace(candidate(id, 1), measurements=(row,), precision=precision, bytes=size)
+            for id, (row, precision, size) in rows.items()
+        )
+    )
+    assert (found.chosen, found.verdict) == ("ort", "decided")
+    why = dict(found.rejected)["dynamic"]
+    assert why.startswith("takes 1.10× [1.0")
+    assert why.endswith("the time of ov, with which ort ties")
+
+
 def test_a_quota_that_held_it_back_is_named():
     noise = MachineNoise(0.0, 0.0, 0.0, 2.0, disturbed_rounds=8, repeated=1, throttled_cores=0.4)
     held = dataclasses.replace(candidate("a", 30), measurements=(dataclasses.replace(point(30), noise=noise),))
