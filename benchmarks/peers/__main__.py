@@ -29,12 +29,14 @@ import numpy as np
 
 import accel.run  # noqa: F401  hands the zoo in
 from accel.bench.stability import ratio_interval
-from accel.core import hardware
+from accel.builders import targets
+from accel.core import environments, hardware
 from accel.core.accuracy import sqnr
 from accel.core.errors import AccelError
 from accel.core.feeds import read_feeds, write_feeds
 from accel.exporters import describe, load
 from accel.exporters.sources import recognise
+from accel.triton import manifest as manifests
 from benchmarks.children import Child
 from benchmarks.peers.tools import OURS, TOOLS, Make, Tool
 from model_zoo import Entry, _text, minilm, pp_ocr_rec
@@ -44,6 +46,7 @@ SHOWN, JUDGED = 128, 64
 ROUNDS, ROUND_S = 12, 0.5
 THREADS = hardware.cpu_threads()
 LIMIT_S = 1800.0
+ELSEWHERE = "runs in an environment of its own, which this comparison does not start"
 Answers = dict[str, dict[str, np.ndarray]]
 """Feed → output → array."""
 
@@ -153,6 +156,12 @@ def convert(make: Make, python: Path, given: Task, out: Path) -> dict[str, Any]:
     return {"convert_s": time.monotonic() - begin}
 
 
+def elsewhere(repository: Path) -> bool:
+    """Say whether a repository's variant runs in a Python environment of its own."""
+    target = manifests.read(repository).artifact.variant.target
+    return targets.discover()[target.name].environment(target) != environments.MAIN
+
+
 def results(given: Task, answers: Answers) -> list[np.ndarray]:
     """Return what is judged of each item: of a sentence encoder the sentence's unit vector, else the first output.
 
@@ -224,6 +233,9 @@ def compare(name: str, environments: Path, work: Path, rounds: int) -> dict[str,
                 for label, role, path in made:
                     id = f"{tool.name}, {label or make.label}"
                     rows[id] = dict(row)
+                    if role == "accel" and elsewhere(path):
+                        rows[id]["failed"] = ELSEWHERE
+                        continue
                     try:
                         line = (python, HERE / "child.py", role, path, given.feeds, str(THREADS))
                         child = Child(*line, of_accel=role == "accel")
