@@ -22,6 +22,7 @@ BROUGHT = {
     "azure": "adlfs",
     "packageurl": "cyclonedx-python-lib",
     "markupsafe": "jinja2",
+    "pydantic_core": "pydantic",
 }
 """Module → the declared distribution without which it is never imported, and which always brings it."""
 ELSEWHERE = {"modelopt": "an environment of its own", "triton_python_backend_utils": "Triton's Python backend"}

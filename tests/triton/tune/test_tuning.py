@@ -255,8 +255,10 @@ def test_a_prediction_that_real_load_contradicts_is_followed_by_a_search_under_l
     assert len([row for row in made["tried"] if row["probes"]]) >= 2
 
 
-def test_offline_requests_are_as_full_as_pays_and_may_take_as_long_as_they_do(tuned, tmp_path):
+def test_offline_requests_are_as_full_as_pays_and_may_take_as_long_as_they_do(tuned, tmp_path, monkeypatch):
     """On the curves that are known: a call of this model takes 5 ms, whatever it holds."""
+    monkeypatch.setattr(goodput, "MOST_PROBES", 3)
+    monkeypatch.setattr(proof, "CONFIRM", 1)
     root, *_, folder = tuned
     shutil.copy(folder / "measured.json", tmp_path)
     told = Told()
