@@ -211,12 +211,9 @@ def full(subject: Subject, curves: Sequence[Curve]) -> Subject:
 
 def full_space(subject: Subject, setups: Iterable[tuple[int, int | None]]) -> list[Settings]:
     """Return the configurations for full requests, the one that ships first: there is nothing to merge them with."""
-    size = max(subject.sizes)
+    size, batching = max(subject.sizes), subject.max_batch > 1
     whole = (size,) if size < subject.max_batch else ()
-    found = [subject.default]
-    found += [
-        Settings(n, threads, subject.max_batch > 1, whole if subject.max_batch > 1 else ()) for n, threads in setups
-    ]
+    found = [subject.default, *(Settings(n, threads, batching, whole) for n, threads in setups)]
     return list(dict.fromkeys(found))
 
 
