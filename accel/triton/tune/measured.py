@@ -203,6 +203,9 @@ class Measuring:
             name, why = next(iter(self._unfit.items()))
             raise StageError(f"no repository could be measured; {name}: {why}")
         if self._asked.offline and self._asked.data is None:
+            cut = [s.name for s in self._subjects if any(c.cut_ms is not None for c in self._curves[s.name].values())]
+            if cut:
+                self._warnings.append(f"{', '.join(cut)}: larger requests were not timed, {NO_TIME}")
             self._subjects = [model.full(s, list(self._curves[s.name].values())) for s in self._subjects]
         options = self._options()
         with self._timed("predict"):
