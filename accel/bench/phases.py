@@ -20,6 +20,8 @@ LEAST_S = 3.0
 """Seconds for which a number of users is looked at, at least."""
 FLAT, GAIN = 3, 1.03
 """So many steps in a row with more users, none of which carries more than so many times what was carried before."""
+LOWER = ("p95", "p90", "p50", "mean")
+"""What stands for a percentile that too few answers give, the first that is known of these: it is not above it."""
 FORM = "give USERS:MORE_PER_MINUTE:SECONDS, several after commas, such as 1:10:120"
 
 
@@ -36,10 +38,12 @@ class PhaseLimits:
     most_ms: Mapping[str, float] | None = None
 
     def broken(self, point: Measurement) -> str | None:
-        """Say which percentile of a point is above its limit; None where all are within, or too few were answered."""
+        """Say which percentile of a point is above its limit; None where none is, as far as its answers say."""
         for name, most in (self.most_ms or {}).items():
-            if (found := getattr(point, f"{name}_ms")) is not None and found > most:
-                return f"{name} {found:.4g} ms is above {most:g} ms"
+            known = next(of for of in (name, *LOWER) if getattr(point, f"{of}_ms") is not None)
+            if (found := getattr(point, f"{known}_ms")) > most:
+                few = "" if known == name else f", with too few answers ({point.samples}) for {name}"
+                return f"{known} {found:.4g} ms is above {most:g} ms{few}"
         return f"{point.failures} requests failed" if point.failures else None
 
     def ends(self, points: Sequence[Measurement]) -> str | None:

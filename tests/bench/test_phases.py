@@ -17,6 +17,10 @@ class Point:
     p95_ms: float | None = 10.0
     p99_ms: float | None = None
     failures: int = 0
+    p90_ms: float | None = 9.0
+    p50_ms: float | None = 5.0
+    mean_ms: float = 6.0
+    samples: int = 100
 
 
 def carried(*rates: float) -> list[Point]:
@@ -65,6 +69,18 @@ def test_it_ends_at_a_limit_of_latency_and_at_a_failure():
     assert limits.ends([Point(1, 100, 51.0, None)]) == "p95 51 ms is above 50 ms"
     assert limits.ends([Point(1, 100, 10.0, 81.0)]) == "p99 81 ms is above 80 ms"
     assert limits.ends([Point(1, 100, failures=2)]) == "2 requests failed"
+
+
+def test_what_answers_too_slowly_to_have_a_percentile_ends_it():
+    limits = PhaseLimits(most_ms={"p95": 50})
+    few = Point(1, 2, None, p90_ms=None, p50_ms=900.0, samples=40)
+    assert limits.ends([few]) == "p50 900 ms is above 50 ms, with too few answers (40) for p95"
+    fewer = Point(1, 2, None, p90_ms=None, p50_ms=None, mean_ms=1000.0, samples=5)
+    assert limits.ends([fewer]) == "mean 1000 ms is above 50 ms, with too few answers (5) for p95"
+    assert limits.ends([Point(1, 2, None, p90_ms=45.0)]) is None
+    assert PhaseLimits(most_ms={"p99": 50}).ends([Point(1, 2, 60.0)]) == (
+        "p95 60 ms is above 50 ms, with too few answers (100) for p99"
+    )
 
 
 def test_what_was_carried_is_that_within_the_limits():

@@ -572,7 +572,9 @@ def test_users_come_one_by_one_until_a_limit(null_root, tmp_path):
     assert ended.returncode == 0, ended.stderr
     (point,) = json.loads(ended.stdout)["measurements"]
     assert point["load"] == "concurrency 1"
-    assert "no number of users keeps the limits: p95" in json.loads(ended.stdout)["phases"]
+    said = json.loads(ended.stdout)["phases"]  # on a busy machine there may be too few answers for a p95
+    assert said.startswith("no number of users keeps the limits: ")
+    assert " ms is above 0.001 ms" in said
 
 
 @pytest.mark.slow
