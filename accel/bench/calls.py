@@ -5,7 +5,7 @@ Also what is asked of the server between requests: its models, and its counters.
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from accel.bench.checker import Checker
-from accel.bench.request_pool import HttpPool, RequestPool, SequenceIds, SharedPool, request
+from accel.bench.request_pool import HttpPool, NewContents, PlainRequest, RequestPool, SequenceIds, SharedPool, request
 from accel.bench.sender import MAX_IN_FLIGHT, Sender
 from accel.bench.timed_session import now_ns
 from accel.bench.transport import (
@@ -112,6 +112,7 @@ def open_pool(
     timeout_s: float,
     share: float | None = None,
     http: str | None = None,
+    hit_rate: float | None = None,
 ) -> FirstRequest:
     """Serialise all requests, send the first one, and connect.
 
@@ -122,18 +123,23 @@ def open_pool(
         shared_memory: what the regions' names begin with, or None to send everything inline; not over HTTP.
         slots: most requests under way in a closed loop, and with shared memory in an open one.
         http: ``host:port`` of the HTTP endpoint, where the load goes there; the first request goes over gRPC.
+        hit_rate: share of the requests that repeat what was sent before; None lets all. Not with shared memory.
 
     Raises:
         UnavailableError: nothing answers at the address, shared memory cannot be used, or HTTP's client is missing.
         UsageError: more clients than one process can have connections.
-        InputError: the server refuses the first request.
+        InputError: the server refuses the first request, or no new contents can be made.
     """
     close_pool()
     if http is not None:
         check_http(slots)
     client = _client(url)
     with np.load(bodies, allow_pickle=False) as file:
-        feeds = [(feed, [file[f"{i}/{t.name}"].tobytes() for t in feed]) for i, feed in enumerate(tensors)]
+        feeds: Sequence[PlainRequest] = [
+            (feed, [file[f"{i}/{t.name}"].tobytes() for t in feed]) for i, feed in enumerate(tensors)
+        ]
+    new = None if hit_rate is None else NewContents(feeds, hit_rate=hit_rate, seed=seed)
+    feeds = feeds if new is None else new.requests
     requests = [request(model, *feed) for feed in feeds]
     stateful = _asked(client.get_model_config, model).config.HasField("sequence_batching")
     sequences = SequenceIds(len(requests)) if stateful else None
@@ -145,14 +151,14 @@ def open_pool(
     transport: Transport
     sizes = [_sizes(first)]
     if http is not None:
-        pool = HttpPool(feeds, stateful=stateful)
+        pool = HttpPool(feeds, stateful=stateful, new=new)
         transport = HttpTransport(http, model, pool)
     else:
         if shared_memory:
             sizes += [_sizes(_answered(url, r, timeout_s, alone)) for r in requests[1:]]
             pool = SharedPool(shared_memory, client, requests, sizes, slots)
         else:
-            pool = RequestPool(requests)
+            pool = RequestPool(requests, new)
         transport = GrpcTransport(url, pool)
     checker = Checker(read_npz(check), share=share) if check is not None else None
     room = slots if shared_memory else max(slots, MAX_IN_FLIGHT if http is None else CONNECTIONS)

@@ -183,6 +183,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
         check: Mapping[str, np.ndarray] | None = None,
         share: float | None = None,
         seed: int = 0,
+        hit_rate: float | None = None,
     ) -> None:
         """Serialise the feeds and send the first one.
 
@@ -192,9 +193,12 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
             shared_memory: pass inputs and outputs through system shared memory; the server must be on this machine.
             check: what responses are held against, as ``checker.check_arrays`` gives it: every one, or as many as
                 can be looked at in a ``share`` of the time.
+            hit_rate: share of the requests that ask what was asked before; the others get contents of their own. None
+                sends the feeds as they are. Not with shared memory.
 
         Raises:
-            InputError: the server does not know the model, or refuses the first request.
+            InputError: the server does not know the model, or refuses the first request; or of what is sent no new
+                contents can be made.
             UnavailableError: nothing answers at the address, or the server cannot map the shared memory.
         """
         bodies = self._write("feeds.npz", raw_bytes(feeds))
@@ -213,6 +217,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
                 timeout_s=self._timeout_s,
                 share=share,
                 http=self._http,
+                hit_rate=hit_rate,
             )
             for worker in self._workers
         ]

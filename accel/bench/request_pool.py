@@ -6,8 +6,11 @@ largest answer. Source: server docs/protocol/extension_shared_memory.md.
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 import os
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +21,22 @@ from typing import Any
 import numpy as np
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from accel.bench.wire import WireTensor
-from accel.core.errors import UnavailableError
+from accel.bench.wire import WireTensor, described, tensor_bytes
+from accel.core.errors import InputError, UnavailableError
+from accel.core.feeds import Feed
 
 ALIGN = 64
 """Tensors in shared memory begin at multiples of this many bytes."""
+CONTENTS, VALUES = 2**32, 256
+"""So many requests of one feed differ from each other, by values of which there are at most so many."""
+
+PlainRequest = tuple[Sequence[WireTensor], Sequence[bytes]]
+"""A request's tensors, and the bytes of each."""
+
+
+def plain(feed: Feed) -> PlainRequest:
+    """Return the request of a feed."""
+    return described(feed), [tensor_bytes(value) for value in feed.values()]
 
 
 def request(model: str, tensors: Sequence[WireTensor], bodies: Sequence[bytes]) -> Any:
@@ -36,18 +50,83 @@ def request(model: str, tensors: Sequence[WireTensor], bodies: Sequence[bytes]) 
     return made
 
 
-class RequestPool:
-    """Serialised requests, one for each feed, with everything inline."""
+class NewContents:
+    """Lets only some requests ask what was asked before: others get a content of their own, at the same cost.
 
-    def __init__(self, requests: Sequence[Any]) -> None:
-        self._bodies = [made.SerializeToString() for made in requests]
+    A new content has other values of one input, which that input had elsewhere, so that they lie in its range.
+
+    Args:
+        requests: one for each feed.
+        hit_rate: share of the requests, by chance, that stay as they are.
+
+    Attributes:
+        requests: the same with the input that varies as the last one: its bytes end what is sent.
+
+    Raises:
+        InputError: no input of numbers has enough different values.
+    """
+
+    def __init__(self, requests: Sequence[PlainRequest], *, hit_rate: float, seed: int) -> None:
+        self._hit_rate, self._drawn = hit_rate, random.Random(seed)
+        self._next = itertools.count(secrets.randbits(60))  # no other process, and no load before, sends the same
+        found = [_varied_last(*one) for one in requests]
+        self.requests: list[PlainRequest] = [plain for plain, _ in found]
+        self._values = [values for _, values in found]
+
+    def of(self, feed: int, message: bytes) -> bytes:
+        """Return the serialised request of a feed, or one of a new content in its place."""
+        if self._drawn.random() < self._hit_rate:
+            return message
+        values, made = self._values[feed], bytearray(message)
+        place, number = len(message) - len(self.requests[feed][1][-1]), next(self._next) % CONTENTS
+        for _ in range(_digits(values)):
+            number, digit = divmod(number, len(values))
+            made[place : place + len(values[0])] = values[digit]
+            place += len(values[0])
+        return bytes(made)
+
+
+def _varied_last(tensors: Sequence[WireTensor], bodies: Sequence[bytes]) -> tuple[PlainRequest, list[bytes]]:
+    """Return a request whose input of the most different values comes last, and such values."""
+    several: dict[int, list[bytes]] = {}
+    for number, (tensor, body) in enumerate(zip(tensors, bodies, strict=True)):
+        size = len(body) // max(1, math.prod(tensor.shape))
+        if tensor.datatype != "BYTES" and size:
+            known = np.unique(np.frombuffer(body, f"u{size}"))
+            values = [value.tobytes() for value in known[:: -(-len(known) // VALUES)]]
+            if len(values) > 1 and _digits(values) * size <= len(body):
+                several[number] = values
+    if not several:
+        raise InputError(
+            "requests of new contents cannot be made of what is sent: no input has enough different numbers",
+            fix="send other requests (--data), or leave --hit-rate out",
+        )
+    last = max(several, key=lambda number: len(several[number]))
+    order = [*(n for n in range(len(tensors)) if n != last), last]
+    return ([tensors[n] for n in order], [bodies[n] for n in order]), several[last]
+
+
+def _digits(values: Sequence[bytes]) -> int:
+    """Return how many places with one of these values tell ``CONTENTS`` apart."""
+    return math.ceil(math.log(CONTENTS, len(values)) - 1e-9)
+
+
+class RequestPool:
+    """Serialised requests, one for each feed, with everything inline.
+
+    Args:
+        new: gives some of them a content of their own.
+    """
+
+    def __init__(self, requests: Sequence[Any], new: NewContents | None = None) -> None:
+        self._bodies, self._new = [made.SerializeToString() for made in requests], new
 
     def __len__(self) -> int:
         return len(self._bodies)
 
     def body(self, feed: int, slot: int) -> bytes:
         """Return the request of a feed."""
-        return self._bodies[feed]
+        return self._bodies[feed] if self._new is None else self._new.of(feed, self._bodies[feed])
 
     def outputs(self, response: Any, slot: int) -> dict[str, np.ndarray]:
         """Return the arrays of a ``ModelInferResponse``, but for text."""
@@ -131,11 +210,13 @@ class HttpPool:
 
     Args:
         stateful: each request says which step it is, so that its header is made when it is sent.
+        new: gives some of those that are not stateful a content of their own.
 
     Source: server docs/protocol/extension_binary_data.md.
     """
 
-    def __init__(self, feeds: Sequence[tuple[Sequence[WireTensor], Sequence[bytes]]], *, stateful: bool) -> None:
+    def __init__(self, feeds: Sequence[PlainRequest], *, stateful: bool, new: NewContents | None = None) -> None:
+        self._new = new
         self._inputs = [[_header(t, len(b)) for t, b in zip(*feed, strict=True)] for feed in feeds]
         self._binary = [b"".join(bodies) for _, bodies in feeds]
         if not stateful:
@@ -148,7 +229,8 @@ class HttpPool:
     def request(self, feed: int, step: SequenceStep | None) -> tuple[int, bytes]:
         """Return the length of the header, and the whole body."""
         if step is None:
-            return len(self._headers[feed]), self._binary[feed]
+            body = self._binary[feed]
+            return len(self._headers[feed]), body if self._new is None else self._new.of(feed, body)
         words = {"sequence_id": step.id, "sequence_start": step.start, "sequence_end": step.end}
         header = _header_bytes(self._inputs[feed], words)
         return len(header), header + self._binary[feed]

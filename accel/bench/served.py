@@ -50,6 +50,7 @@ class Method:
         protocol: what requests are sent over.
         seed: decides the order of the feeds and the gaps of Poisson arrivals.
         timeout_s: a request that takes longer counts as failed.
+        hit_rate: as of ``Generator.open``.
     """
 
     seconds: float = 2.0
@@ -58,6 +59,7 @@ class Method:
     protocol: InferenceProtocol = "grpc"
     seed: int = 0
     timeout_s: float = 120.0
+    hit_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def sweep(
             shared_memory=method.shared_memory,
             check=check.for_load(fitted) if check else None,
             seed=method.seed,
+            hit_rate=method.hit_rate,
         )
         try:
             for number, load in enumerate(loads):

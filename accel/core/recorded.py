@@ -1,4 +1,7 @@
-"""Requests as a service recorded them: how long or of which shape each was, and when it came. Standard library only."""
+"""Requests as a service recorded them: how long or of which shape each was, when it came, and what it asked.
+
+Standard library only.
+"""
 
 import datetime
 import itertools
@@ -63,6 +66,24 @@ def read_times(path: Path) -> list[float]:
         if at_s < before:
             raise InputError(f'"at" of {line} is before that of the line before', fix="order the lines by time")
     return [at_s for _, at_s in times]
+
+
+def read_keys(path: Path) -> list[str]:
+    """Read what each request asked: its ``key``, the same for requests of the same content; nothing else is looked at.
+
+    Raises:
+        InputError: as ``read``, or a request has no key.
+    """
+    keys = []
+    for line, row in _rows(path):
+        key = row.get("key") if isinstance(row, dict) else None
+        if not isinstance(key, str | int) or isinstance(key, bool):
+            raise InputError(
+                f'{line} has no "key": which requests ask the same is not known',
+                fix='give each line "key": any text or whole number, such as a hash of what was asked',
+            )
+        keys.append(str(key))
+    return keys
 
 
 def _rows(path: Path) -> Sequence[tuple[str, Any]]:

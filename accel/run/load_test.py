@@ -91,6 +91,10 @@ class LoadTestRequest(Options, BaseModel):
     mixed: Annotated[bool, Field(alias="mixed_lengths", description="Send all stored shapes")] = False
     shared_memory: Annotated[bool, Field(description="Tensors in system shared memory")] = False
     protocol: Annotated[InferenceProtocol, Field(description="What requests are sent over: grpc or http")] = "grpc"
+    hit_rate: Annotated[
+        float | None,
+        Field(gt=0, lt=1, description="Share of requests that repeat an earlier one  [default: as they are drawn]"),
+    ] = None
     tool: Annotated[
         Literal["accel", "perf_analyzer"], Field(alias="load", description="Who generates it: accel or perf_analyzer")
     ] = "accel"
@@ -124,7 +128,9 @@ class LoadTestRequest(Options, BaseModel):
     @property
     def method(self) -> Method:
         """How each of them is measured."""
-        return Method(self.seconds, self.processes, self.shared_memory, self.protocol, self.seed)
+        return Method(
+            self.seconds, self.processes, self.shared_memory, self.protocol, self.seed, hit_rate=self.hit_rate
+        )
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -136,6 +142,11 @@ class LoadTestRequest(Options, BaseModel):
             raise UsageError("--phases is a load of its own", fix="leave --concurrency, --request-rate, --table out")
         if self.phases is not None and self.tool == "perf_analyzer":
             raise UsageError("perf_analyzer knows no phases", fix="leave --load out")
+        if self.hit_rate is not None and (self.shared_memory or self.tool == "perf_analyzer"):
+            raise UsageError(
+                "requests of new contents go inline, and from accel's own load alone",
+                fix="leave --shared-memory and --load out, or --hit-rate",
+            )
         if self.shared_memory and self.protocol == "http" and self.tool == "accel":
             raise UsageError("--shared-memory goes over gRPC here", fix="leave --protocol out, or --load perf_analyzer")
         _ = self.loads  # wrong ones are refused at once
@@ -260,6 +271,8 @@ def _subject(asked: LoadTestRequest, running: Server, logs: str) -> _Subject:
             "a stateful model is asked in sequences, which accel's own load keeps apart", fix="--load accel"
         )
     own_axis = all(spec.dims and isinstance(spec.dims[0], str) for spec in inputs)
+    if asked.hit_rate is not None and stateful:
+        raise UsageError("no answer of a stateful model is kept for another request", fix="leave --hit-rate out")
     if (asked.batch or 1) > 1 and stateful:
         raise UsageError("a request of a stateful model is one step of one sequence", fix="leave --batch out")
     if (asked.batch or 1) > 1 and not own_axis:
@@ -300,6 +313,9 @@ def _measure(
         if seen and lengths and (parts := served.by_length(seen[-1], lengths)):
             made["by_length"] = parts
         points.append(made)
+        answered = point.server.cache_hits if point.server is not None else 0
+        if asked.hit_rate is None and answered:
+            notice(f"{load}: the response cache answered {answered} requests; --hit-rate says how many of yours repeat")
 
     ends = asked.limits.ends if asked.phases else served.never
     own = functools.partial(served.sweep, on_windows=seen.append, ends=ends)

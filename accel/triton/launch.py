@@ -24,6 +24,8 @@ NEEDS = "# Its Python backend needs"
 # The embedded interpreter finds its packages through the python3 that comes first on PATH.
 PYTHON_ENV = 'if [[ -n "${PYTHON_ENV:-}" ]]; then export PATH="$PYTHON_ENV/bin:$PATH"; fi'
 CACHE_BYTES = 64 << 20
+CACHE_FLAG = f'--cache-config=local,size="${{CACHE_BYTES:-{CACHE_BYTES}}}"'
+CACHE_SETTING = f"CACHE_BYTES={CACHE_BYTES}", "size of the response cache"
 EXIT_TIMEOUT_S = 30
 """How long requests under way may take once the server was told to end. Source: server src/main.cc, StopEndpoints."""
 PRE_STOP_S, MARGIN_S = 10, 20
@@ -61,7 +63,6 @@ def script(
     # A single policy needs no suffix.
     suffixes = [f"_{re.sub('[^A-Za-z0-9]', '_', policy)}" if len(policies) > 1 else "" for policy in policies]
     cores, nodes = ([f"{what}{suffix}" for suffix in suffixes] for what in ("CPU_CORES", "NUMA_NODE"))
-    cached = any(m.response_cache.enable for m in models)
     # At the threads of the measurement: torch takes them from OpenMP, and the package's parameters are not read.
     openmp = threads if any(targets.backend(m.backend).openmp for m in models) else None
     settings = [
@@ -75,14 +76,14 @@ def script(
         (f"EXIT_TIMEOUT_S={EXIT_TIMEOUT_S}", "how long requests under way may take after SIGTERM"),
         *((f"{name}=", f"cores of host policy {p}: 0-3,6") for name, p in zip(cores, policies, strict=True)),
         *((f"{name}=", f"NUMA node of host policy {p}: 0") for name, p in zip(nodes, policies, strict=True)),
-        *([(f"CACHE_BYTES={CACHE_BYTES}", "size of the response cache")] if cached else []),
+        *([CACHE_SETTING] if any(m.response_cache.enable for m in models) else []),
         *([(f"OMP_NUM_THREADS={openmp}", "CPU threads of the model")] if openmp else []),
     ]
     return _template("launch.sh.j2").render(
         release=release,
         variant=artifact.variant,
         image=image(release),
-        settings=settings,
+        settings=[_setting(*one) for one in settings],
         passed=" ".join(word.partition("=")[0] for text, _ in settings for word in text.split()),
         needs=_needs_of(release, requires) if requires is not None else (),
         nodes=nodes,
@@ -90,8 +91,6 @@ def script(
         openmp=openmp,
         python=PYTHON_ENV if requires is not None else "",
         inside=any(map(_names_own_files, models)),
-        cached=cached,
-        cache_bytes=CACHE_BYTES,
         exit_s=EXIT_TIMEOUT_S,
         flags=[*_flags(models), *flags],
     )
@@ -116,10 +115,17 @@ def image(release: TritonRelease) -> str:
 def _flags(models: Sequence[Any]) -> list[str]:
     """Return the flags without which a config has no effect.
 
-    Source: server docs/user_guide/rate_limiter.md, "Using Rate Limiter" (off by default).
+    Source: server docs/user_guide: response_cache.md; rate_limiter.md, "Using Rate Limiter" (off by default).
     """
+    cache = [CACHE_FLAG] if any(m.response_cache.enable for m in models) else []
     limiters = [g.rate_limiter for m in models for g in m.instance_group if g.HasField("rate_limiter")]
-    return ["--rate-limit=execution_count"] if any(r.resources or r.priority for r in limiters) else []
+    limited = any(r.resources or r.priority for r in limiters)
+    return [*cache, *["--rate-limit=execution_count"] * limited]
+
+
+def _setting(text: str, about: str) -> str:
+    """Return the line of ``launch.sh`` that explains a variable."""
+    return f"#   {text:<23} {about}".rstrip()
 
 
 def _names_own_files(model: Any) -> bool:
@@ -156,6 +162,10 @@ def with_more(text: str, models: Sequence[Any], variables: Sequence[str]) -> str
         name, _, value = variable.partition("=")
         exports.append(f'if [[ -z "${{{name}+set}}" ]]; then export {name}={shlex.quote(value)}; fi\n')
     text = text.replace(head, "".join(exports) + head, 1)
+    if any(m.response_cache.enable for m in models) and CACHE_FLAG not in text:
+        about = _setting(*CACHE_SETTING)
+        text = re.sub("^(#   EXIT_TIMEOUT_S.*\n)", rf"\1{about}\n", text, count=1, flags=re.M)
+        text = text.replace("  for name in ", "  for name in CACHE_BYTES ", 1)
     flags = [f"  {flag} \\\n" for flag in _flags(models) if flag not in text]
     return text.replace(tail, "".join(flags) + tail, 1)
 

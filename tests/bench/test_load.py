@@ -10,11 +10,14 @@ import null_repository
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import triton_to_np_dtype
 
 from accel.bench.checker import check_arrays
 from accel.bench.endpoint import Endpoint
 from accel.bench.load import END, FEED, INTENDED, SENT, Generator, Load, Window, fit_feeds
 from accel.bench.ranges import arrivals, concurrencies, rates
+from accel.bench.request_pool import HttpPool, NewContents, RequestPool, plain, request
 from accel.bench.sender import due_times
 from accel.bench.served import most_at_once
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError
@@ -40,6 +43,61 @@ def doubled(given):
 
 def ms(window, late, early):
     return (window.rows[:, late] - window.rows[:, early]) / 1e6
+
+
+# ------------------------------------------------------------------------------------------------- new contents
+
+MIXED = {
+    "pixels": np.random.default_rng(0).random((2, 3, 8, 8)).astype(np.float32),
+    "mask": np.ones((2, 16), np.int64),
+    "ids": np.arange(32, dtype=np.int64).reshape(2, 16),
+}
+
+
+def test_requests_of_new_contents_differ_in_values_of_one_input():
+    new = NewContents([plain(MIXED)], hit_rate=0.25, seed=3)
+    pool = RequestPool([request("m", *one) for one in new.requests], new)
+    sent = [pool.body(0, 0) for _ in range(2000)]
+    plain_one = request("m", *new.requests[0]).SerializeToString()
+    assert 400 < sum(body == plain_one for body in sent) < 600
+    others = [body for body in sent if body != plain_one]
+    assert len(set(others)) == len(others)
+    for body in others[:50]:
+        made = service_pb2.ModelInferRequest.FromString(body)
+        arrays = {
+            tensor.name: np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
+            for tensor, raw in zip(made.inputs, made.raw_input_contents, strict=True)
+        }
+        assert {name for name in MIXED if not np.array_equal(arrays[name], MIXED[name])} == {"pixels"}
+        assert set(arrays["pixels"].ravel()) <= set(MIXED["pixels"].ravel())
+
+
+def test_new_contents_go_over_http_as_well():
+    new = NewContents([plain({"ids": MIXED["ids"]})], hit_rate=0.5, seed=0)
+    pool = HttpPool(new.requests, stateful=False, new=new)
+    sent = [pool.request(0, None) for _ in range(200)]
+    headers = {body[:header] for header, body in sent}
+    assert len(headers) == 1
+    ids = [np.frombuffer(body[header:], np.int64) for header, body in sent]
+    same = sum(np.array_equal(one, MIXED["ids"].ravel()) for one in ids)
+    assert 60 < same < 140
+    assert len({one.tobytes() for one in ids}) == 200 - same + 1
+    assert all(one.min() >= 0 and one.max() < 32 for one in ids)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mask": np.ones((1, 64), np.int64)},
+        {"ids": np.arange(3)},
+        {"text": np.array(["one", "two"] * 40, dtype=object)},
+        {},
+    ],
+)
+def test_what_holds_too_few_different_numbers_has_no_new_contents(given):
+    with pytest.raises(InputError, match="enough different numbers") as error:
+        NewContents([plain(MIXED), plain(given)], hit_rate=0.5, seed=0)
+    assert "--hit-rate" in error.value.fix
 
 
 # --------------------------------------------------------------------------------------------- what is asked for

@@ -172,6 +172,8 @@ def tuned_elsewhere(path: Path, goal: Goal, protocol: str = "grpc") -> tuple[str
             f"{path} was tuned under {other.arrivals or 'closed-loop'} arrivals, expected {goal.arrivals or 'closed'}",
             fix=TUNE_THERE,
         )
+    if other.hit_rate != goal.hit_rate:
+        raise InputError(f"{path} was tuned for other shares of repeated requests (--hit-rate)", fix=TUNE_THERE)
     if over != protocol:
         raise InputError(f"{path} was tuned over {over}, expected {protocol}", fix=TUNE_THERE)
     if any(other.limits_ms.get(name, math.inf) > limit for name, limit in goal.limits_ms.items()):

@@ -57,6 +57,8 @@ class Goal:
         arrivals / gaps_s: of the open loop (see ``Load``); None for a closed one, whose level is the clients.
         rate_per_s: requests per second that are to be carried; None for as many as can be.
         limits_ms: budgets of other percentiles (``p50``, ``p90``, ``p95``), of all requests that were due.
+        hit_rate: share of the requests that ask what was asked before, and the others never; None where nobody says,
+            and what is sent repeats.
     """
 
     limit_ms: float | None
@@ -64,6 +66,7 @@ class Goal:
     gaps_s: tuple[float, ...] = ()
     rate_per_s: float | None = None
     limits_ms: Mapping[str, float] = field(default_factory=dict)
+    hit_rate: float | None = None
 
     @property
     def budget_ms(self) -> float:
@@ -73,10 +76,9 @@ class Goal:
     @property
     def words(self) -> str:
         """Its budgets in words."""
-        if self.limit_ms is None:
-            return "no budget of latency"
-        every = {"p99": self.limit_ms, **self.limits_ms}
-        return ", ".join(f"{name} within {limit:g} ms" for name, limit in every.items())
+        every = {**({} if self.limit_ms is None else {"p99": self.limit_ms}), **self.limits_ms}
+        budgets = ", ".join(f"{name} within {limit:g} ms" for name, limit in every.items()) or "no budget of latency"
+        return budgets if self.hit_rate is None else f"{budgets}, where {self.hit_rate:.1%} of the requests repeat"
 
     def load(self, level: float) -> Load:
         """Return the load of a level: a rate, or a number of clients."""
@@ -201,7 +203,7 @@ class Trial:
 
         Where they may take as long as they do, a few say how many there are in a second.
         """
-        self._open(self._subject.feeds, seed=seed)
+        self._open(self._subject.feeds, seed=seed, hit_rate=goal.hit_rate)
         if goal.limit_ms is None:
             least = min(least, max(FEW, int(level) * TURNS))
         elif goal.arrivals is not None:
@@ -328,9 +330,9 @@ class Trial:
         told = self._generator.statistics(self._subject.model)
         return told["executions"], told["inferences"]
 
-    def _open(self, feeds: Sequence[Feed], *, slots: int = 64, seed: int = 0) -> None:
+    def _open(self, feeds: Sequence[Feed], *, slots: int = 64, seed: int = 0, hit_rate: float | None = None) -> None:
         fitted = fit_feeds(feeds, self._subject.manifest.inputs)
-        self._generator.open(self._subject.model, fitted, slots=slots, seed=seed)
+        self._generator.open(self._subject.model, fitted, slots=slots, seed=seed, hit_rate=hit_rate)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ Whatever was measured is kept in ``measured.json`` as soon as it is known, and a
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import itertools
@@ -17,20 +18,23 @@ from typing import Any
 from accel.bench import feeds as forms
 from accel.bench.goodput import Probe
 from accel.bench.machine_noise import Turn
+from accel.bench.request_pool import NewContents, plain
 from accel.core import document, hardware
 from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import PYTHON_BACKEND, from_json, sha256_json, to_json
 from accel.triton import manifest as manifests
+from accel.triton.launch import CACHE_BYTES
 from accel.triton.servers import server as servers
 from accel.triton.settings import Settings
 from accel.triton.tune import predict as model, search as searches
 from accel.triton.tune.constraints import Judged, judge, keeps_memory, within
 from accel.triton.tune.cost import TUNE_THERE, tuned_elsewhere
-from accel.triton.tune.lab import Curve, Subject, subject, trial
+from accel.triton.tune.lab import Curve, Goal, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
 from accel.triton.tune.proof import NEXT, ConfigurationRunner, choose, most, prove, seen
+from accel.triton.tune.repeats import answer_bytes
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
 
@@ -112,7 +116,11 @@ class Measuring:
         self._warnings: list[str] = []
         self._elsewhere: list[tuple[str, str, float]] = []
         (out / "logs").mkdir(parents=True, exist_ok=True)
+        self._abroad: list[tuple[Path, str]] = []
         self._subjects = self._take_subjects()
+        self._goal = self._with_hits(asked)
+        for run, made_on in self._abroad:
+            self._take_elsewhere(run, made_on)
         self._kept = MeasuredStore(
             out / MEASURED,
             {**where(asked), "probe": [asked.probe_s, asked.least]},
@@ -148,6 +156,7 @@ class Measuring:
                 except StageError as error:
                     self._unfit[label] = error.message
                     continue
+                self._fits_cache(one)
                 contract = (one.manifest.inputs, one.manifest.outputs)
                 if found and contract != (found[0].manifest.inputs, found[0].manifest.outputs):
                     raise UsageError(
@@ -175,14 +184,44 @@ class Measuring:
         made_on = document.read(target).hardware.id
         if made_on in (None, hardware.detect().id):
             return False
-        path = target / "tuned" / FILENAME
+        self._abroad.append((target, made_on))
+        return True
+
+    def _take_elsewhere(self, run: Path, made_on: str) -> None:
+        """Let what was tuned on another machine join the table of costs."""
+        path = run / "tuned" / FILENAME
         try:
             if not path.is_file():
-                raise InputError(f"{target} was made on {made_on} and was not tuned there", fix=TUNE_THERE)
-            self._elsewhere.append(tuned_elsewhere(path, self._asked.goal, self._asked.protocol))
+                raise InputError(f"{run} was made on {made_on} and was not tuned there", fix=TUNE_THERE)
+            self._elsewhere.append(tuned_elsewhere(path, self._goal, self._asked.protocol))
         except InputError as error:
             self._warnings.append(f"{error.message}: it has no row in the table of costs; {error.fix}")
-        return True
+
+    def _fits_cache(self, one: Subject) -> None:
+        """Refuse what is sent, where it says nothing of a response cache that there is, or that is to be tried.
+
+        Raises:
+            InputError: it would repeat itself, or cannot be made to repeat in part.
+        """
+        if self._asked.hit_rate is not None:
+            NewContents([plain(feed) for feed in one.feeds], hit_rate=0.0, seed=0)
+        elif one.default.cached:
+            raise InputError(
+                f"{one.root} has a response cache, which would answer every request that tune sends but the first",
+                fix="say how many requests repeat an earlier one: --hit-rate 0.3, or a recorded file",
+            )
+
+    def _with_hits(self, asked: TuneRequest) -> Goal:
+        """Return the goal, with the share of the requests that a response cache would answer."""
+        if asked.hit_rate is None:
+            return asked.goal
+        size = answer_bytes(self._subjects[0].root)
+        found = asked.hit_rate.hits(size)
+        if asked.hit_rate.keys:
+            of = f"{len(set(asked.hit_rate.keys))} different ones among {len(asked.hit_rate.keys)} requests"
+            room = f"a response cache of {CACHE_BYTES >> 20} MiB, for answers of {size} bytes"
+            self._notice(f"{found:.1%} of the requests repeat what {room}, still has ({of})")
+        return dataclasses.replace(asked.goal, hit_rate=found)
 
     def _data(self, root: Path) -> list[Feed] | None:
         if self._asked.data is None:
@@ -316,7 +355,7 @@ class Measuring:
             settings = Settings(n, threads, batching, fields=fields, variables=variables)
             name = f"curve {self._known_as[one.name]} {setup.name}"
             kept = from_json(Curve, found) if (found := self._kept.get(name)) is not None else None
-            if kept is not None and kept.serves(self._asked.goal.budget_ms):
+            if kept is not None and kept.serves(self._goal.budget_ms):
                 known[setup] = kept
                 continue
             left_s = self._deadline.left(CURVES)
@@ -329,7 +368,7 @@ class Measuring:
                 try:
                     with trial(one, settings, Path(scratch)) as server:
                         longest_s = left_s / (len(todo) - number)
-                        known[setup] = server.curve(settings, self._asked.goal.budget_ms, longest_s=longest_s)
+                        known[setup] = server.curve(settings, self._goal.budget_ms, longest_s=longest_s)
                 except StageError as error:
                     self._unfit[f"{one.name}: {settings}"] = error.message
                     continue
@@ -350,6 +389,8 @@ class Measuring:
                 settings = model.full_space(one, [(c.instances, c.threads) for c in curves])
             else:
                 settings = model.space(one, [(c.instances, c.threads) for c in curves], fits=fits)
+            if self._goal.hit_rate:
+                settings = list(dict.fromkeys([*settings, *(dataclasses.replace(s, cached=True) for s in settings)]))
             found += [(one.name, s) for s in settings]
         limits = self._asked.limits
         for what, limit, known, flag in (
@@ -396,7 +437,7 @@ class Measuring:
 
     def _predict(self, option: Option) -> Probe | None:
         one = self.subject(option)
-        return model.predict(one, self.curve(option), option[1], self._asked.goal).best
+        return model.predict(one, self.curve(option), option[1], self._goal).best
 
     def _expected(self, option: Option) -> float:
         found = self._predicted[option]
@@ -457,13 +498,13 @@ class Measuring:
         before = self._kept.get(name) or {}
         kept = [from_json(Probe, p) for p in before.get("probes", [])]
         curve = self.curve(option)
-        start = predicted.load if predicted else 1.0 if self._asked.goal.arrivals is None else 0.2 / curve.alone_s[0]
+        start = predicted.load if predicted else 1.0 if self._goal.arrivals is None else 0.2 / curve.alone_s[0]
 
         def keep(runner: ConfigurationRunner, probe: Probe) -> None:
             self._kept.put(name, seen(runner))
 
         made = ConfigurationRunner(
-            one, option[1], self._asked.goal, start, self._asked.probe_s, self._asked.least, predicted, keep, kept
+            one, option[1], self._goal, start, self._asked.probe_s, self._asked.least, predicted, keep, kept
         )
         made.memory_mib = most(curve.rss_mib, before.get("memory_mib"))
         made.gpu_memory_mib = most(curve.gpu_mib, before.get("gpu_memory_mib"))
@@ -472,9 +513,10 @@ class Measuring:
         return made
 
     def _probes(self, option: Option) -> str:
-        goal = self._asked.goal
+        goal = self._goal
         more = f" {sorted(goal.limits_ms.items())}" if goal.limits_ms else ""
         more += f" {self.subject(option).sizes}" if self._asked.offline else ""
+        more += f" {goal.hit_rate}" if goal.hit_rate is not None else ""
         return (
             f"probes {self._known_as[option[0]]} {option[1]} {goal.limit_ms} {goal.arrivals} {hash(goal.gaps_s)}{more}"
         )

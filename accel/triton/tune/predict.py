@@ -28,7 +28,7 @@ def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> B
         curve: that of the configuration's instances and threads.
     """
     asked, closed = shape(subject, settings), goal.arrivals is None
-    start = 1 if closed else capacity(subject, curve, settings)
+    start = 1 if closed else capacity(subject, curve, settings) / (1 - answered(settings, goal))
     return search(lambda level: probe(curve, settings, goal, level, **asked), start, whole=closed)
 
 
@@ -77,12 +77,17 @@ def probe(
         max_batch / sizes / kinds: as of the ``Subject``.
         queue: what its queue refuses.
     """
-    server = simulated(curve, settings, max_batch, queue)
+    server, hits = simulated(curve, settings, max_batch, queue), answered(settings, goal)
     if goal.arrivals is None:
-        found = simulate(server, clients=int(level), requests=REQUESTS, items=sizes, kinds=kinds)
+        found = simulate(server, clients=int(level), requests=REQUESTS, items=sizes, kinds=kinds, hit_rate=hits)
     else:
-        found = simulate(server, due(goal, level, REQUESTS), items=sizes, kinds=kinds)
+        found = simulate(server, due(goal, level, REQUESTS), items=sizes, kinds=kinds, hit_rate=hits)
     return held_against(found, goal, level)
+
+
+def answered(settings: Settings, goal: Goal) -> float:
+    """Return the share of the requests that the response cache of a configuration answers."""
+    return goal.hit_rate or 0.0 if settings.cached else 0.0
 
 
 def simulated(

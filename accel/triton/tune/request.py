@@ -27,12 +27,17 @@ from accel.triton.tune import space as spaces
 from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.cost import Price, read_prices
 from accel.triton.tune.lab import LEAST, Goal
+from accel.triton.tune.repeats import Repeats, parse_repeats
 from accel.triton.tune.search import Mode
 from accel.triton.tune.space import Space
 
 
 def _prices(given: Any) -> Any:
     return read_prices(Path(given)) if isinstance(given, str | Path) else given
+
+
+def _repeats(given: Any) -> Any:
+    return parse_repeats(str(given)) if isinstance(given, str | int | float | Path) else given
 
 
 def _space(given: Any) -> Any:
@@ -92,7 +97,7 @@ class TuneRequest(TuneOptions, Options, BaseModel):
 
     Raises:
         UsageError: an option that is missing, unknown or out of its limits, or a space with fields that cannot vary.
-        InputError: a file of arrival times, prices or a space is missing or broken.
+        InputError: a file of arrival times, repeated requests, prices or a space is missing or broken.
     """
 
     MISSING: ClassVar = {
@@ -114,6 +119,12 @@ class TuneRequest(TuneOptions, Options, BaseModel):
             description="Open loop: poisson, constant, a file of times or of recorded requests; closed: a closed loop"
         ),
     ] = "poisson"
+    hit_rate: Annotated[
+        InstanceOf[Repeats] | None,
+        BeforeValidator(_repeats),
+        OptionTrait.FILE,
+        Field(description="Requests that repeat an earlier one, a share or a recorded file: tries the response cache"),
+    ] = None
     prices: Annotated[
         Mapping[str, Price],
         BeforeValidator(_prices),
@@ -159,5 +170,9 @@ class TuneRequest(TuneOptions, Options, BaseModel):
     def _checked(self) -> Self:
         if self.offline and self.arrivals not in ("poisson", "closed"):
             raise UsageError("--offline sends requests as they are answered", fix="leave --arrivals out")
+        if self.offline and self.hit_rate is not None:
+            raise UsageError(
+                "--offline puts many items into a request: no whole one repeats", fix="leave --hit-rate out"
+            )
         _ = self.goal  # a file of times that is wrong is refused at once
         return self

@@ -13,7 +13,8 @@ The rules are those of the server's source (triton-inference-server/core, 2026-0
   that are in time (scheduler_utils.cc, ``PolicyQueue::Enqueue``, ``ApplyPolicy``). Both are part of dynamic batching.
 
 A model without any queue policy fetches payloads ahead and lets them grow; with one preferred size that makes the same
-batches. What is not modelled: requests of several priorities, the rate limiter, the response cache, sequences.
+batches. What the response cache has is answered where a request would join the queue (dynamic_batch_scheduler.cc,
+``Enqueue``, ``CacheLookUp``). What is not modelled: requests of several priorities, the rate limiter, sequences.
 
 A batch proceeds at the speed of the instances that are busy beside it at the time, so that one which starts alone slows
 down when a second begins (``Service``).
@@ -102,6 +103,7 @@ class Requests:
         due_s: open loop: when each request is due, ascending.
         clients / requests: closed loop: so many clients, each of which sends when it has its answer, so many requests.
         items / kinds: batch items of each feed and the kind of its shape; each request draws a feed.
+        hit_rate: share of the requests that the server has an answer to.
     """
 
     due_s: Sequence[float] | np.ndarray = ()
@@ -109,6 +111,7 @@ class Requests:
     requests: int = 0
     items: Sequence[int] = (1,)
     kinds: Sequence[int] = (0,)
+    hit_rate: float = 0.0
 
 
 def simulate(
@@ -119,14 +122,15 @@ def simulate(
     requests: int = 0,
     items: Sequence[int] = (1,),
     kinds: Sequence[int] = (0,),
+    hit_rate: float = 0.0,
     seed: int = 0,
 ) -> Outcome:
-    """Run requests through the server; ``due_s`` to ``kinds`` as of ``Requests``.
+    """Run requests through the server; ``due_s`` to ``hit_rate`` as of ``Requests``.
 
     Raises:
         ValueError: neither loop is given.
     """
-    (found,) = simulate_together([(server, Requests(due_s, clients, requests, items, kinds))], seed=seed)
+    (found,) = simulate_together([(server, Requests(due_s, clients, requests, items, kinds, hit_rate))], seed=seed)
     return found
 
 
@@ -184,6 +188,7 @@ class _Lane:
         self._kind = np.resize(sent.kinds, len(sent.items))[drawn].tolist()
         share = np.linspace(0.0, 1.0, len(server.spread))
         self._noise = np.interp(generator.random(total), share, np.sort(server.spread)).tolist()
+        self._known = (generator.random(total) < sent.hit_rate).tolist()
         self._form = _batcher(server, self._size, self._kind)
         self._server, self._clients, self._total = server, sent.clients, total
         self.arriving = [(due, n) for n, due in enumerate(sent.due_s)] or [
@@ -248,7 +253,10 @@ class _Lane:
     def arrive(self, now: float) -> None:
         """Take the next request in, or refuse it."""
         _, n = heapq.heappop(self.arriving)
-        if self._queue.size and len(self.waiting) + len(self.delayed) >= self._queue.size:
+        if self._known[n]:
+            self._ended[n] = now + self._server.overhead_s
+            self._again(self._ended[n])
+        elif self._queue.size and len(self.waiting) + len(self.delayed) >= self._queue.size:
             self._again(now + self._server.overhead_s)
         else:
             self.waiting.append(n)

@@ -22,11 +22,11 @@ STARTUP = 4
 
 
 def coordinates(option: Option) -> tuple[Any, ...]:
-    """Return what an option is made of: repository, instances with threads and all else that is set, what is merged,
-    the delay.
+    """Return what an option is made of: repository, instances with threads and all else that is set, the cache with
+    them, what is merged, the delay.
     """
     name, s = option
-    setup = s.instances, s.threads or 0, without_schedule(s.fields), s.variables
+    setup = s.instances, s.threads or 0, without_schedule(s.fields), s.variables, s.cached
     return name, setup, s.preferred if s.batching else None, s.delay_us
 
 

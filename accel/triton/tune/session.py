@@ -126,8 +126,8 @@ class _Session(Measuring):
         tried = [self._row(option, shown.get(option)) for option in self._predicted]
         return {
             **head(asked.targets, self._subjects[0].model, asked),
-            "goal": to_json(asked.goal),
-            "words": asked.goal.words,
+            "goal": to_json(self._goal),
+            "words": self._goal.words,
             "mode": asked.mode,
             "seconds": self._seconds,
             "seconds_in_all": self._in_all,
@@ -175,11 +175,11 @@ class _Session(Measuring):
     def _simulated(self, option: Option, load: float) -> Probe:
         """Return what the prediction says of a load that was probed."""
         shape = model.shape(self.subject(option), option[1])
-        return model.probe(self.curve(option), option[1], self._asked.goal, load, **shape)
+        return model.probe(self.curve(option), option[1], self._goal, load, **shape)
 
     def _decision(self) -> dict[str, Any]:
         default, chosen = self.runners[0], self.chosen
-        limit = self._asked.goal.words
+        limit = self._goal.words
         if chosen is None:
             return {
                 "verdict": self._verdict,
@@ -253,7 +253,7 @@ class _Session(Measuring):
             near = min(held, key=lambda c: (sum(j.lacks for j in self._judged(c)), -c.held))
             missed = "; ".join(str(j) for j in self._judged(near) if j.lacks)
             return f"nothing keeps every limit: nearest is {near.name} at {near.held:.4g}/s: {missed}"
-        limit = self._asked.goal.words
+        limit = self._goal.words
         tried = [c for c in self.runners if c.search.probes]
         alone = min((1e3 * (c.alone_s[0] + c.overhead_s), n) for n, cs in self._curves.items() for c in cs.values())
         idle = f"a request to an idle server takes {alone[0]:.4g} ms at best ({alone[1]})"
@@ -261,7 +261,7 @@ class _Session(Measuring):
             return f"no load held {limit} in the time there was; {idle}"
         probes = [(p.late / max(1, p.requests), c, p) for c in self.runners for p in c.search.probes]
         share, near, probe = min(probes, key=lambda one: (one[0], len(one[2].over), one[2].load))
-        unit = "/s" if self._asked.goal.arrivals else " clients"
+        unit = "/s" if self._goal.arrivals else " clients"
         lacks = [f"{share:.0%} of the requests take longer"] if share > SHARE_LATE else []
         lacks += [
             f"{name} is {by:.3g} ms beyond its budget" if by is not None else f"{name} is not answered at all"
@@ -279,7 +279,7 @@ class _Session(Measuring):
             carried.insert(0, (hardware.detect().id, chosen.name, chosen.held))
         sizes = self._subjects[0].sizes
         items = sum(sizes) / len(sizes)
-        rate, room = asked.goal.rate_per_s, asked.headroom
+        rate, room = self._goal.rate_per_s, asked.headroom
         return [cost(*one, asked.prices, rate_per_s=rate, headroom=room, items=items) for one in carried]
 
     def _cheapest(self, costs: Sequence[Cost]) -> str | None:
@@ -290,7 +290,7 @@ class _Session(Measuring):
         lacking = [c.hardware for c in costs if c.usd_per_hour is None]
         words = []
         if (best := cheapest(costs)) is not None and best.machines:
-            rate = f"{asked.goal.rate_per_s:g}/s with {asked.headroom:.0%} headroom"
+            rate = f"{self._goal.rate_per_s:g}/s with {asked.headroom:.0%} headroom"
             words.append(f"cheapest for {rate}: {best.machines} × {best.hardware}, {best.usd_per_hour:.3g} USD an hour")
         elif best is not None:
             words.append(f"cheapest: {best.hardware}, {best.usd_per_million:.3g} USD per million inferences")

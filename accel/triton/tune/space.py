@@ -31,7 +31,7 @@ CONTRACT = "it is what clients were promised"
 REFUSED: Mapping[str, str] = {
     **overrides.LAYOUT,
     **dict.fromkeys(("input", "output", "max_batch_size", "sequence_batching", "model_transaction_policy"), CONTRACT),
-    "response_cache": "the requests that tune sends repeat, so that each would be answered by the cache",
+    "response_cache": "it is tried where --hit-rate says how often requests repeat",
 }
 """Fields that cannot vary, and why."""
 MOST = 1000

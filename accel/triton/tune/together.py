@@ -103,10 +103,11 @@ def tune_together(
         raise UsageError(
             "models that share a server are tuned under an open loop", fix="leave --arrivals closed and --offline out"
         )
-    if first.mode != "predict" or first.limits != TuneLimits() or first.space or first.prices or first.data:
+    of_one = first.space, first.prices, first.data, first.hit_rate
+    if first.mode != "predict" or first.limits != TuneLimits() or any(of_one):
         raise UsageError(
             "models that share a server are tuned by prediction, within budgets of latency alone, on their own samples",
-            fix="leave --mode, --space, --prices, --data and the limits out, or tune one model",
+            fix="leave --mode, --space, --prices, --data, --hit-rate and the limits out, or tune one model",
         )
     with tempfile.TemporaryDirectory(prefix="tune-", dir=temporary.root()) as scratch:
         session = _Together(models, out, Path(scratch), notice, progress, stage)

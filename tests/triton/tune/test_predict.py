@@ -120,6 +120,16 @@ def test_batching_pays_where_a_batch_costs_no_more_than_one():
     assert goodput(linear, Settings()) == pytest.approx(goodput(linear, Settings(batching=False)), rel=0.15)
 
 
+@pytest.mark.parametrize("arrivals", ["poisson", None])
+def test_with_a_cache_only_what_does_not_repeat_is_computed(arrivals):
+    goal = Goal(500.0, arrivals, hit_rate=0.8)
+    without, with_it = (
+        predict.predict(subject(), curve(overhead_s=0.001), Settings(batching=False, cached=cached), goal).best
+        for cached in (False, True)
+    )
+    assert with_it.throughput_per_s == pytest.approx(5 * without.throughput_per_s, rel=0.2)
+
+
 def test_a_second_instance_pays_only_where_it_does_not_slow_the_first():
     one = goodput(curve(), Settings(batching=False))
     free = goodput(curve(2), Settings(2, batching=False))

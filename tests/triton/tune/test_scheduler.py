@@ -52,6 +52,14 @@ def test_a_closed_loop_obeys_littles_law():
     assert found.throughput_per_s * found.latency_s.mean() == pytest.approx(5, rel=0.01)
 
 
+def test_what_the_cache_has_is_answered_without_an_instance():
+    found = simulate(server(ALONE, overhead_s=0.001), poisson(150, 20_000), hit_rate=0.5)
+    assert found.throughput_per_s == pytest.approx(150, rel=0.05)  # an instance computes 100 a second
+    assert np.mean(found.latency_s < 0.0011) == pytest.approx(0.5, abs=0.02)
+    closed = simulate(server(ALONE), clients=1, requests=20_000, hit_rate=0.5)
+    assert closed.throughput_per_s == pytest.approx(200, rel=0.05)
+
+
 # --------------------------------------------------------------------------------------------- the batcher's rules
 
 

@@ -96,7 +96,7 @@ def test_what_only_forms_batches_needs_no_curve_of_its_own(tmp_path):
         ("environment: {A: []}", InputError, "A has no choices"),
         ("model_config_parameters: {max_batch_size: [4]}", UsageError, "max_batch_size cannot vary: .* promised"),
         ("model_config_parameters: {backend: [x]}", UsageError, "backend cannot vary: it follows from the target"),
-        ("model_config_parameters: {response_cache: [{enable: true}]}", UsageError, "answered by the cache"),
+        ("model_config_parameters: {response_cache: [{enable: true}]}", UsageError, "--hit-rate"),
         ("model_config_parameters: {optimization: [off]}", UsageError, "only dynamic_batching can be off"),
         (f"environment: {{A: {list(range(50))}, B: {list(range(50))}}}", UsageError, "2500 combinations"),
     ],

@@ -1,6 +1,7 @@
 """``accel tune`` on real servers: interrupted, resumed, impossible, and with models that misbehave."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import shutil
@@ -12,8 +13,9 @@ import pytest
 
 from accel.bench import goodput, probing
 from accel.bench.endpoint import Endpoint
-from accel.core.errors import CheckFailed, StageError, UsageError
+from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.values import SCHEMA, from_json, sha256_file
+from accel.run import load_test
 from accel.triton import manifest as manifests, settings as schedules
 from accel.triton.config import parse
 from accel.triton.settings import Settings
@@ -163,6 +165,49 @@ def test_the_document_says_what_was_predicted_proved_and_what_it_costs(tuned):
     page = (folder / "report.html").read_text()
     assert found["decision"]["chosen"] in page
     assert page.count('class="plot"') == 3
+
+
+def test_the_response_cache_is_tried_at_the_hit_rate_of_recorded_requests(tmp_path):
+    root = null_repository.write(tmp_path, latency_ms=20.0)
+    log, space, told = tmp_path / "log.jsonl", tmp_path / "space.yaml", []
+    log.write_text("".join(f'{{"key": {n // 5}}}\n' for n in range(50)))
+    space.write_text("model_config_parameters: {dynamic_batching: [off]}\n")
+    what = asked(root, hit_rate=log, max_p99_ms=300.0, space=space)
+    made = measured.Measuring(
+        what, tmp_path / "out", tmp_path, told.append, lambda name, doing: None, lambda name: None
+    )
+    options = made.prepare()
+    assert any("80.0% of the requests repeat what a response cache of 64 MiB" in text for text in told)
+    pairs = [(o, (o[0], dataclasses.replace(o[1], cached=False))) for o in options if o[1].cached]
+    assert len(pairs) == len(options) / 2
+    assert {without for _, without in pairs} | dict(pairs).keys() == set(options)
+    assert made.shortlist(options)[0] in dict(pairs)
+
+
+def test_the_repository_with_a_cache_starts_a_server_that_has_one(tuned, tmp_path):
+    one = lab.subject(tuned[0], name="one", scratch=tmp_path / "one", logs=tmp_path, via="embedded")
+    made = tmp_path / "repository"
+    session.write_repository(one, Settings(1, 1, cached=True), made, reason="tried")
+    assert lab.subject(made, name="two", scratch=tmp_path / "two", logs=tmp_path, via="embedded").default.cached
+    assert parse((made / "nothing" / "config.pbtxt").read_text()).response_cache.enable
+    script = (made / "launch.sh").read_text()
+    assert script.count("--cache-config=local,size=") == 1
+    assert "#   CACHE_BYTES=67108864    size of the response cache\n" in script
+    assert "for name in CACHE_BYTES ADDRESS " in script
+    assert not [f for f in verify(made) if f.severity == "error"]
+    with pytest.raises(InputError, match="has a response cache, which would answer every request"):
+        Told().tune(asked(made))
+    figures = made.parent / "figures.json"
+    told: list[str] = []
+    asked_for = load_test.LoadTestRequest(
+        target=str(made), concurrency="2", via="embedded", seconds=0.3, hit_rate=0.5, out=figures
+    )
+    load_test.bench(asked_for, lambda found: figures.write_text(json.dumps(found)), told.append)
+    (point,) = json.loads(figures.read_text())["measurements"]
+    served = point["server"]
+    assert 0.2 < served["cache_hits"] / (served["cache_hits"] + served["cache_misses"]) < 0.8
+    load_test.bench(asked_for.model_copy(update={"hit_rate": None}), lambda found: None, told.append)
+    assert any("--hit-rate says how many of yours repeat" in text for text in told)
 
 
 def test_where_nothing_is_better_what_ships_is_chosen_in_every_row(tuned, tmp_path):
