@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,8 @@ SPREAD = (*range(0, 100, 5), 99)
 """Percentiles that stand for how much equal calls differ; the longest of a few calls is an accident."""
 TURNS = 8
 """Requests of each client that say what a closed loop carries: those of several may be answered at once."""
+IDLE, MANY = 0.7, 64
+"""Instances that compute for less than this share of the time wait for requests; so many clients send what they can."""
 
 
 T = TypeVar("T")
@@ -139,6 +141,8 @@ class Curve:
         request_s: seconds that each further request of a merged batch costs.
         spread: durations of equal calls by their median, at the percentiles ``SPREAD``.
         overhead_s: what a client sees beyond queue and computation.
+        front_s: seconds between two requests when as many come as client and server can pass on; 0 where the instances
+            end that before.
         rss_mib / gpu_mib: memory of the server's processes, and that in use on its GPUs; None where it is not known.
         start_s: from the start of the server until it is ready.
         kinds: factor of each further kind of shape.
@@ -160,6 +164,7 @@ class Curve:
     failed: dict[str, str] = field(default_factory=dict)
     cut_ms: float | None = None
     gpu_mib: float | None = None
+    front_s: float = 0.0
 
     def serves(self, limit_ms: float) -> bool:
         """Say whether it says enough for a budget."""
@@ -173,6 +178,31 @@ class Curve:
         factor = self.kinds[kind] if kind < len(self.kinds) else 1.0
         steps = np.linspace(ends[0], ends[1], self.instances) if self.instances > 1 else np.array(ends[:1])
         return [float(s) * factor + (requests - 1) * self.request_s for s in steps]
+
+
+class Held(NamedTuple):
+    """What a server did under a load.
+
+    Attributes:
+        batch_s: seconds that an instance was held by each batch.
+        items: mean items of a batch.
+        requests_per_s: that were answered.
+        idle: the instances waited for requests.
+    """
+
+    batch_s: float
+    items: float
+    requests_per_s: float = 0.0
+    idle: bool = False
+
+
+class _Counted(NamedTuple):
+    """What a server counted so far: calls of the model, their items, and how long all requests were computed."""
+
+    calls: int
+    items: int
+    requests: int
+    compute_ns: int
 
 
 class Trial:
@@ -254,14 +284,16 @@ class Trial:
             if 1 not in alone:
                 raise StageError(f"{self._subject.name} answers no request of one item: {failed.get('1')}")
             done = [b for b in sizes if b in alone]
-            held, _ = self._calmly(lambda: self._held_s(2 * n, n, window_s, first))
-            overhead = max(0.0, float(np.median(beside[1])) - held)
+            single_request = self._calmly(lambda: self._held(2 * n, n, window_s, first))
+            overhead, front = max(0.0, float(np.median(beside[1])) - single_request.batch_s), 0.0
+            if single_request.idle and (many := self._calmly(lambda: self._held(MANY, n, window_s, first))).idle:
+                front = 1 / many.requests_per_s
             each = 0.0
             whole = max((b for b in done if 1e3 * float(np.median(alone[b])) <= limit_ms), default=1)
             if whole > 1 and settings.batching:
-                merged, items = self._calmly(lambda: self._held_s(2 * n * whole, n, window_s, first))
-                single = float(np.interp(items, done, [np.median(beside[b]) - overhead for b in done]))
-                each = max(0.0, merged - single) / max(1.0, items - 1)
+                merged = self._calmly(lambda: self._held(2 * n * whole, n, window_s, first))
+                single = float(np.interp(merged.items, done, [np.median(beside[b]) - overhead for b in done]))
+                each = max(0.0, merged.batch_s - single) / max(1.0, merged.items - 1)
             kinds = [1.0]
             for kind in range(1, max(self._subject.kinds, default=0) + 1):
                 self._open([self._subject.feeds[self._subject.kinds.index(kind)]])
@@ -280,6 +312,7 @@ class Trial:
             overhead_s=overhead,
             rss_mib=self.memory_mib(),
             gpu_mib=self.gpu_memory_mib(),
+            front_s=front,
             start_s=self.start_s,
             kinds=tuple(kinds),
             failed=failed,
@@ -309,26 +342,34 @@ class Trial:
             raise InputError(self._generator.error or "a request failed")
         return window.latency_ms / 1e3
 
-    def _held_s(self, clients: int, instances: int, seconds: float, feeds: Sequence[Feed]) -> tuple[float, float]:
-        """Return the seconds an instance is held by each batch under so many clients, and the mean items of a batch."""
+    def _held(self, clients: int, instances: int, seconds: float, feeds: Sequence[Feed]) -> Held:
+        """Return what each batch of the server takes under so many clients.
+
+        Instances that are never idle are held by all of the time, also by what lies between two batches. Of others the
+        server's own account says how long a batch was computed.
+        """
         self._open(rebatch(feeds, 1), slots=clients)
         self._generator.start(Load(concurrency=clients))
         try:
             self._generator.window(seconds / 4, least=clients)
-            before, begin = self._calls(), time.monotonic()
+            before, begin = self._counted(), time.monotonic()
             self._generator.window(seconds, least=max(CALLS, clients))
-            after, end = self._calls(), time.monotonic()
+            after, end = self._counted(), time.monotonic()
         finally:
             self._generator.stop()
-        batches = max(1, after[0] - before[0])
-        return instances * (end - begin) / batches, (after[1] - before[1]) / batches
+        batches, items, requests, compute_ns = (b - a for a, b in zip(before, after, strict=True))
+        batches, wall_s, each_s = max(1, batches), end - begin, compute_ns / 1e9 / max(1, requests)
+        idle = 0 < batches * each_s < IDLE * instances * wall_s
+        held_s = each_s if idle else instances * wall_s / batches
+        return Held(held_s, items / batches, requests / wall_s, idle)
 
-    def _calls(self) -> tuple[int, int]:
-        """Return how often the model was called so far, and the items of these calls."""
-        if self._subject.manifest.grouping is not None and (found := usage.model_calls(self._server.endpoint)):
-            return found
+    def _counted(self) -> _Counted:
+        """Return the server's counters of the model; one that groups requests does not say what each group took."""
         told = self._generator.statistics(self._subject.model)
-        return told["executions"], told["inferences"]
+        if self._subject.manifest.grouping is not None and (found := usage.model_calls(self._server.endpoint)):
+            return _Counted(*found, told["requests"], 0)
+        compute_ns = told["input_ns"] + told["infer_ns"] + told["output_ns"]
+        return _Counted(told["executions"], told["inferences"], told["requests"], compute_ns)
 
     def _open(self, feeds: Sequence[Feed], *, slots: int = 64, seed: int = 0, hit_rate: float | None = None) -> None:
         fitted = fit_feeds(feeds, self._subject.manifest.inputs)

@@ -452,7 +452,7 @@ class Measuring:
         asked = self._asked
         trials = len(options) if mode == "brute" else min(len(options), asked.trials or searches.few(options))
         found: dict[Option, float] = {}
-        begin = time.monotonic()
+        took: list[float] = []  # seconds of each that was not measured before
 
         def over(runner: ConfigurationRunner) -> bool:
             """Say whether a trial is left before its end: no time is left, or another option carries more already."""
@@ -462,12 +462,13 @@ class Measuring:
         def evaluate(option: Option) -> float:
             if found and self._deadline.left(SEARCH) <= 0:
                 raise _TimeOver
-            if found:
-                self._deadline.expected_s = (time.monotonic() - begin) / len(found) * (trials - len(found))
-            runner = self._runner(option, confirm=1)
+            if took:
+                self._deadline.expected_s = sum(took) / len(took) * (trials - len(found))
+            runner, begin = self._runner(option, confirm=1), time.monotonic()
+            new = runner.search.next() is not None
             count = f"{len(found) + 1} of {trials}"
             try:
-                if runner.search.next() is not None:
+                if new:
                     self._progress(runner.name, "starting a server", count)
                     runner.open()
                 while (load := runner.search.next()) is not None and not over(runner):
@@ -477,6 +478,7 @@ class Measuring:
                 self._unfit[runner.name] = error.message
             finally:
                 runner.close()
+                took.extend([time.monotonic() - begin] * new)
             found[option] = runner.held if keeps_memory(runner, asked.limits) else 0.0
             return found[option]
 

@@ -99,9 +99,10 @@ def simulated(
         max_batch,
         functools.cache(curve.service),
         curve.spread,
-        curve.overhead_s,
+        max(0.0, curve.overhead_s - curve.front_s),
         queue,
         threads=threads,
+        front_s=curve.front_s,
     )
 
 

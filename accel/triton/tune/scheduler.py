@@ -66,6 +66,7 @@ class SimulatedServer:
         queue: what the queue refuses.
         same_shape: only requests of one shape are merged.
         threads: CPU threads of an instance; of models that share a server.
+        front_s: what each request takes of the one way in, before it joins the queue.
     """
 
     settings: Settings
@@ -76,6 +77,7 @@ class SimulatedServer:
     queue: QueuePolicy = QueuePolicy()
     same_shape: bool = True
     threads: float = 1.0
+    front_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +193,11 @@ class _Lane:
         self._known = (generator.random(total) < sent.hit_rate).tolist()
         self._form = _batcher(server, self._size, self._kind)
         self._server, self._clients, self._total = server, sent.clients, total
-        self.arriving = [(due, n) for n, due in enumerate(sent.due_s)] or [
-            (i * 1e-6, i) for i in range(min(sent.clients, total))
-        ]
-        self._sent, self._batches, self._merged = len(self.arriving), 0, 0
-        self._due = [at for at, _ in self.arriving] + [0.0] * (total - self._sent)
+        begin = list(sent.due_s) or [i * 1e-6 for i in range(min(sent.clients, total))]
+        self._front_s, self._front_free = server.front_s, -math.inf
+        self.arriving = [(self._in(due), n) for n, due in enumerate(begin)]
+        self._sent, self._batches, self._merged = len(begin), 0, 0
+        self._due = [*begin, *[0.0] * (total - self._sent)]
         self._ended = [math.nan] * total
         self._queue = server.queue if server.settings.batching else QueuePolicy()
         self.waiting: deque[int] = deque()
@@ -212,8 +214,13 @@ class _Lane:
         """Let the client that has its answer send its next request."""
         if self._clients and self._sent < self._total:
             self._due[self._sent] = at
-            heapq.heappush(self.arriving, (at, self._sent))
+            heapq.heappush(self.arriving, (self._in(at), self._sent))
             self._sent += 1
+
+    def _in(self, at: float) -> float:
+        """Return when a request that is sent at a time reaches the queue: one after another they come in."""
+        self._front_free = max(self._front_free, at) + self._front_s
+        return self._front_free
 
     def begin(self, now: float) -> float:
         """Give waiting requests to free instances; return when a batch that waits for more is to be looked at again."""

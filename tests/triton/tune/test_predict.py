@@ -1,5 +1,8 @@
 """Prediction over curves that are known: what limits a configuration, and which configurations there are."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from accel.core.values import TensorSpec
 from accel.triton import config
 from accel.triton.settings import Settings
 from accel.triton.tune import predict
-from accel.triton.tune.lab import Curve, Goal, Subject, Trial
+from accel.triton.tune.lab import Curve, Goal, Held, Subject, Trial, _Counted
 from accel.triton.tune.scheduler import QueuePolicy
 
 
@@ -77,8 +80,8 @@ class Scripted(Trial):
             raise InputError("UNAVAILABLE: Request timeout expired")
         return np.full(9, 0.010 * self.items * clients)
 
-    def _held_s(self, clients, instances, seconds, feeds):
-        return 0.018, max(1.0, clients / 4)
+    def _held(self, clients, instances, seconds, feeds):
+        return Held(0.018, max(1.0, clients / 4))
 
     def memory_mib(self):
         return None
@@ -93,6 +96,34 @@ def test_a_batch_that_fails_beside_another_is_no_point_of_the_curve():
     assert found.overhead_s == pytest.approx(0.002)
     assert found.beside_s == pytest.approx((0.018, 0.038, 0.078))
     assert predict.fits([found]) == 4
+
+
+class Light(Scripted):
+    """A trial of a model that computes for 0.1 ms of the 0.5 of a request; 4,000 a second pass at most."""
+
+    def _latency_s(self, clients, seconds):
+        return np.full(9, 0.0005)
+
+    def _counted(self):
+        self.asked = getattr(self, "asked", 0) + 1
+        n = 4000 * self.asked
+        return _Counted(n, n, n, n * 100_000)
+
+    _held = Trial._held
+
+
+def test_a_model_that_computes_less_than_its_way_there_is_held_by_what_it_computes(monkeypatch):
+    monkeypatch.setattr("accel.triton.tune.lab.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    light = Light(subject(max_batch=1))
+    window = SimpleNamespace(start=print, window=lambda *given, **more: None, stop=lambda: None)
+    light._generator = window
+    found = light.curve(Settings(1, 1, batching=False))
+    assert found.alone_s == pytest.approx((0.0001,))
+    assert (found.overhead_s, found.front_s) == pytest.approx((0.0004, 1 / 4000))
+    carried = predict.predict(subject(max_batch=1), found, Settings(batching=False), Goal(50.0, None)).best
+    assert carried.throughput_per_s == pytest.approx(4000, rel=0.05)
+    one = predict.probe(found, Settings(batching=False), Goal(50.0, None), 1, max_batch=1, queue=QueuePolicy())
+    assert one.throughput_per_s == pytest.approx(1 / 0.0005, rel=0.05)
 
 
 def test_batches_that_no_budget_allows_are_left_out_of_the_curve_and_have_not_failed():

@@ -52,6 +52,15 @@ def test_a_closed_loop_obeys_littles_law():
     assert found.throughput_per_s * found.latency_s.mean() == pytest.approx(5, rel=0.01)
 
 
+def test_requests_come_in_one_after_another():
+    """The way in is a queue of its own: M/D/1 before instances that never wait."""
+    wide = server(Settings(50, batching=False), lambda *batch: 0.0001, overhead_s=0.002, front_s=0.001)
+    assert simulate(wide, clients=200, requests=20_000).throughput_per_s == pytest.approx(1000, rel=0.02)
+    found = simulate(wide, poisson(600, 120_000))
+    expected = 0.6 / (2 * (1 - 0.6)) * 0.001
+    assert found.latency_s.mean() - 0.0031 == pytest.approx(expected, rel=0.06)
+
+
 def test_what_the_cache_has_is_answered_without_an_instance():
     found = simulate(server(ALONE, overhead_s=0.001), poisson(150, 20_000), hit_rate=0.5)
     assert found.throughput_per_s == pytest.approx(150, rel=0.05)  # an instance computes 100 a second
