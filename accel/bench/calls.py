@@ -29,7 +29,7 @@ from accel.bench.transport import (
 )
 from accel.bench.wire import WireTensor
 from accel.core.dtypes import DATATYPES
-from accel.core.errors import InputError, StageError, UnavailableError
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import read_npz
 from accel.core.values import TensorSpec
 
@@ -123,11 +123,12 @@ def open_pool(
         shared_memory: what the regions' names begin with, or None to send everything inline; not over HTTP.
         slots: most requests under way in a closed loop, and with shared memory in an open one.
         http: ``host:port`` of the HTTP endpoint, where the load goes there; the first request goes over gRPC.
-        hit_rate: share of the requests that repeat what was sent before; None lets all. Not with shared memory.
+        hit_rate: share of the requests that repeat what was sent before, for which each is sent once now; None lets
+            all. Not with shared memory.
 
     Raises:
         UnavailableError: nothing answers at the address, shared memory cannot be used, or HTTP's client is missing.
-        UsageError: more clients than one process can have connections.
+        UsageError: more clients than one process can have connections, or repeated requests to a stateful model.
         InputError: the server refuses the first request, or no new contents can be made.
     """
     close_pool()
@@ -138,15 +139,20 @@ def open_pool(
         feeds: Sequence[PlainRequest] = [
             (feed, [file[f"{i}/{t.name}"].tobytes() for t in feed]) for i, feed in enumerate(tensors)
         ]
-    new = None if hit_rate is None else NewContents(feeds, hit_rate=hit_rate, seed=seed)
+    new = None if hit_rate is None else NewContents(feeds, hit_rate=hit_rate)
     feeds = feeds if new is None else new.requests
     requests = [request(model, *feed) for feed in feeds]
     stateful = _asked(client.get_model_config, model).config.HasField("sequence_batching")
+    if stateful and hit_rate is not None:
+        raise UsageError(f"no answer of {model!r}, a stateful model, is kept for others", fix="leave --hit-rate out")
     sequences = SequenceIds(len(requests)) if stateful else None
     alone = sequences.of(0, 0, alone=True).message() if sequences else b""
     begin_ns = now_ns()
     first = _answered(url, requests[0], timeout_s, alone)
     first_ms = (now_ns() - begin_ns) / 1e6
+    if new is not None:
+        for made in requests[1:]:
+            _answered(url, made, timeout_s, alone)
     pool: RequestPool | HttpPool
     transport: Transport
     sizes = [_sizes(first)]
@@ -249,8 +255,8 @@ def close_pool() -> None:
 def statistics(url: str, model: str) -> dict[str, int]:
     """Read the server's counters of a model since it was loaded, in ns and counts.
 
-    An ensemble has only the number of its requests; its times are the sums over its steps, and its inferences and
-    executions those of the step that computed longest.
+    An ensemble has only the number of its requests; its times are the sums over its steps, its inferences and
+    executions those of the step that computed longest, and cached answers its own and those of its steps.
 
     Source: server docs/protocol/extension_statistics.md.
     """
@@ -263,6 +269,7 @@ def statistics(url: str, model: str) -> dict[str, int]:
         longest = max(parts, key=lambda part: part["infer_ns"])
         sums = ("queue_ns", "input_ns", "infer_ns", "output_ns")
         found |= {key: sum(part[key] for part in parts) for key in sums}
+        found |= {key: sum(part[key] for part in (found, *parts)) for key in ("cache_hits", "cache_misses")}
         found |= {key: longest[key] for key in ("inferences", "executions")}
     return found
 

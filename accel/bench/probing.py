@@ -136,9 +136,9 @@ def missing(rate_per_s: float, elapsed_s: float, limit_ms: float, ended: int) ->
 
 
 def settle(generator: Generator) -> None:
-    """Wait until the server has worked off what an overload left: a request behind it all is answered."""
+    """Wait until the server has worked off what an overload left: a request behind it all is computed."""
     generator.start(Load(concurrency=1))
     try:
-        generator.window(0.0, least=1)
+        generator.window(0.0, least=generator.one_computed)
     finally:
         generator.stop()

@@ -66,8 +66,9 @@ class NewContents:
         InputError: no input of numbers has enough different values.
     """
 
-    def __init__(self, requests: Sequence[PlainRequest], *, hit_rate: float, seed: int) -> None:
-        self._hit_rate, self._drawn = hit_rate, random.Random(seed)
+    def __init__(self, requests: Sequence[PlainRequest], *, hit_rate: float) -> None:
+        # Of no seed that anything else has: when requests come must not tell which of them repeat.
+        self._hit_rate, self._drawn = hit_rate, random.Random(secrets.randbits(64))
         self._next = itertools.count(secrets.randbits(60))  # no other process, and no load before, sends the same
         found = [_varied_last(*one) for one in requests]
         self.requests: list[PlainRequest] = [plain for plain, _ in found]

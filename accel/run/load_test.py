@@ -314,7 +314,7 @@ def _measure(
             made["by_length"] = parts
         points.append(made)
         answered = point.server.cache_hits if point.server is not None else 0
-        if asked.hit_rate is None and answered:
+        if asked.hit_rate is None and answered and asked.tool == "accel":
             notice(f"{load}: the response cache answered {answered} requests; --hit-rate says how many of yours repeat")
 
     ends = asked.limits.ends if asked.phases else served.never
@@ -361,7 +361,7 @@ def _document(
     asked: LoadTestRequest, running: Server, subject: _Subject, show: Callable[[dict[str, Any]], None]
 ) -> Iterator[dict[str, Any]]:
     """Give the document, whose list of points is filled; whatever happens, what is in it at the end is shown."""
-    document = {
+    document: dict[str, Any] = {
         "schema": SCHEMA,
         "accel": version("accel"),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -369,6 +369,7 @@ def _document(
         "model": subject.model,
         "load": asked.tool,
         "protocol": asked.protocol,
+        **({} if asked.hit_rate is None else {"hit_rate": asked.hit_rate}),
         "via": running.endpoint.via,
         "release": running.endpoint.release,
         "twin": bool(running.python_models),

@@ -30,7 +30,8 @@ class Settings:
         delay_us: how long a request may wait for others, in microseconds.
         fields: what else the config says, as the text of a partial ``config.pbtxt``.
         variables: ``NAME=VALUE`` of the server's environment.
-        cached: whether the server keeps answers, and gives them to requests that ask the same.
+        cached: whether the server keeps answers, and gives them to requests that ask the same; None leaves what the
+            config says.
 
     Source: server docs/user_guide/batcher.md, "Preferred Batch Sizes", "Delayed Batching".
     """
@@ -42,7 +43,7 @@ class Settings:
     delay_us: int = 0
     fields: str = ""
     variables: tuple[str, ...] = ()
-    cached: bool = False
+    cached: bool | None = None
 
     @property
     def plain(self) -> bool:
@@ -50,7 +51,11 @@ class Settings:
         return not self.fields and not self.variables
 
     def __str__(self) -> str:
-        more = [*["response cache"] * self.cached, *self.variables, *filter(None, [" ".join(self.fields.split())])]
+        more = [
+            *["response cache"] * bool(self.cached),
+            *self.variables,
+            *filter(None, [" ".join(self.fields.split())]),
+        ]
         return ", ".join([self._schedule, *more])
 
     @property
@@ -84,7 +89,7 @@ def read(model: Any) -> Settings:
         else model.HasField("dynamic_batching"),
         tuple(batching.preferred_batch_size),
         batching.max_queue_delay_microseconds,
-        cached=model.response_cache.enable,
+        cached=model.response_cache.enable or None,
     )
 
 
@@ -102,10 +107,8 @@ def apply(model: Any, settings: Settings, *, cpu_threads: int) -> None:
         batching.max_queue_delay_microseconds = settings.delay_us
     else:
         model.ClearField("dynamic_batching")
-    if settings.cached:
-        model.response_cache.enable = True
-    else:
-        model.ClearField("response_cache")
+    if settings.cached is not None:
+        model.response_cache.enable = settings.cached
     groups = model.instance_group
     kind = groups[0].kind if groups else model.instance_group.add().kind
     del groups[:]

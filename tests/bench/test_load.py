@@ -55,7 +55,7 @@ MIXED = {
 
 
 def test_requests_of_new_contents_differ_in_values_of_one_input():
-    new = NewContents([plain(MIXED)], hit_rate=0.25, seed=3)
+    new = NewContents([plain(MIXED)], hit_rate=0.25)
     pool = RequestPool([request("m", *one) for one in new.requests], new)
     sent = [pool.body(0, 0) for _ in range(2000)]
     plain_one = request("m", *new.requests[0]).SerializeToString()
@@ -72,8 +72,29 @@ def test_requests_of_new_contents_differ_in_values_of_one_input():
         assert set(arrays["pixels"].ravel()) <= set(MIXED["pixels"].ravel())
 
 
+def test_when_a_request_comes_does_not_tell_whether_it_repeats():
+    moments = due_times(0, rate_per_s=100.0, arrivals="poisson", seed=3, index=0, count=1)
+    gaps = np.diff([0, *itertools.islice(moments, 4000)])
+    new = NewContents([plain(MIXED)], hit_rate=0.5)
+    message = request("m", *new.requests[0]).SerializeToString()
+    repeats = [new.of(0, message) == message for _ in gaps]
+    assert abs(np.corrcoef(gaps, repeats)[0, 1]) < 0.1
+
+
+def test_narrow_types_and_several_items_have_new_contents():
+    rng = np.random.default_rng(0)
+    for values in (rng.random((3, 50)).astype(np.float16), rng.integers(0, 2, (2, 40)).astype(bool)):
+        new = NewContents([plain({"x": values})], hit_rate=0.01)
+        message = request("m", *new.requests[0]).SerializeToString()
+        sent = {new.of(0, message) for _ in range(300)}
+        assert len(sent) > 280
+        for body in sent:
+            (raw,) = service_pb2.ModelInferRequest.FromString(body).raw_input_contents
+            assert set(np.frombuffer(raw, values.dtype)) <= set(values.ravel())
+
+
 def test_new_contents_go_over_http_as_well():
-    new = NewContents([plain({"ids": MIXED["ids"]})], hit_rate=0.5, seed=0)
+    new = NewContents([plain({"ids": MIXED["ids"]})], hit_rate=0.5)
     pool = HttpPool(new.requests, stateful=False, new=new)
     sent = [pool.request(0, None) for _ in range(200)]
     headers = {body[:header] for header, body in sent}
@@ -96,7 +117,7 @@ def test_new_contents_go_over_http_as_well():
 )
 def test_what_holds_too_few_different_numbers_has_no_new_contents(given):
     with pytest.raises(InputError, match="enough different numbers") as error:
-        NewContents([plain(MIXED), plain(given)], hit_rate=0.5, seed=0)
+        NewContents([plain(MIXED), plain(given)], hit_rate=0.5)
     assert "--hit-rate" in error.value.fix
 
 

@@ -250,6 +250,12 @@ class Trial:
         found = usage.gauges(self._server.endpoint).get("nv_gpu_memory_used_bytes")
         return None if found is None else found / 2**20
 
+    def hit_share(self) -> float | None:
+        """Return the share of all requests so far that the response cache answered; None where it was asked nothing."""
+        told = self._generator.statistics(self._subject.model)
+        asked = told["cache_hits"] + told["cache_misses"]
+        return told["cache_hits"] / asked if asked else None
+
     def curve(self, settings: Settings, limit_ms: float = math.inf, *, longest_s: float = math.inf) -> Curve:
         """Measure how long batches take; the server must merge requests where it can.
 
@@ -465,6 +471,9 @@ class SharedTrial:
     def gpu_memory_mib(self) -> float | None:
         """As of ``Trial``: of the one server."""
         return self._trials[0].gpu_memory_mib()
+
+    def hit_share(self) -> None:
+        """Return nothing: no response cache is tried here."""
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from accel.triton.tune.lab import Curve, Goal, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
 from accel.triton.tune.proof import NEXT, ConfigurationRunner, choose, most, prove, seen
-from accel.triton.tune.repeats import answer_bytes
+from accel.triton.tune.repeats import MOST_HITS, answer_bytes, hits
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
 
@@ -203,25 +203,30 @@ class Measuring:
         Raises:
             InputError: it would repeat itself, or cannot be made to repeat in part.
         """
-        if self._asked.hit_rate is not None:
-            NewContents([plain(feed) for feed in one.feeds], hit_rate=0.0, seed=0)
+        if self._asked.repeats:
+            NewContents([plain(feed) for feed in one.feeds], hit_rate=0.0)
         elif one.default.cached:
             raise InputError(
                 f"{one.root} has a response cache, which would answer every request that tune sends but the first",
-                fix="say how many requests repeat an earlier one: --hit-rate 0.3, or a recorded file",
+                fix="say how many requests repeat an earlier one: --hit-rate 0.3; or tune one without a cache",
             )
 
     def _with_hits(self, asked: TuneRequest) -> Goal:
         """Return the goal, with the share of the requests that a response cache would answer."""
-        if asked.hit_rate is None:
+        keys, first = asked.hit_rate_of, self._subjects[0]
+        if keys is None:
             return asked.goal
-        size = answer_bytes(self._subjects[0].root)
-        found = asked.hit_rate.hits(size)
-        if asked.hit_rate.keys:
-            of = f"{len(set(asked.hit_rate.keys))} different ones among {len(asked.hit_rate.keys)} requests"
-            room = f"a response cache of {CACHE_BYTES >> 20} MiB, for answers of {size} bytes"
-            self._notice(f"{found:.1%} of the requests repeat what {room}, still has ({of})")
-        return dataclasses.replace(asked.goal, hit_rate=found)
+        size = round(answer_bytes(first.root) * sum(first.sizes) / len(first.sizes))
+        found = hits(keys, CACHE_BYTES // size)
+        of = f"{len(set(keys))} different ones among {len(keys)} requests"
+        room = f"a response cache of {CACHE_BYTES >> 20} MiB, for answers of {size} bytes"
+        self._notice(f"{found:.1%} of the requests repeat what {room}, still has ({of})")
+        if found > MOST_HITS:
+            self._warnings.append(
+                f"{found:.1%} of the requests repeat: it is tuned for {MOST_HITS:.0%}, beyond which the cache alone "
+                "answers 99 % of them in time at any load"
+            )
+        return dataclasses.replace(asked.goal, hit_rate=min(found, MOST_HITS))
 
     def _data(self, root: Path) -> list[Feed] | None:
         if self._asked.data is None:
@@ -390,7 +395,9 @@ class Measuring:
             else:
                 settings = model.space(one, [(c.instances, c.threads) for c in curves], fits=fits)
             if self._goal.hit_rate:
-                settings = list(dict.fromkeys([*settings, *(dataclasses.replace(s, cached=True) for s in settings)]))
+                off = False if one.default.cached else None
+                settings += [dataclasses.replace(s, cached=cached) for s in settings for cached in (off, True)]
+                settings = list(dict.fromkeys(settings))
             found += [(one.name, s) for s in settings]
         limits = self._asked.limits
         for what, limit, known, flag in (
@@ -433,7 +440,9 @@ class Measuring:
         return min(alike, key=lambda c: abs(c.instances - settings.instances))
 
     def _memory(self, option: Option) -> float | None:
-        return self.curve(option).rss_mib
+        """Return what the server takes: of a curve, which has no cache, and the cache."""
+        taken = self.curve(option).rss_mib
+        return taken if taken is None else taken + (CACHE_BYTES / 2**20 if option[1].cached else 0.0)
 
     def _predict(self, option: Option) -> Probe | None:
         one = self.subject(option)
@@ -510,6 +519,7 @@ class Measuring:
         )
         made.memory_mib = most(curve.rss_mib, before.get("memory_mib"))
         made.gpu_memory_mib = most(curve.gpu_mib, before.get("gpu_memory_mib"))
+        made.hit_share = before.get("hit_share")
         if confirm is not None:
             made.search.confirm = confirm
         return made

@@ -41,6 +41,7 @@ class ConfigurationRunner:
         search: what it held and what not.
         keep: called with each probe.
         memory_mib / gpu_memory_mib: the most that was seen in any probe; None where it is not known.
+        hit_share: share of the requests that its response cache answered; None without one.
         shares: of models that share a server, the configuration of each; ``subject`` and ``settings`` are the first's.
     """
 
@@ -55,6 +56,7 @@ class ConfigurationRunner:
     known: Sequence[Probe] = ()
     memory_mib: float | None = None
     gpu_memory_mib: float | None = None
+    hit_share: float | None = None
     shares: tuple[Share, ...] = ()
     search: Bisection = field(init=False)
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -117,6 +119,8 @@ class ConfigurationRunner:
             self.search.add(probe)
             used = self._trial.memory_mib(), self._trial.gpu_memory_mib()
             self.memory_mib, self.gpu_memory_mib = map(most, (self.memory_mib, self.gpu_memory_mib), used)
+            if self.settings.cached:
+                self.hit_share = self._trial.hit_share()
             self.keep(self, probe)
 
     def discard(self) -> None:
@@ -137,11 +141,12 @@ class ConfigurationRunner:
 
 
 def seen(runner: ConfigurationRunner) -> dict[str, Any]:
-    """Return what is kept of a configuration for the next call: its probes, and the most memory in any of them."""
+    """Return what is kept of a configuration for the next call: its probes, and what else was seen in them."""
     return {
         "probes": runner.search.probes,
         "memory_mib": runner.memory_mib,
         "gpu_memory_mib": runner.gpu_memory_mib,
+        "hit_share": runner.hit_share,
     }
 
 

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from accel.bench import ranges
 from accel.bench.endpoint import InferenceProtocol
 from accel.bench.load import Arrivals
+from accel.core import recorded
 from accel.core.errors import UsageError
 from accel.core.options import AboveZero, Options, OptionTrait
 from accel.triton.servers import Via
@@ -27,7 +28,7 @@ from accel.triton.tune import space as spaces
 from accel.triton.tune.constraints import TuneLimits
 from accel.triton.tune.cost import Price, read_prices
 from accel.triton.tune.lab import LEAST, Goal
-from accel.triton.tune.repeats import Repeats, parse_repeats
+from accel.triton.tune.repeats import MOST_HITS
 from accel.triton.tune.search import Mode
 from accel.triton.tune.space import Space
 
@@ -36,8 +37,8 @@ def _prices(given: Any) -> Any:
     return read_prices(Path(given)) if isinstance(given, str | Path) else given
 
 
-def _repeats(given: Any) -> Any:
-    return parse_repeats(str(given)) if isinstance(given, str | int | float | Path) else given
+def _keys(given: Any) -> Any:
+    return tuple(recorded.read_keys(Path(given))) if isinstance(given, str | Path) else given
 
 
 def _space(given: Any) -> Any:
@@ -66,6 +67,10 @@ class TuneOptions(BaseModel):
         OptionTrait.BY_MODEL,
         Field(description="Requests per second that are to be carried"),
     ] = None
+    hit_rate: Annotated[
+        float | None,
+        Field(gt=0, le=MOST_HITS, description="Share of requests that repeat an earlier one: tries the response cache"),
+    ] = None
     min_throughput: Annotated[AboveZero | None, Field(description="Items per second to carry")] = None
     max_memory_mib: Annotated[AboveZero | None, Field(description="What the server's processes may take")] = None
     max_gpu_memory_mib: Annotated[AboveZero | None, Field(description="What may be in use on its GPUs")] = None
@@ -91,6 +96,7 @@ class TuneRequest(TuneOptions, Options, BaseModel):
 
     Attributes:
         targets: all of one client contract.
+        hit_rate_of: what each recorded request asked, in their order.
         trials: None: an eighth of the configurations.
         probe_s / least: a probe lasts so long, and until so many requests have ended.
         space: beside the configuration that ships.
@@ -119,11 +125,11 @@ class TuneRequest(TuneOptions, Options, BaseModel):
             description="Open loop: poisson, constant, a file of times or of recorded requests; closed: a closed loop"
         ),
     ] = "poisson"
-    hit_rate: Annotated[
-        InstanceOf[Repeats] | None,
-        BeforeValidator(_repeats),
+    hit_rate_of: Annotated[
+        tuple[str, ...] | None,
+        BeforeValidator(_keys),
         OptionTrait.FILE,
-        Field(description="Requests that repeat an earlier one, a share or a recorded file: tries the response cache"),
+        Field(description="Recorded requests, each with a key: the share of them that a cache would answer"),
     ] = None
     prices: Annotated[
         Mapping[str, Price],
@@ -155,11 +161,16 @@ class TuneRequest(TuneOptions, Options, BaseModel):
         budgets = {"p50": self.max_p50_ms, "p90": self.max_p90_ms, "p95": self.max_p95_ms}
         arrivals, gaps_s = self._arrivals
         limits_ms = {name: ms for name, ms in budgets.items() if ms is not None}
-        return Goal(self.max_p99_ms, arrivals, gaps_s, self.rate, limits_ms)
+        return Goal(self.max_p99_ms, arrivals, gaps_s, self.rate, limits_ms, self.hit_rate)
 
     @cached_property
     def _arrivals(self) -> tuple[Arrivals | None, tuple[float, ...]]:
         return (None, ()) if self.arrivals == "closed" else ranges.arrivals(self.arrivals)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is known how often requests repeat."""
+        return self.hit_rate is not None or self.hit_rate_of is not None
 
     @property
     def limits(self) -> TuneLimits:
@@ -170,7 +181,9 @@ class TuneRequest(TuneOptions, Options, BaseModel):
     def _checked(self) -> Self:
         if self.offline and self.arrivals not in ("poisson", "closed"):
             raise UsageError("--offline sends requests as they are answered", fix="leave --arrivals out")
-        if self.offline and self.hit_rate is not None:
+        if self.hit_rate is not None and self.hit_rate_of is not None:
+            raise UsageError("--hit-rate says a share, and --hit-rate-of counts one", fix="give one of the two")
+        if self.offline and self.repeats:
             raise UsageError(
                 "--offline puts many items into a request: no whole one repeats", fix="leave --hit-rate out"
             )

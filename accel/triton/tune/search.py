@@ -22,17 +22,18 @@ STARTUP = 4
 
 
 def coordinates(option: Option) -> tuple[Any, ...]:
-    """Return what an option is made of: repository, instances with threads and all else that is set, the cache with
-    them, what is merged, the delay.
+    """Return what an option is made of: repository, instances with threads and all else that is set, what is merged,
+    the delay, whether answers are cached.
     """
     name, s = option
-    setup = s.instances, s.threads or 0, without_schedule(s.fields), s.variables, s.cached
-    return name, setup, s.preferred if s.batching else None, s.delay_us
+    setup = s.instances, s.threads or 0, without_schedule(s.fields), s.variables
+    return name, setup, s.preferred if s.batching else None, s.delay_us, bool(s.cached)
 
 
 def shortlist(options: Sequence[Option], expected: Evaluate) -> list[Option]:
-    """Return the most promising option of each repository, instances and threads, the most promising first.
+    """Return the most promising option of each repository, instances and threads, without and with a cache.
 
+    The most promising comes first, and what differs from it by the cache second: what a cache costs is not predicted.
     What is predicted alike within 3 % behaves alike: of those the plainest stands for all.
 
     Args:
@@ -40,11 +41,14 @@ def shortlist(options: Sequence[Option], expected: Evaluate) -> list[Option]:
     """
     leaders: dict[Any, Option] = {}
     for option in sorted(options, key=lambda o: -expected(o)):
-        leader = leaders.setdefault(coordinates(option)[:2], option)
+        name, setup, *_, cached = coordinates(option)
+        leader = leaders.setdefault((name, setup, cached), option)
         alike = expected(option) * (1 + WITHIN) >= expected(leader)
         if alike and _plainness(option[1]) < _plainness(leader[1]):
-            leaders[coordinates(option)[:2]] = option
-    return sorted(leaders.values(), key=lambda o: -expected(o))
+            leaders[name, setup, cached] = option
+    found = sorted(leaders.values(), key=lambda o: -expected(o))
+    other = next((o for o in found if bool(o[1].cached) != bool(found[0][1].cached)), None)
+    return found if other is None else [found[0], other, *(o for o in found[1:] if o is not other)]
 
 
 def few(options: Sequence[Option]) -> int:
@@ -59,7 +63,7 @@ def _plainness(settings: Settings) -> tuple[int, bool, int]:
 
 def _values(options: Sequence[Option]) -> list[list[Any]]:
     """Return the values of each coordinate, in order; no batching before all that is merged."""
-    return [sorted({coordinates(o)[i] for o in options}, key=lambda v: (v is not None, v)) for i in range(4)]
+    return [sorted({coordinates(o)[i] for o in options}, key=lambda v: (v is not None, v)) for i in range(5)]
 
 
 def brute(options: Sequence[Option], evaluate: Evaluate) -> dict[Option, float]:
@@ -87,7 +91,7 @@ def quick(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: i
         steps = []
         for other in options:
             there = coordinates(other)
-            apart = [i for i in range(4) if there[i] != here[i]]
+            apart = [i for i in range(5) if there[i] != here[i]]
             ordered = apart in ([0], [2]) or (
                 len(apart) == 1
                 and abs(values[apart[0]].index(there[apart[0]]) - values[apart[0]].index(here[apart[0]])) == 1
@@ -119,7 +123,7 @@ def optuna(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: 
     library.logging.set_verbosity(library.logging.ERROR)
     known = {coordinates(option): option for option in options}
     values = _values(options)
-    names = ("repository", "instances", "merged", "delay")
+    names = ("repository", "instances", "merged", "delay", "cached")
     found: dict[Option, float] = {}
     study = library.create_study(
         direction="maximize",

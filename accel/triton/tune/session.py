@@ -32,6 +32,9 @@ from accel.triton.tune.proof import ConfigurationRunner
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Option
 
+MISSED_HITS = 0.05
+"""Where the share of requests that the cache answered differs by more from the one that was asked for, it is said."""
+
 
 def tune(
     asked: TuneRequest,
@@ -168,6 +171,7 @@ class _Session(Measuring):
             "differs": differs(runner) if runner and predicted and best else None,
             "memory_mib": runner.memory_mib if runner else self._memory(option),
             "gpu_memory_mib": runner.gpu_memory_mib if runner else self.curve(option).gpu_mib,
+            "hit_share": runner.hit_share if runner else None,
             "start_s": self.curve(option).start_s,
             "simulated": [to_json(self._simulated(option, p.load)) for p in runner.search.probes] if runner else [],
         }
@@ -237,6 +241,11 @@ class _Session(Measuring):
         chosen = self.chosen
         if chosen is not None and chosen.subject.default.batching and not chosen.settings.batching:
             found.append("without dynamic batching the server has no queue policy: it takes in more than it can answer")
+        wanted, answered = self._goal.hit_rate, chosen.hit_share if chosen is not None else None
+        if wanted is not None and answered is not None and abs(answered - wanted) > MISSED_HITS:
+            found.append(
+                f"the response cache answered {answered:.1%} of what was sent to prove it, where {wanted:.1%} repeat"
+            )
         if left_out := [name for name, why in self._unfit.items() if NO_TIME in why]:
             found.append(f"{', '.join(left_out)}: not measured, {NO_TIME}")
         noise = self._seen_noise()

@@ -103,7 +103,7 @@ def tune_together(
         raise UsageError(
             "models that share a server are tuned under an open loop", fix="leave --arrivals closed and --offline out"
         )
-    of_one = first.space, first.prices, first.data, first.hit_rate
+    of_one = first.space, first.prices, first.data, first.repeats
     if first.mode != "predict" or first.limits != TuneLimits() or any(of_one):
         raise UsageError(
             "models that share a server are tuned by prediction, within budgets of latency alone, on their own samples",

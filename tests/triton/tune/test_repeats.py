@@ -1,14 +1,12 @@
 """What a response cache would answer, by recorded requests."""
 
-import itertools
-
 import null_repository
 import pytest
 from hypothesis import given, strategies as st
 
 from accel.core.errors import InputError, UsageError
-from accel.triton.launch import CACHE_BYTES
-from accel.triton.tune.repeats import Repeats, answer_bytes, hits, parse_repeats
+from accel.triton.tune.repeats import BESIDE_BYTES, answer_bytes, hits
+from accel.triton.tune.request import TuneRequest
 
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=60), st.integers(1, 8))
@@ -22,23 +20,29 @@ def test_what_was_not_asked_for_longest_is_forgotten(keys, answers):
 
 
 def test_a_cache_too_small_for_one_answer_answers_nothing():
-    assert Repeats(keys=("a",) * 9).hits(CACHE_BYTES + 1) == 0.0
-    assert Repeats(keys=("a",) * 8).hits(CACHE_BYTES) == 7 / 8
+    assert hits("aaaaaaaaa", 0) == 0.0
+    assert hits("aaaaaaaa", 1) == 7 / 8
+    assert hits([str(n) for n in range(50)], 8) == 0.0
 
 
-def test_a_share_or_a_file_is_read(tmp_path):
-    assert parse_repeats("0.3") == Repeats(0.3)
+def asked(**given):
+    return TuneRequest(targets=(".",), max_p99_ms=10.0, **given)
+
+
+def test_keys_are_read_from_recorded_requests(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"key": "a1", "length": 7}\n\n{"key": 2}\n{"key": "a1", "at": 3}\n')
-    found = parse_repeats(str(log))
-    assert found.keys == ("a1", "2", "a1")
-    assert found.hits(100) == pytest.approx(1 / 3)
+    found = asked(hit_rate_of=log)
+    assert found.hit_rate_of == ("a1", "2", "a1")
+    assert hits(found.hit_rate_of, 100) == pytest.approx(1 / 3)
+    with pytest.raises(UsageError, match="says a share"):
+        asked(hit_rate_of=log, hit_rate=0.5)
 
 
-@pytest.mark.parametrize("text", ["0", "1", "-0.1", "1.5", "nan", "inf", "nowhere.jsonl", ""])
-def test_what_is_neither_is_refused(text):
-    with pytest.raises(UsageError, match="--hit-rate"):
-        parse_repeats(text)
+@pytest.mark.parametrize("share", [0, 1, -0.1, 0.96, float("nan")])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(UsageError, match="hit_rate"):
+        asked(hit_rate=share)
 
 
 @pytest.mark.parametrize("line", ["{}", "17", '{"key": null}', '{"key": 1.5}', '{"key": true}', '{"key": ["a"]}'])
@@ -46,13 +50,14 @@ def test_a_request_without_a_key_is_named(tmp_path, line):
     log = tmp_path / "log.jsonl"
     log.write_text('{"key": "a"}\n' + line + "\n")
     with pytest.raises(InputError, match=r'log\.jsonl:2 has no "key"') as error:
-        parse_repeats(str(log))
+        asked(hit_rate_of=log)
     assert "hash" in error.value.fix
 
 
+def test_nothing_repeats_as_a_whole_where_requests_are_filled():
+    with pytest.raises(UsageError, match="--offline"):
+        TuneRequest(targets=(".",), offline=True, hit_rate=0.3)
+
+
 def test_an_answer_is_as_large_as_the_stored_one(tmp_path):
-    assert answer_bytes(null_repository.write(tmp_path)) == 4 * 4
-
-
-def test_a_trace_that_never_repeats_has_nothing_to_cache():
-    assert Repeats(keys=tuple(map(str, itertools.chain(range(50))))).hits(8) == 0.0
+    assert answer_bytes(null_repository.write(tmp_path)) == 4 * 4 + BESIDE_BYTES

@@ -1,6 +1,7 @@
 """The searches on surfaces that are known, and what an answer costs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_climbing_finds_a_single_peak_in_less_than_half_the_trials(seed):
     assert max(found, key=found.get) == BEST
     assert len(asked) == len(set(asked)) == len(found) <= len(options()) // 2
     assert asked[0] == options()[0]
+
+
+def test_what_the_cache_changes_is_tried_beside_the_best_and_climbed_to():
+    both = [(name, replace(s, cached=cached)) for name, s in options() for cached in (None, True)]
+
+    def carried(option):
+        return surface(option) * (1.5 if option[1].cached else 1.0)
+
+    first, second, *_ = found = search.shortlist(both, carried)
+    best = ("b", replace(BEST[1], cached=True))
+    assert (first, bool(second[1].cached)) == (best, False)
+    assert len(found) == 2 * len(search.shortlist(options(), surface))
+    near = search.quick(both, carried, trials=len(both) // 2, seed=1)
+    assert max(near, key=near.get) == best
 
 
 def test_no_search_tries_more_than_it_may():

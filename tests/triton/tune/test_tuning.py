@@ -172,16 +172,17 @@ def test_the_response_cache_is_tried_at_the_hit_rate_of_recorded_requests(tmp_pa
     log, space, told = tmp_path / "log.jsonl", tmp_path / "space.yaml", []
     log.write_text("".join(f'{{"key": {n // 5}}}\n' for n in range(50)))
     space.write_text("model_config_parameters: {dynamic_batching: [off]}\n")
-    what = asked(root, hit_rate=log, max_p99_ms=300.0, space=space)
+    what = asked(root, hit_rate_of=log, max_p99_ms=300.0, space=space)
     made = measured.Measuring(
         what, tmp_path / "out", tmp_path, told.append, lambda name, doing: None, lambda name: None
     )
     options = made.prepare()
     assert any("80.0% of the requests repeat what a response cache of 64 MiB" in text for text in told)
-    pairs = [(o, (o[0], dataclasses.replace(o[1], cached=False))) for o in options if o[1].cached]
+    pairs = [(o, (o[0], dataclasses.replace(o[1], cached=None))) for o in options if o[1].cached]
     assert len(pairs) == len(options) / 2
     assert {without for _, without in pairs} | dict(pairs).keys() == set(options)
-    assert made.shortlist(options)[0] in dict(pairs)
+    first, second = made.shortlist(options)[:2]
+    assert {bool(first[1].cached), bool(second[1].cached)} == {False, True}
 
 
 def test_the_repository_with_a_cache_starts_a_server_that_has_one(tuned, tmp_path):
@@ -205,7 +206,8 @@ def test_the_repository_with_a_cache_starts_a_server_that_has_one(tuned, tmp_pat
     load_test.bench(asked_for, lambda found: figures.write_text(json.dumps(found)), told.append)
     (point,) = json.loads(figures.read_text())["measurements"]
     served = point["server"]
-    assert 0.2 < served["cache_hits"] / (served["cache_hits"] + served["cache_misses"]) < 0.8
+    assert 0.3 < served["cache_hits"] / (served["cache_hits"] + served["cache_misses"]) < 0.7
+    assert json.loads(figures.read_text())["hit_rate"] == 0.5
     load_test.bench(asked_for.model_copy(update={"hit_rate": None}), lambda found: None, told.append)
     assert any("--hit-rate says how many of yours repeat" in text for text in told)
 
