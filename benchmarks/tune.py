@@ -1,11 +1,15 @@
 """Every configuration of a model measured once, and what each mode of `accel tune` would have made of it.
 
     python -m benchmarks.tune sweep runs/minilm --max-p99-ms 200 -o sweeps/minilm     # all of them, on real servers
+    python -m benchmarks.tune live sweeps/minilm                                      # the modes on real servers
     python -m benchmarks.tune replay sweeps/minilm --seeds 20                         # the modes on what was recorded
     python -m benchmarks.tune compare sweeps/minilm                                   # prediction against measurement
 
 `sweep` is `accel tune --mode brute`: it goes on where it was stopped, and its raw figures (each load probed, with the
-requests and how many were late) stay in measured.json and tune.json of the folder. `replay` gives each mode the
+requests and how many were late) stay in measured.json and tune.json of the folder. `live` gives each mode the share of
+the sweep's time that it may take (`LIVE`), from nothing, and counts its whole call; then the choices of all, the best
+three of the sweep and what ships search their greatest loads side by side, in turns, since the best of hundreds of
+single measurements was lucky. `replay` gives each mode the
 recorded figures in place of servers: `predict` has the shortlist, the race of its proof, the choice and, where
 recorded loads contradict the prediction, the search of a real call. What it needs is counted in seconds of the sweep:
 its curves, the simulation, and each probe as long as one of the sweep took on average, or as long as what confirms
@@ -18,6 +22,9 @@ import importlib.util
 import itertools
 import json
 import math
+import shutil
+import tempfile
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -25,9 +32,9 @@ from typing import Any, cast
 import numpy as np
 
 from accel.bench.goodput import Probe
-from accel.core.values import from_json
+from accel.core.values import from_json, to_json
 from accel.triton.settings import Settings
-from accel.triton.tune import predict as model, search
+from accel.triton.tune import measured, predict as model, search
 from accel.triton.tune.lab import Curve, Goal, Subject
 from accel.triton.tune.measured import FINALISTS, contradicts
 from accel.triton.tune.proof import Bracketing, ConfigurationRunner, choose
@@ -38,6 +45,9 @@ from accel.triton.tune.session import tune
 
 SHARES = (0.05, 0.10, 0.15, 0.25)
 """Shares of the configurations that quick and optuna may measure."""
+LIVE = {"predict": 0.10, "quick": 0.15, "optuna": 0.15}
+"""Shares of the sweep's time that the modes have on real servers."""
+BEST = 3
 
 
 def main() -> None:
@@ -50,6 +60,7 @@ def main() -> None:
     sweep.add_argument("-o", "--out", type=Path, required=True)
     sweep.add_argument("--seconds", type=float, default=1.0)
     sweep.add_argument("--requests", type=int, default=200)
+    commands.add_parser("live").add_argument("folder", type=Path)
     replay_parser = commands.add_parser("replay")
     replay_parser.add_argument("folder", type=Path)
     replay_parser.add_argument("--seeds", type=int, default=20)
@@ -68,9 +79,65 @@ def main() -> None:
         print(json.dumps(found["decision"], indent=1))
         return
     recorded = json.loads((given.folder / "tune.json").read_text(encoding="utf-8"))
-    found = replay(recorded, given.seeds) if given.command == "replay" else compare(recorded)
+    if given.command == "live":
+        found = live(recorded, given.folder)
+    else:
+        found = replay(recorded, given.seeds) if given.command == "replay" else compare(recorded)
     (given.folder / f"{given.command}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({k: v for k, v in found.items() if k != "points"}, indent=1))
+    print(json.dumps({k: v for k, v in found.items() if k not in ("points", "judged")}, indent=1))
+
+
+def live(recorded: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return for each mode what it chose on real servers, how long it took, and what that carries beside the best."""
+    goal, sweep_s = from_json(Goal, recorded["goal"]), recorded["seconds_in_all"]["search"]
+    chosen: dict[str, Option] = {}
+    found: dict[str, Any] = {"sweep_s": sweep_s, "configurations": len(recorded["tried"]), "modes": {}}
+
+    def asked(name: str, **more: Any) -> TuneRequest:
+        how = {"max_p99_ms": goal.limit_ms, "out": folder / name, **more}
+        return TuneRequest(targets=tuple(map(Path, recorded["targets"])), **how)
+
+    def told(name: str, doing: str) -> None:
+        print(f"{name}: {doing}", flush=True)
+
+    for mode, share in LIVE.items():
+        shutil.rmtree(folder / mode, ignore_errors=True)
+        begin = time.monotonic()
+        made, _ = tune(asked(mode, mode=mode, budget_s=share * sweep_s), notice=print, progress=told)
+        took_s = time.monotonic() - begin
+        row = next(row for row in made["tried"] if row["chosen"])
+        chosen[mode] = row["repository"], from_json(Settings, row["settings"])
+        found["modes"][mode] = {
+            "seconds": took_s,
+            "share_of_sweep_s": took_s / sweep_s,
+            "chosen": made["decision"]["chosen"],
+            "verdict": made["decision"]["verdict"],
+            "warnings": made["decision"]["warnings"],
+            "measured_configurations": sum(bool(row["probes"]) for row in made["tried"]),
+        }
+    known = [row for row in recorded["tried"] if row["measured"]]
+    known.sort(key=lambda row: -row["measured"]["throughput_per_s"])
+    best = [(row["repository"], from_json(Settings, row["settings"])) for row in known[:BEST]]
+    judged = folder / "judged"
+    shutil.rmtree(judged, ignore_errors=True)
+    judged.mkdir()
+    kept = json.loads((folder / measured.MEASURED).read_text(encoding="utf-8"))
+    kept["found"] = {name: value for name, value in kept["found"].items() if name.startswith("curve ")}
+    first = asked("judged", budget_s=7200.0)
+    with tempfile.TemporaryDirectory() as scratch:
+        one = measured.Measuring(first, judged, Path(scratch), print, told, print)
+        for name, value in kept["found"].items():
+            one._kept.put(name, value)
+        options = one.prepare()
+        measured.FINALISTS = len(chosen) + BEST
+        one._prove(options[0], list(dict.fromkeys([*chosen.values(), *best])))
+    carried = {(r.subject.name, r.settings): r.held for r in one.runners}
+    most = max(carried.values())
+    for mode, option in chosen.items():
+        found["modes"][mode] |= {"carries_per_s": carried[option], "of_best": carried[option] / most}
+    found["ships_of_best"] = carried[options[0]] / most
+    found["judged"] = {r.name: {"held": r.held, "probes": [to_json(p) for p in r.search.probes]} for r in one.runners}
+    return found
 
 
 class RecordedServer:
@@ -98,7 +165,7 @@ class RecordedServer:
     def memory_mib(self) -> None:
         """Return nothing: no limit of memory is replayed."""
 
-    gpu_memory_mib = memory_mib
+    gpu_memory_mib = hit_share = memory_mib
 
 
 class RecordedRunner(ConfigurationRunner):
