@@ -245,7 +245,7 @@ class _Subject:
 def _server(asked: LoadTestRequest, target: str, logs: str) -> Server:
     if Path(target).is_dir():
         log = Path(logs) / "server.log"
-        return server.start(Path(target), via=asked.via, log=log, allow_changed=asked.allow_changed)
+        return server.start(Path(target), via=asked.via, log=log, allow_changed=asked.allow_changed, grace_s=0)
     if "/" in target.removeprefix("grpc://").removeprefix("http://").rstrip("/") or ":" not in target:
         raise InputError(f"{target} is not a folder", fix="name a repository root, or the HOST:PORT of a server's gRPC")
     return server.connect(target)

@@ -95,7 +95,7 @@ class ServerRunner:
                 "backend"
             )
         begin = time.monotonic()
-        server = self._open.enter_context(start(self._root, via=self._job.via, log=self.log))
+        server = self._open.enter_context(start(self._root, via=self._job.via, log=self.log, grace_s=0))
         self._server, self.endpoint = server, server.endpoint
         self._load_ms = self._load_ms or (time.monotonic() - begin) * 1e3
         with self._ended_server_told():

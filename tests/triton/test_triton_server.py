@@ -347,6 +347,19 @@ def test_the_server_ends_with_the_process_that_started_it(live, tmp_path):
     assert "All models are stopped" in (tmp_path / "log").read_text(), "it was asked to end before it was made to"
 
 
+def test_a_server_that_has_no_time_to_end_leaves_nothing(live, tmp_path):
+    with server.start(live.root("ort"), via="embedded", log=tmp_path / "log", grace_s=0) as started:
+        processes = [
+            psutil.Process(started.endpoint.pid),
+            *psutil.Process(started.endpoint.pid).children(recursive=True),
+        ]
+        assert len(processes) == 2
+    assert all(gone(p.pid) for p in processes)
+    assert not started.root.parent.exists()
+    assert not [p for p in Path("/dev/shm").iterdir() if p.name.startswith(started.root.parent.name[:18])]
+    assert "All models are stopped" not in (tmp_path / "log").read_text()
+
+
 def test_a_killed_server_is_noticed_and_explained(live, tmp_path):
     root = live.root("null")
     with server.start(root, via="embedded", log=tmp_path / "log") as started:
@@ -368,9 +381,8 @@ def test_a_killed_server_is_noticed_and_explained(live, tmp_path):
     assert not [p for p in Path("/dev/shm").iterdir() if p.name.startswith(started.root.parent.name[:18])]
 
 
-def test_a_server_that_hangs_is_made_to_end(live, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "STOP_S", 0.5)
-    with server.start(live.root("null"), via="embedded", log=tmp_path / "log") as started:
+def test_a_server_that_hangs_is_made_to_end(live, tmp_path):
+    with server.start(live.root("null"), via="embedded", log=tmp_path / "log", grace_s=0.5) as started:
         os.kill(started.endpoint.pid, signal.SIGSTOP)
         begin = time.monotonic()
     assert 0.5 < time.monotonic() - begin < 5

@@ -93,7 +93,7 @@ def verify_served(root: Path, *, via: str | None = None, backend_directory: Path
         AccelError: as ``server.start`` and ``examine``; where the server failed, its log stays.
     """
     native = manifests.read(root).backend
-    with server.start(root, via=via, log=server.fresh_log(), backend_directory=backend_directory) as running:
+    with server.start(root, via=via, log=server.fresh_log(), backend_directory=backend_directory, grace_s=0) as running:
         found = examine(running.endpoint, root)
     twins = tuple(sorted(running.python_models))
     return extended(ServeCheck, found, endpoint=running.endpoint, native=native, twins=twins)

@@ -44,6 +44,7 @@ class Running:
         scratch: folder that goes when the server has ended.
         log: file with everything it printed.
         begun_s: when it was started (Unix time, s).
+        grace_s: how long it may take to end after SIGTERM; 0 kills it.
     """
 
     group: ProcessGroup
@@ -52,6 +53,7 @@ class Running:
     scratch: Path
     log: Path
     begun_s: float
+    grace_s: float = STOP_S
 
     def failure(self) -> StageError:
         """Return the error of a server that ended, with the lines of its log that say why.
@@ -75,8 +77,8 @@ class Running:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def end(self) -> int:
-        """End the server with SIGTERM, after ``STOP_S`` with SIGKILL, and all it started; return its exit code."""
-        code = self.group.end(grace_s=STOP_S)
+        """End the server, after ``grace_s`` with SIGKILL, and all it started; return its exit code."""
+        code = self.group.end(grace_s=self.grace_s)
         temporary.end_marked(self.scratch)
         if code < 0:  # it removes its own otherwise
             _remove_empty_environment(self.begun_s)
@@ -105,7 +107,15 @@ def _remove_empty_environment(begun_s: float) -> None:
                 folder.rmdir()
 
 
-def launch(command: Sequence[str], variables: Mapping[str, str], *, log: Path, name: str, scratch: Path) -> Running:
+def launch(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    log: Path,
+    name: str,
+    scratch: Path,
+    grace_s: float = STOP_S,
+) -> Running:
     """Start a server and its guard.
 
     Args:
@@ -124,7 +134,7 @@ def launch(command: Sequence[str], variables: Mapping[str, str], *, log: Path, n
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return Running(group, guard, name, scratch, log, begun_s)
+    return Running(group, guard, name, scratch, log, begun_s, grace_s)
 
 
 def check_ports(fixed: Mapping[str, int | None]) -> None:

@@ -37,6 +37,7 @@ from accel.triton.servers.hosts import Host
 from accel.triton.servers.processes import (
     LOCALHOST,
     LOOK_S,
+    STOP_S,
     Running,
     check_ports,
     choose_ports,
@@ -120,6 +121,7 @@ def start(
     http_port: int | None = None,
     grpc_port: int | None = None,
     metrics_port: int | None = None,
+    grace_s: float = STOP_S,
 ) -> Server:
     """Start a server on a repository and return when it is ready and all models are loaded.
 
@@ -141,6 +143,8 @@ def start(
         allow_changed: run the ``launch.sh`` of a folder whose files are not those of its manifest, or that has none.
         backend_directory: backends that the server has beside its own (``hosts.with_backends``).
         http_port / grpc_port / metrics_port: None for a free one.
+        grace_s: how long it may take to end by itself. 0 kills it, where nobody else asks it anything: Triton looks
+            once a second whether its models are gone (core, src/server.cc, ``Stop``). A container always has the time.
 
     Raises:
         UsageError: an unknown ``via``, or a port that cannot be had.
@@ -173,7 +177,8 @@ def start(
             line, variables = hosts.command(host, served, name=name, ports=ports, flags=flags, cache_bytes=cache_bytes)
             if host.image is not None:
                 machine_noise.claim(f"--id={name}")
-            running = launch(line, variables, log=log, name=name, scratch=scratch)
+            ends_s = grace_s if host.image is None else STOP_S
+            running = launch(line, variables, log=log, name=name, scratch=scratch, grace_s=ends_s)
             try:
                 version = _wait(running, ports, deadline)
                 break

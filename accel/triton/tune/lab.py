@@ -402,7 +402,7 @@ def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterato
     root = _copy(subject, settings, scratch / "repository")
     begin = time.monotonic()
     log = subject.logs / f"{subject.name}.server.log"
-    with servers.start(root, via=subject.via, log=log, allow_changed=True) as running:
+    with servers.start(root, via=subject.via, log=log, allow_changed=True, grace_s=0) as running:
         start_s = time.monotonic() - begin
         if settings is not None and not settings.plain:
             wrong = [f for f in answers.check(running.endpoint, root) if f.severity == "error"]
@@ -488,7 +488,7 @@ def shared_trial(shares: Sequence[Share], scratch: Path) -> Iterator[SharedTrial
     beside = [f"--model-repository={root}" for root in roots[1:]]
     log = first.logs / "together.server.log"
     with (
-        servers.start(roots[0], via=first.via, log=log, flags=beside, allow_changed=True) as running,
+        servers.start(roots[0], via=first.via, log=log, flags=beside, allow_changed=True, grace_s=0) as running,
         contextlib.ExitStack() as stack,
     ):
         start_s, trials = time.monotonic() - begin, []
@@ -529,7 +529,7 @@ def subject(
             fix="tune the native repository, and set instance_group and parameters of the core to what it finds",
         )
     served = scratch / "served"
-    with servers.start(root, via=via, log=logs / f"{name}.server.log") as running:
+    with servers.start(root, via=via, log=logs / f"{name}.server.log", grace_s=0) as running:
         link_tree(running.root, served)
         backend = PYTHON_BACKEND if running.python_models else manifest.backend
     promised = manifests.read(served)
