@@ -3,7 +3,7 @@
     python -m benchmarks.tune sweep runs/minilm --max-p99-ms 200 -o sweeps/minilm     # all of them, on real servers
     python -m benchmarks.tune live sweeps/minilm                                      # the modes on real servers
     python -m benchmarks.tune replay sweeps/minilm --seeds 20                         # the modes on what was recorded
-    python -m benchmarks.tune compare sweeps/minilm                                   # prediction against measurement
+    python -m benchmarks.tune compare sweeps/minilm [--curves LATER/tune.json]        # prediction against measurement
 
 `sweep` is `accel tune --mode brute`: it goes on where it was stopped, and its raw figures (each load probed, with the
 requests and how many were late) stay in measured.json and tune.json of the folder. `live` gives each mode the share of
@@ -18,6 +18,7 @@ time, are left out. `compare` simulates every load that was probed and sets it b
 """
 
 import argparse
+import functools
 import importlib.util
 import itertools
 import json
@@ -27,11 +28,12 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
-from accel.bench.goodput import Probe
+from accel.bench.goodput import Probe, search as greatest
 from accel.core.values import from_json, to_json
 from accel.triton.settings import Settings
 from accel.triton.tune import measured, predict as model, search
@@ -64,7 +66,9 @@ def main() -> None:
     replay_parser = commands.add_parser("replay")
     replay_parser.add_argument("folder", type=Path)
     replay_parser.add_argument("--seeds", type=int, default=20)
-    commands.add_parser("compare").add_argument("folder", type=Path)
+    compare_parser = commands.add_parser("compare")
+    compare_parser.add_argument("folder", type=Path)
+    compare_parser.add_argument("--curves", type=Path, help="a tune.json whose curves of the same run are taken")
     given = parser.parse_args()
     if given.command == "sweep":
         asked = TuneRequest(
@@ -79,6 +83,9 @@ def main() -> None:
         print(json.dumps(found["decision"], indent=1))
         return
     recorded = json.loads((given.folder / "tune.json").read_text(encoding="utf-8"))
+    if given.command == "compare" and given.curves:
+        recorded["curves"] = json.loads(given.curves.read_text(encoding="utf-8"))["curves"]
+        again(recorded)
     if given.command == "live":
         found = live(recorded, given.folder)
     else:
@@ -307,16 +314,38 @@ def compare(recorded: dict[str, Any]) -> dict[str, Any]:
                 }
             )
     held = [p for p in points if p["held"]]
+    signed = [r["differs"] for r in recorded["tried"] if r["differs"] is not None]
     goodput = [abs(r["differs"]) for r in recorded["tried"] if r["differs"] is not None]
     return {
         "configurations": len(goodput),
         "goodput_median_error": median(goodput) if goodput else None,
+        "goodput_median_difference": median(signed) if signed else None,
         "loads": len(points),
         **{f"{key}_median_error_where_held": _middle(held, key) for key in ("throughput", "p50", "p99")},
         **{f"{key}_median_error": _middle(points, key) for key in ("throughput", "p50", "p99")},
         "worst": sorted((p for p in held if p["p99"] is not None), key=lambda p: -abs(math.log(1 + p["p99"])))[:5],
         "points": points,
     }
+
+
+def again(recorded: dict[str, Any]) -> None:
+    """Predict the greatest load of every configuration anew, over the curves that the document has now."""
+    goal = from_json(Goal, recorded["goal"])
+    for row in recorded["tried"]:
+        settings, shape = from_json(Settings, row["settings"]), recorded["subjects"][row["repository"]]
+        curves = [from_json(Curve, c) for c in recorded["curves"][row["repository"]]]
+        fitting = (c for c in curves if c.instances == settings.instances and settings.threads in (None, c.threads))
+        if row["measured"] is None or (curve := next(fitting, None)) is None:
+            row["differs"] = None
+            continue
+        subject: Any = SimpleNamespace(sizes=shape["sizes"], max_batch=shape["max_batch"])
+        sent = {"max_batch": shape["max_batch"], "sizes": shape["sizes"], "kinds": shape["kinds"]}
+        probe = functools.partial(
+            model.probe, curve, settings, goal, **sent, queue=from_json(QueuePolicy, row.get("queue", {}))
+        )
+        start = 1 if goal.arrivals is None else model.capacity(subject, curve, settings)
+        best = greatest(probe, start, whole=goal.arrivals is None).best
+        row["differs"] = (best.throughput_per_s if best else 0.0) / row["measured"]["throughput_per_s"] - 1
 
 
 def _ratio(told: float | None, found: float | None) -> float | None:

@@ -18,7 +18,7 @@ from accel.bench import probing, usage
 from accel.bench.endpoint import InferenceProtocol
 from accel.bench.feeds import rebatch
 from accel.bench.goodput import Probe, combined
-from accel.bench.load import Arrivals, Generator, Load, fit_feeds
+from accel.bench.load import END, FEED, SENT, Arrivals, Generator, Load, fit_feeds
 from accel.bench.machine_noise import NoiseSample, disturbed
 from accel.bench.rounds import BUSY_TURNS, REPEATS
 from accel.core import hardware
@@ -43,6 +43,11 @@ SPREAD = (*range(0, 100, 5), 99)
 """Percentiles that stand for how much equal calls differ; the longest of a few calls is an accident."""
 TURNS = 8
 """Requests of each client that say what a closed loop carries: those of several may be answered at once."""
+SWITCHED, SWITCHES = 8, 24
+"""Up to this size batches are alternated, so many of them at least, to see what a change of size costs."""
+WARM_S = 5.0
+SLEPT_S = 0.4
+"""A call that took so much longer waited for a batcher that slept, which ``missed`` says; no instance was held."""
 IDLE, MANY = 0.7, 64
 """Instances that compute for less than this share of the time wait for requests; so many clients send what they can."""
 
@@ -141,6 +146,8 @@ class Curve:
         request_s: seconds that each further request of a merged batch costs.
         spread: durations of equal calls by their median, at the percentiles ``SPREAD``.
         overhead_s: what a client sees beyond queue and computation.
+        missed: share of the batches whose end did not wake the batcher, so that waiting requests waited on.
+        switch_s: seconds more that a batch of each size takes where the one before it had another; empty for none.
         front_s: seconds between two requests when as many come as client and server can pass on; 0 where the instances
             end that before.
         rss_mib / gpu_mib: memory of the server's processes, and that in use on its GPUs; None where it is not known.
@@ -165,6 +172,8 @@ class Curve:
     cut_ms: float | None = None
     gpu_mib: float | None = None
     front_s: float = 0.0
+    switch_s: tuple[float, ...] = ()
+    missed: float = 0.0
 
     def serves(self, limit_ms: float) -> bool:
         """Say whether it says enough for a budget."""
@@ -179,6 +188,27 @@ class Curve:
         steps = np.linspace(ends[0], ends[1], self.instances) if self.instances > 1 else np.array(ends[:1])
         return [float(s) * factor + (requests - 1) * self.request_s for s in steps]
 
+    def switch(self, items: int) -> float:
+        """Return what a batch takes more where the one before it had another size."""
+        return float(np.interp(items, self.batches, self.switch_s)) if self.switch_s else 0.0
+
+
+def largest_batch(subject: Subject, settings: Settings) -> int:
+    """Return the items of the largest batch that the server may form."""
+    if not settings.batching or subject.max_batch < 1:
+        return max(1, *subject.sizes)
+    return subject.max_batch if settings.delay_us or not settings.preferred else max(settings.preferred)
+
+
+def _missed(items: float) -> float:
+    """Return how often the end of a batch did not wake the batcher, by the mean items of batches under two clients.
+
+    One's request is computed, the other's waits. Its batch is of one, unless its beginning was missed: it then begins
+    when the next request comes, with that one. So p of the single ones are followed by a pair, and each pair by a
+    single one: pairs are p / (1 + p) of all, which is what the mean lies above 1.
+    """
+    return min(1.0, max(0.0, (items - 1) / (2 - items))) if items < 1.5 else 1.0
+
 
 class Held(NamedTuple):
     """What a server did under a load.
@@ -188,12 +218,14 @@ class Held(NamedTuple):
         items: mean items of a batch.
         requests_per_s: that were answered.
         idle: the instances waited for requests.
+        computed_s: of it, what each request was computed by the server's own account; 0 where it does not say.
     """
 
     batch_s: float
     items: float
     requests_per_s: float = 0.0
     idle: bool = False
+    computed_s: float = 0.0
 
 
 class _Counted(NamedTuple):
@@ -240,6 +272,20 @@ class Trial:
             least = min(least, max(FEW, int(level * LONGEST_S)))
         load, sizes = goal.load(level), self._subject.sizes
         return probing.Part(self._generator, load, goal.budget_ms, sizes, goal.limits_ms, least)
+
+    def warm(self, largest: int, instances: int) -> None:
+        """Have batches of each size computed before anything is measured: the first of a size takes longer.
+
+        Of a model that takes long for it, those of the first seconds.
+        """
+        begin = time.monotonic()
+        with self.watched():
+            for size in range(1, largest + 1):
+                if time.monotonic() - begin > WARM_S:
+                    break
+                with contextlib.suppress(InputError):  # a size that fails is a finding of the curve
+                    self._open(rebatch(self._subject.feeds[:1], size))
+                    self._latency_s(instances, 0.0)
 
     def memory_mib(self) -> float | None:
         """Return the resident memory of the server's processes, where it can be known."""
@@ -290,9 +336,12 @@ class Trial:
             if 1 not in alone:
                 raise StageError(f"{self._subject.name} answers no request of one item: {failed.get('1')}")
             done = [b for b in sizes if b in alone]
-            single_request = self._calmly(lambda: self._held(2 * n, n, window_s, first))
-            overhead, front = max(0.0, float(np.median(beside[1])) - single_request.batch_s), 0.0
-            if single_request.idle and (many := self._calmly(lambda: self._held(MANY, n, window_s, first))).idle:
+            one_client = self._calmly(lambda: self._held(1, n, window_s, first))
+            busy = self._calmly(lambda: self._held(2 * n, n, window_s, first))
+            known_s = float(np.median(alone[1])) - one_client.computed_s if one_client.computed_s else None
+            overhead = max(0.0, float(np.median(beside[1])) - busy.batch_s if known_s is None else known_s)
+            front = 0.0
+            if busy.idle and (many := self._calmly(lambda: self._held(MANY, n, window_s, first))).idle:
                 front = 1 / many.requests_per_s
             each = 0.0
             whole = max((b for b in done if 1e3 * float(np.median(alone[b])) <= limit_ms), default=1)
@@ -300,11 +349,15 @@ class Trial:
                 merged = self._calmly(lambda: self._held(2 * n * whole, n, window_s, first))
                 single = float(np.interp(merged.items, done, [np.median(beside[b]) - overhead for b in done]))
                 each = max(0.0, merged.batch_s - single) / max(1.0, merged.items - 1)
+            switch: tuple[float, ...] = ()
+            if settings.batching and len(done) > 1:
+                switch = self._calmly(lambda: self._switch_s({b: float(np.median(alone[b])) for b in done}, window_s))
             kinds = [1.0]
             for kind in range(1, max(self._subject.kinds, default=0) + 1):
                 self._open([self._subject.feeds[self._subject.kinds.index(kind)]])
                 kinds.append(float(np.median(self._latency_s(1, window_s)) / np.median(alone[1])))
-        relative = np.concatenate([found / np.median(found) for found in alone.values()])
+        awake = {b: found[found < np.median(found) + SLEPT_S] for b, found in alone.items()}
+        relative = np.concatenate([found / np.median(found) for found in awake.values()])
         # Without a budget it was the time that was over: no batch that takes as long as the largest says what is next.
         enough_ms = limit_ms if math.isfinite(limit_ms) else 1e3 * float(np.median(alone[done[-1]]))
         return Curve(
@@ -319,6 +372,8 @@ class Trial:
             rss_mib=self.memory_mib(),
             gpu_mib=self.gpu_memory_mib(),
             front_s=front,
+            switch_s=switch,
+            missed=_missed(busy.items) if settings.batching else 0.0,
             start_s=self.start_s,
             kinds=tuple(kinds),
             failed=failed,
@@ -348,6 +403,29 @@ class Trial:
             raise InputError(self._generator.error or "a request failed")
         return window.latency_ms / 1e3
 
+    def _switch_s(self, alone_s: Mapping[int, float], seconds: float) -> tuple[float, ...]:
+        """Return what a batch of each size takes more where the one before it had another, by the median.
+
+        A runtime prepares itself anew for another shape, also for one that it had before. Large ones are left out.
+
+        Args:
+            alone_s: seconds of each size, asked for again and again.
+        """
+        sizes = [size for size in alone_s if size <= SWITCHED] if len(alone_s) > 2 else list(alone_s)
+        self._open([feed for size in sizes for feed in rebatch(self._subject.feeds[:1], size)])
+        self._generator.start(Load(concurrency=1))
+        try:
+            self._generator.window(seconds / 4, least=len(sizes))
+            rows = self._generator.window(2 * seconds, least=SWITCHES).answered
+        finally:
+            self._generator.stop()
+        rows = rows[np.argsort(rows[:, SENT])]
+        took_s = (rows[:, END] - rows[:, SENT]) / 1e9
+        other = np.append(False, rows[1:, FEED] != rows[:-1, FEED])
+        of = {size: took_s[other & (rows[:, FEED] == n)] for n, size in enumerate(sizes)}
+        seen = {size: float(np.median(found)) for size, found in of.items() if len(found)}
+        return tuple(max(0.0, seen.get(size, usual_s) - usual_s) for size, usual_s in alone_s.items())
+
     def _held(self, clients: int, instances: int, seconds: float, feeds: Sequence[Feed]) -> Held:
         """Return what each batch of the server takes under so many clients.
 
@@ -367,7 +445,7 @@ class Trial:
         batches, wall_s, each_s = max(1, batches), end - begin, compute_ns / 1e9 / max(1, requests)
         idle = 0 < batches * each_s < IDLE * instances * wall_s
         held_s = each_s if idle else instances * wall_s / batches
-        return Held(held_s, items / batches, requests / wall_s, idle)
+        return Held(held_s, items / batches, requests / wall_s, idle, each_s)
 
     def _counted(self) -> _Counted:
         """Return the server's counters of the model; one that groups requests does not say what each group took."""
@@ -463,6 +541,11 @@ class SharedTrial:
             parts = [trial.part(one.goal, level * one.share, least, each + n) for n, (one, trial) in both]
             found = probing.together(parts, seconds=seconds)
         return combined(level, {one.subject.model: p for one, p in zip(self._shares, found, strict=True)})
+
+    def warm(self) -> None:
+        """As of ``Trial``, each model in turn."""
+        for one, alone in zip(self._shares, self._trials, strict=True):
+            alone.warm(largest_batch(one.subject, one.settings), one.settings.instances)
 
     def memory_mib(self) -> float | None:
         """As of ``Trial``: of the one server."""

@@ -15,7 +15,7 @@ from accel.bench.goodput import WITHIN, Bisection, Probe, over, search
 from accel.triton import overrides
 from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
-from accel.triton.tune.lab import Curve, Goal, Subject
+from accel.triton.tune.lab import Curve, Goal, Subject, largest_batch
 from accel.triton.tune.scheduler import Outcome, QueuePolicy, SimulatedServer, poisson, simulate
 
 REQUESTS = 2500
@@ -103,6 +103,8 @@ def simulated(
         queue,
         threads=threads,
         front_s=curve.front_s,
+        missed=curve.missed,
+        switch=functools.cache(curve.switch),
     )
 
 
@@ -135,13 +137,6 @@ def capacity(subject: Subject, curve: Curve, settings: Settings) -> float:
         requests = max(1, round(items / mean))
         rates.append(settings.instances * requests / curve.service(items, requests, 0)[-1])
     return max(rates)
-
-
-def largest_batch(subject: Subject, settings: Settings) -> int:
-    """Return the items of the largest batch that the server may form."""
-    if not settings.batching or subject.max_batch < 1:
-        return max(1, *subject.sizes)
-    return subject.max_batch if settings.delay_us or not settings.preferred else max(settings.preferred)
 
 
 class Setup(NamedTuple):

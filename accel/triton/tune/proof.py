@@ -20,7 +20,7 @@ from accel.bench.rounds import interleave
 from accel.core import hardware, temporary
 from accel.core.errors import AccelError
 from accel.triton.settings import Settings
-from accel.triton.tune.lab import Goal, Share, SharedTrial, Subject, Trial, shared_trial, trial
+from accel.triton.tune.lab import Goal, Share, SharedTrial, Subject, Trial, largest_batch, shared_trial, trial
 
 NEXT, AGAIN = "next", "again"
 """What a turn puts on a server: the next load of its search, or the least one that broke once more."""
@@ -104,9 +104,13 @@ class ConfigurationRunner:
             return
         scratch = self._open.enter_context(tempfile.TemporaryDirectory(prefix="tune-", dir=temporary.root()))
         if self.shares:
-            self._trial = self._open.enter_context(shared_trial(self.shares, Path(scratch)))
+            shared = self._open.enter_context(shared_trial(self.shares, Path(scratch)))
+            shared.warm()
+            self._trial = shared
         else:
-            self._trial = self._open.enter_context(trial(self.subject, self.settings, Path(scratch)))
+            alone = self._open.enter_context(trial(self.subject, self.settings, Path(scratch)))
+            alone.warm(largest_batch(self.subject, self.settings), self.settings.instances)
+            self._trial = alone
 
     def turn(self, points: Collection[str]) -> None:
         """Probe one load; nothing where its time is over."""

@@ -12,6 +12,10 @@ The rules are those of the server's source (triton-inference-server/core, 2026-0
 - ``max_queue_size`` refuses a request that arrives; a timeout refuses one when a batch is formed, or puts it behind all
   that are in time (scheduler_utils.cc, ``PolicyQueue::Enqueue``, ``ApplyPolicy``). Both are part of dynamic batching.
 
+Where a queue has a limit, the end of a batch wakes the batcher before the instance counts as free; if the batcher looks
+in between, it sleeps until the next request comes, or for ``SLEEP_S`` (dynamic_batch_scheduler.cc, ``BatcherThread``;
+rate_limiter.cc, ``PayloadSlotAvailable``).
+
 A model without any queue policy fetches payloads ahead and lets them grow; with one preferred size that makes the same
 batches. What the response cache has is answered where a request would join the queue (dynamic_batch_scheduler.cc,
 ``Enqueue``, ``CacheLookUp``). What is not modelled: requests of several priorities, the rate limiter, sequences.
@@ -30,6 +34,7 @@ import numpy as np
 
 from accel.triton.settings import Settings
 
+SLEEP_S = 0.5
 WARM = 0.1
 """The first tenth of the requests fills the queue and counts nowhere."""
 
@@ -67,6 +72,8 @@ class SimulatedServer:
         same_shape: only requests of one shape are merged.
         threads: CPU threads of an instance; of models that share a server.
         front_s: what each request takes of the one way in, before it joins the queue.
+        missed: share of the batches whose end does not wake the batcher, where the queue has a limit.
+        switch: takes a batch's items; seconds more where the one before it on its instance had another size or shape.
     """
 
     settings: Settings
@@ -78,6 +85,8 @@ class SimulatedServer:
     same_shape: bool = True
     threads: float = 1.0
     front_s: float = 0.0
+    missed: float = 0.0
+    switch: Callable[[int], float] = lambda items: 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +199,10 @@ class _Lane:
         self._kind = np.resize(sent.kinds, len(sent.items))[drawn].tolist()
         share = np.linspace(0.0, 1.0, len(server.spread))
         self._noise = np.interp(generator.random(total), share, np.sort(server.spread)).tolist()
+        limited = server.queue.size or server.queue.timeout_s
+        missed = server.missed if limited and server.settings.batching else 0.0
+        self._misses = (generator.random(total) < missed).tolist()
+        self._asleep_until = -math.inf
         self._known = (generator.random(total) < sent.hit_rate).tolist()
         self._form = _batcher(server, self._size, self._kind)
         self._server, self._clients, self._total = server, sent.clients, total
@@ -202,7 +215,8 @@ class _Lane:
         self._queue = server.queue if server.settings.batching else QueuePolicy()
         self.waiting: deque[int] = deque()
         self.delayed: deque[int] = deque()  # they waited too long, and come after those
-        self.busy: list[list] = []  # [share left, seconds by busy instances, its requests]
+        self.busy: list[list] = []  # [share left, seconds by busy instances, its requests, its size and shape]
+        self._idle: list[tuple[int, int] | None] = [None] * server.settings.instances  # what each had last
         self._each = server.threads
 
     @property
@@ -225,6 +239,8 @@ class _Lane:
     def begin(self, now: float) -> float:
         """Give waiting requests to free instances; return when a batch that waits for more is to be looked at again."""
         server, waiting, delayed, due = self._server, self.waiting, self.delayed, self._due
+        if now < self._asleep_until:
+            return self._asleep_until
         while (waiting or delayed) and len(self.busy) < server.settings.instances:
             self._expire(now)
             line = deque([*waiting, *delayed]) if delayed else waiting
@@ -236,9 +252,10 @@ class _Lane:
             taken = [(waiting or delayed).popleft() for _ in range(count)]
             items = sum(self._size[n] for n in taken)
             self._batches, self._merged = self._batches + 1, self._merged + items
-            factor = self._noise[taken[0]]
-            seconds = [factor * s for s in server.service(items, count, self._kind[taken[0]])]
-            self.busy.append([1.0, seconds, taken])
+            factor, made = self._noise[taken[0]], (items, self._kind[taken[0]])
+            more_s = server.switch(items) if self._idle.pop() not in (None, made) else 0.0
+            seconds = [factor * s + more_s for s in server.service(items, count, made[1])]
+            self.busy.append([1.0, seconds, taken, made])
         return math.inf
 
     def _expire(self, now: float) -> None:
@@ -253,13 +270,17 @@ class _Lane:
 
     def end(self, place: int, now: float) -> None:
         """Answer the requests of a batch."""
-        for n in self.busy.pop(place)[2]:
+        *_, taken, made = self.busy.pop(place)
+        self._asleep_until = now + SLEEP_S if self._misses[taken[0]] else -math.inf
+        self._idle.append(made)
+        for n in taken:
             self._ended[n] = now + self._server.overhead_s
             self._again(self._ended[n])
 
     def arrive(self, now: float) -> None:
         """Take the next request in, or refuse it."""
         _, n = heapq.heappop(self.arriving)
+        self._asleep_until = -math.inf
         if self._known[n]:
             self._ended[n] = now + self._server.overhead_s
             self._again(self._ended[n])

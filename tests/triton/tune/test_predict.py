@@ -12,7 +12,7 @@ from accel.core.values import TensorSpec
 from accel.triton import config
 from accel.triton.settings import Settings
 from accel.triton.tune import predict
-from accel.triton.tune.lab import Curve, Goal, Held, Subject, Trial, _Counted
+from accel.triton.tune.lab import Curve, Goal, Held, Subject, Trial, _Counted, _missed
 from accel.triton.tune.scheduler import QueuePolicy
 
 
@@ -83,6 +83,9 @@ class Scripted(Trial):
     def _held(self, clients, instances, seconds, feeds):
         return Held(0.018, max(1.0, clients / 4))
 
+    def _switch_s(self, alone_s, seconds):
+        return tuple(0.1 * alone_s[1] for _ in alone_s)
+
     def memory_mib(self):
         return None
 
@@ -93,6 +96,8 @@ class Scripted(Trial):
 def test_a_batch_that_fails_beside_another_is_no_point_of_the_curve():
     found = Scripted(subject()).curve(Settings(2, 1))
     assert (found.batches, list(found.failed)) == ((1, 2, 4), ["8"])
+    assert found.switch_s == pytest.approx((0.001,) * 3)
+    assert (found.switch(3), curve().switch(3)) == (pytest.approx(0.001), 0.0)
     assert found.overhead_s == pytest.approx(0.002)
     assert found.beside_s == pytest.approx((0.018, 0.038, 0.078))
     assert predict.fits([found]) == 4
@@ -124,6 +129,11 @@ def test_a_model_that_computes_less_than_its_way_there_is_held_by_what_it_comput
     assert carried.throughput_per_s == pytest.approx(4000, rel=0.05)
     one = predict.probe(found, Settings(batching=False), Goal(50.0, None), 1, max_batch=1, queue=QueuePolicy())
     assert one.throughput_per_s == pytest.approx(1 / 0.0005, rel=0.05)
+
+
+@pytest.mark.parametrize(("items", "share"), [(1.0, 0.0), (1.25, 1 / 3), (1.5, 1.0), (2.0, 1.0), (0.9, 0.0)])
+def test_pairs_under_two_clients_tell_how_often_the_batcher_was_not_woken(items, share):
+    assert _missed(items) == pytest.approx(share)
 
 
 def test_batches_that_no_budget_allows_are_left_out_of_the_curve_and_have_not_failed():

@@ -61,6 +61,29 @@ def test_requests_come_in_one_after_another():
     assert found.latency_s.mean() - 0.0031 == pytest.approx(expected, rel=0.06)
 
 
+def test_a_batch_of_another_size_takes_longer():
+    """Pairs and single requests in turn on one instance, which prepares itself 5 ms for each."""
+    due = [at for i in range(50) for at in ((0.1 * i,) if i % 2 else (0.1 * i, 0.1 * i))]
+    pairs = server(Settings(delay_us=1), max_batch=2, switch=lambda items: 0.005)
+    found = simulate(pairs, due)
+    assert found.latency_s == pytest.approx(np.full(len(found.latency_s), 0.015), abs=1e-5)
+    same = simulate(pairs, [0.1 * i for i in range(50)])
+    assert same.latency_s == pytest.approx(np.full(len(same.latency_s), 0.010), abs=1e-5)
+
+
+def test_a_batcher_that_was_not_woken_sleeps_until_the_next_request_or_half_a_second():
+    """Two requests on one instance: the second waits when the first ends, and nothing wakes the batcher."""
+    limited = QueuePolicy(size=100)
+    deaf = server(Settings(preferred=(1,)), queue=limited, missed=1.0)
+    one_by_one = [10.0 * i + part for i in range(20) for part in (0.0, 0.001)]
+    found = simulate(deaf, one_by_one)
+    assert sorted({round(float(v), 4) for v in found.latency_s}) == [0.010, 0.519]
+    woken = simulate(deaf, [10.0 * i + part for i in range(20) for part in (0.0, 0.001, 0.050)])
+    assert sorted({round(float(v), 4) for v in woken.latency_s}) == [0.010, 0.059, 0.520]
+    for hears in (server(Settings(preferred=(1,)), queue=limited), server(Settings(preferred=(1,)), missed=1.0)):
+        assert max(simulate(hears, one_by_one).latency_s) == pytest.approx(0.019)
+
+
 def test_what_the_cache_has_is_answered_without_an_instance():
     found = simulate(server(ALONE, overhead_s=0.001), poisson(150, 20_000), hit_rate=0.5)
     assert found.throughput_per_s == pytest.approx(150, rel=0.05)  # an instance computes 100 a second

@@ -104,6 +104,9 @@ class Answering:
     def __init__(self, carries: float, memory_mib: float, *, stalls: bool) -> None:
         self._carries, self._memory_mib, self._stalls = carries, memory_mib, stalls
 
+    def warm(self, largest: int, instances: int) -> None:
+        """Meet each batch size once: there is none."""
+
     def probe(self, goal: Goal, level: float, **how: object) -> Probe:
         stalled, self._stalls = self._stalls, False
         return Probe(level, level, 1000, 15 if stalled or level > self._carries else 0)
