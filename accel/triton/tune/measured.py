@@ -357,7 +357,8 @@ class Measuring:
         for number, (one, setup) in enumerate(todo):
             known = self._curves.setdefault(one.name, {})
             batching, (n, threads, fields, variables) = one.max_batch > 1, setup
-            settings = Settings(n, threads, batching, fields=fields, variables=variables)
+            off = False if one.default.cached else None  # answers from a cache are no curve
+            settings = Settings(n, threads, batching, fields=fields, variables=variables, cached=off)
             name = f"curve {self._known_as[one.name]} {setup.name}"
             kept = from_json(Curve, found) if (found := self._kept.get(name)) is not None else None
             if kept is not None and kept.serves(self._goal.budget_ms):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -198,6 +199,14 @@ def test_the_repository_with_a_cache_starts_a_server_that_has_one(tuned, tmp_pat
     assert not [f for f in verify(made) if f.severity == "error"]
     with pytest.raises(InputError, match="has a response cache, which would answer every request"):
         Told().tune(asked(made))
+    space = tmp_path / "space.yaml"
+    space.write_text("model_config_parameters: {dynamic_batching: [off]}\n")
+    what = asked(made, hit_rate=0.5, space=space)
+    again = measured.Measuring(what, tmp_path / "out", tmp_path, print, lambda name, doing: None, lambda name: None)
+    options = again.prepare()
+    assert (options[0][1].batching, options[0][1].cached) == (True, True)
+    assert {(o[1].batching, bool(o[1].cached)) for o in options} == set(itertools.product((True, False), repeat=2))
+    assert min(again.curve(options[0]).alone_s) > 0.004  # it answers after 5 ms, a cache at once
     figures = made.parent / "figures.json"
     told: list[str] = []
     asked_for = load_test.LoadTestRequest(
