@@ -128,13 +128,12 @@ def live(recorded: dict[str, Any], folder: Path) -> dict[str, Any]:
     judged = folder / "judged"
     shutil.rmtree(judged, ignore_errors=True)
     judged.mkdir()
-    kept = json.loads((folder / measured.MEASURED).read_text(encoding="utf-8"))
-    kept["found"] = {name: value for name, value in kept["found"].items() if name.startswith("curve ")}
+    kept = json.loads((folder / measured.MEASURED).read_text(encoding="utf-8"))["found"]
     first = asked("judged", budget_s=7200.0)
     with tempfile.TemporaryDirectory() as scratch:
         one = measured.Measuring(first, judged, Path(scratch), print, told, print)
-        for name, value in kept["found"].items():
-            one._kept.put(name, value)
+        for name in filter(lambda name: name.startswith("curve "), kept):
+            one._kept.put(name, kept[name])
         options = one.prepare()
         measured.FINALISTS = len(chosen) + BEST
         one._prove(options[0], list(dict.fromkeys([*chosen.values(), *best])))
@@ -282,10 +281,7 @@ def compare(recorded: dict[str, Any]) -> dict[str, Any]:
     points = []
     for row in recorded["tried"]:
         settings = from_json(Settings, row["settings"])
-        curves = [from_json(Curve, c) for c in recorded["curves"][row["repository"]]]
-        curve = next(
-            (c for c in curves if c.instances == settings.instances and settings.threads in (None, c.threads)), None
-        )
+        curve = _curve(recorded, row["repository"], settings)
         if curve is None:
             continue
         shape = recorded["subjects"][row["repository"]]
@@ -328,14 +324,19 @@ def compare(recorded: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _curve(recorded: dict[str, Any], repository: str, settings: Settings) -> Curve | None:
+    curves = [from_json(Curve, c) for c in recorded["curves"][repository]]
+    return next(
+        (c for c in curves if c.instances == settings.instances and settings.threads in (None, c.threads)), None
+    )
+
+
 def again(recorded: dict[str, Any]) -> None:
     """Predict the greatest load of every configuration anew, over the curves that the document has now."""
     goal = from_json(Goal, recorded["goal"])
     for row in recorded["tried"]:
         settings, shape = from_json(Settings, row["settings"]), recorded["subjects"][row["repository"]]
-        curves = [from_json(Curve, c) for c in recorded["curves"][row["repository"]]]
-        fitting = (c for c in curves if c.instances == settings.instances and settings.threads in (None, c.threads))
-        if row["measured"] is None or (curve := next(fitting, None)) is None:
+        if row["measured"] is None or (curve := _curve(recorded, row["repository"], settings)) is None:
             row["differs"] = None
             continue
         subject: Any = SimpleNamespace(sizes=shape["sizes"], max_batch=shape["max_batch"])

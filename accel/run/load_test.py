@@ -271,8 +271,6 @@ def _subject(asked: LoadTestRequest, running: Server, logs: str) -> _Subject:
             "a stateful model is asked in sequences, which accel's own load keeps apart", fix="--load accel"
         )
     own_axis = all(spec.dims and isinstance(spec.dims[0], str) for spec in inputs)
-    if asked.hit_rate is not None and stateful:
-        raise UsageError("no answer of a stateful model is kept for another request", fix="leave --hit-rate out")
     if (asked.batch or 1) > 1 and stateful:
         raise UsageError("a request of a stateful model is one step of one sequence", fix="leave --batch out")
     if (asked.batch or 1) > 1 and not own_axis:

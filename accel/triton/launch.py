@@ -76,7 +76,7 @@ def script(
         (f"EXIT_TIMEOUT_S={EXIT_TIMEOUT_S}", "how long requests under way may take after SIGTERM"),
         *((f"{name}=", f"cores of host policy {p}: 0-3,6") for name, p in zip(cores, policies, strict=True)),
         *((f"{name}=", f"NUMA node of host policy {p}: 0") for name, p in zip(nodes, policies, strict=True)),
-        *([CACHE_SETTING] if any(m.response_cache.enable for m in models) else []),
+        *([CACHE_SETTING] if _cached(models) else []),
         *([(f"OMP_NUM_THREADS={openmp}", "CPU threads of the model")] if openmp else []),
     ]
     return _template("launch.sh.j2").render(
@@ -117,10 +117,14 @@ def _flags(models: Sequence[Any]) -> list[str]:
 
     Source: server docs/user_guide: response_cache.md; rate_limiter.md, "Using Rate Limiter" (off by default).
     """
-    cache = [CACHE_FLAG] if any(m.response_cache.enable for m in models) else []
+    cache = [CACHE_FLAG] if _cached(models) else []
     limiters = [g.rate_limiter for m in models for g in m.instance_group if g.HasField("rate_limiter")]
     limited = any(r.resources or r.priority for r in limiters)
     return [*cache, *["--rate-limit=execution_count"] * limited]
+
+
+def _cached(models: Sequence[Any]) -> bool:
+    return any(model.response_cache.enable for model in models)
 
 
 def _setting(text: str, about: str) -> str:
@@ -162,7 +166,7 @@ def with_more(text: str, models: Sequence[Any], variables: Sequence[str]) -> str
         name, _, value = variable.partition("=")
         exports.append(f'if [[ -z "${{{name}+set}}" ]]; then export {name}={shlex.quote(value)}; fi\n')
     text = text.replace(head, "".join(exports) + head, 1)
-    if any(m.response_cache.enable for m in models) and CACHE_FLAG not in text:
+    if _cached(models) and CACHE_FLAG not in text:
         about = _setting(*CACHE_SETTING)
         text = re.sub("^(#   EXIT_TIMEOUT_S.*\n)", rf"\1{about}\n", text, count=1, flags=re.M)
         text = text.replace("  for name in ", "  for name in CACHE_BYTES ", 1)

@@ -4,8 +4,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
+from accel.bench.wire import tensor_bytes
 from accel.triton import manifest as manifests
 from accel.triton.reading import read_points
 
@@ -32,8 +31,4 @@ def answer_bytes(root: Path) -> int:
     manifest = manifests.read(root)
     sample = read_points(root, manifest)["opt"]
     items = len(next(iter(sample.inputs.values()))) if manifest.max_batch_size > 0 else 1
-    return sum(_bytes(value) // items + BESIDE_BYTES for value in sample.outputs.values())
-
-
-def _bytes(value: np.ndarray) -> int:
-    return sum(len(str(one).encode()) for one in value.flat) if value.dtype == object else value.nbytes
+    return sum(len(tensor_bytes(value)) // items + BESIDE_BYTES for value in sample.outputs.values())
