@@ -90,11 +90,14 @@ def explained(
         from_file |= config is not None and name not in typed
         label = ".".join(map(str, found["loc"])) if name in keyed else name
         label = f"--{name.replace('_', '-')}" if name in typed else label
+        bound = {key: f"{value:g}" for key, value in limits.items() if isinstance(value, int | float)}
         known = re.findall("'([^']*)'", limits["expected"]) if kind == "literal_error" else []
         expected = {
             "literal_error": str(limits.get("expected")).replace("'", "") + nearest(str(found["input"]), known),
-            "greater_than_equal": f"{limits.get('ge')} or more",
-            "greater_than": "a number above 0",
+            "greater_than_equal": f"{bound.get('ge')} or more",
+            "greater_than": f"a number above {bound.get('gt')}",
+            "less_than_equal": f"{bound.get('le')} or less",
+            "less_than": f"a number below {bound.get('lt')}",
             "finite_number": "a number above 0",
         }.get(kind)
         plain = found["msg"].removeprefix("Value error, ")

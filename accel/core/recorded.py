@@ -18,6 +18,10 @@ FORM = (
     'a line for each request, in the order of arrival: {"length": 17}, 17, or '
     '{"shape": {"pixel_values": [3, 480, 640]}} without the batch axis; "at" is when it came, in seconds or RFC 3339'
 )
+KEYS = (
+    'a line for each request, in the order of arrival, with "key": any text or whole number, the same for requests '
+    'of the same content, such as a hash of what was asked: {"key": "9f3a"}'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def read(path: Path) -> list[Recorded]:
         SampleError: the file cannot be read or holds no requests; or a line says not how large its request is, or a
             field of it is none.
     """
-    rows = _rows(path)
+    rows = _rows(path, FORM)
     return [_request(line, row if isinstance(row, dict) else {"length": row}) for line, row in rows]
 
 
@@ -57,7 +61,7 @@ def read_times(path: Path) -> list[float]:
         InputError: as ``read``, or a request has no time, or one before that of the line before.
     """
     times = []
-    for line, row in _rows(path):
+    for line, row in _rows(path, FORM):
         at_s = _time(line, row["at"]) if isinstance(row, dict) and "at" in row else None
         if at_s is None:
             raise InputError(f'{line} has no "at": when its request came is not known', fix=FORM)
@@ -75,28 +79,28 @@ def read_keys(path: Path) -> list[str]:
         InputError: as ``read``, or a request has no key.
     """
     keys = []
-    for line, row in _rows(path):
+    for line, row in _rows(path, KEYS):
         key = row.get("key") if isinstance(row, dict) else None
         if not isinstance(key, str | int) or isinstance(key, bool):
             raise InputError(
                 f'{line} has no "key": which requests ask the same is not known',
-                fix='give each line "key": any text or whole number, such as a hash of what was asked',
+                fix=KEYS,
             )
         keys.append(str(key))
     return keys
 
 
-def _rows(path: Path) -> Sequence[tuple[str, Any]]:
-    with raised_as(SampleError, (OSError, UnicodeDecodeError), f"the traffic {path} cannot be read", fix=FORM):
+def _rows(path: Path, form: str) -> Sequence[tuple[str, Any]]:
+    with raised_as(SampleError, (OSError, UnicodeDecodeError), f"the traffic {path} cannot be read", fix=form):
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     found = []
     for number, text in enumerate(lines, 1):
         if text.strip():
             line = f"{path.name}:{number}"
-            with raised_as(SampleError, (ValueError, RecursionError), f"{line} is not JSON", fix=FORM):
+            with raised_as(SampleError, (ValueError, RecursionError), f"{line} is not JSON", fix=form):
                 found.append((line, json.loads(text)))
     if not found:
-        raise SampleError(f"the traffic {path} holds no requests", fix=FORM)
+        raise SampleError(f"the traffic {path} holds no requests", fix=form)
     return found
 
 

@@ -39,10 +39,20 @@ def test_keys_are_read_from_recorded_requests(tmp_path):
         asked(hit_rate_of=log, hit_rate=0.5)
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, 0.96, float("nan")])
-def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(UsageError, match="hit_rate"):
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0, "a number above 0"), (1, "0.95 or less"), (-0.1, "above 0"), (0.96, "or less"), (float("nan"), "")],
+)
+def test_a_share_that_is_none_is_refused(share, expected):
+    with pytest.raises(UsageError, match=f"^hit_rate is {share}: expected .*{expected}$"):
         asked(hit_rate=share)
+
+
+def test_a_file_of_requests_that_is_missing_is_explained_by_its_keys(tmp_path):
+    with pytest.raises(InputError, match=r"no\.jsonl") as error:
+        asked(hit_rate_of=tmp_path / "no.jsonl")
+    assert '"key"' in error.value.fix
+    assert "length" not in error.value.fix
 
 
 @pytest.mark.parametrize("line", ["{}", "17", '{"key": null}', '{"key": 1.5}', '{"key": true}', '{"key": ["a"]}'])
