@@ -24,11 +24,8 @@ _DTYPES = {
     "float": "float32",
     "float16": "float16",
     "double": "float64",
-    "int64": "int64",
-    "int32": "int32",
-    "uint8": "uint8",
-    "int8": "int8",
     "bool": "bool",
+    **{name: name for sign in ("int", "uint") for bits in (8, 16, 32, 64) for name in [f"{sign}{bits}"]},
 }
 INT8_PRODUCTS = (
     *("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "ConvInteger"),
@@ -120,11 +117,17 @@ def _refused(feed: Feed, error: Exception) -> StageError:
 def declared_specs(session: Any) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """Return the inputs and outputs as the runtime read them from the file; a dynamic axis is a string."""
 
+    def dtype(node: Any) -> str:
+        kind = node.type.removeprefix("tensor(").removesuffix(")")
+        if kind not in _DTYPES:
+            raise StageError(f"{node.name!r} is a {node.type}: expected a tensor of one of {', '.join(_DTYPES)}")
+        return _DTYPES[kind]
+
     def specs(nodes: Sequence[Any]) -> list[TensorSpec]:
         return [
             TensorSpec(
                 node.name,
-                _DTYPES[node.type.removeprefix("tensor(").removesuffix(")")],
+                dtype(node),
                 tuple(d if isinstance(d, int) else str(d or "?") for d in node.shape),
             )
             for node in nodes

@@ -1,14 +1,17 @@
 """Which modules a module runs on: what it imports from accel, the zoo or its own package, at any depth.
 
-From this follow the files that a server's Python backend is given, and the code that a cached result depends on.
+From this follow the files that a server's Python backend is given, and the code that a cached result depends on: of a
+user's file what it imports that is not installed as a package, too.
 Nothing is imported for it: the answer is read from compiled code.
 """
 
+import contextlib
 import dis
 import functools
 import hashlib
 import importlib.util
 import modulefinder
+import sysconfig
 import types
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -36,6 +39,35 @@ def modules_of(*modules: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def user_files(file: Path) -> dict[str, Path]:
+    """Return name → file of a user's file and of all that it imports, at any depth, which nobody installed.
+
+    These are its neighbours, and packages that are found elsewhere than among those of Python and of pip.
+
+    Raises:
+        SyntaxError: the file is no Python.
+    """
+    found, waiting = {file.stem: file}, [*_scan(file.stem, file)]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name.split(".")[0] == "accel" or (path := _source_of(name, file.parent)) is None:
+            continue
+        if _is_installed(path):
+            continue
+        found[name] = path
+        if "." in name:
+            waiting.append(name.rpartition(".")[0])
+        with contextlib.suppress(SyntaxError, ImportError):  # who imports it may do without
+            waiting += _scan(name, path)
+    return dict(sorted(found.items()))
+
+
+def _is_installed(path: Path) -> bool:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    marks = {"site-packages", "dist-packages"}
+    return any(path.is_relative_to(folder) for folder in folders) or bool(marks & {*path.parts})
+
+
 def code_hash(module: str) -> str:
     """Hash the source of a module and of all that it imports (``modules_of``)."""
     digest = hashlib.sha256()
@@ -44,18 +76,23 @@ def code_hash(module: str) -> str:
     return digest.hexdigest()
 
 
-def _source_of(name: str) -> Path | None:
-    spec = _spec(name)
+def _source_of(name: str, beside: Path | None = None) -> Path | None:
+    spec = _spec(name, beside)
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    """Find a module without importing the packages above it, as ``find_spec`` would: that costs a whole framework."""
+def _spec(name: str, beside: Path | None = None) -> ModuleSpec | None:
+    """Find a module without importing the packages above it, as ``find_spec`` would: that costs a whole framework.
+
+    Args:
+        beside: folder in which it is looked for last.
+    """
     package, dot, _ = name.rpartition(".")
     try:
         if not dot:
-            return importlib.util.find_spec(name)
-        above = _spec(package)
+            known = importlib.util.find_spec(name)
+            return known or (PathFinder.find_spec(name, [str(beside)]) if beside is not None else None)
+        above = _spec(package, beside)
         folders = above.submodule_search_locations if above is not None else None
         return PathFinder.find_spec(name, folders) if folders is not None else None
     except (ImportError, ValueError):
@@ -86,6 +123,8 @@ def _scan(name: str, path: Path) -> Iterator[str]:
                 continue
             level = found[0] if kind == "relative_import" else 0
             names, base = found[-2:]
+            if level and not package:
+                continue  # a file that is no part of a package imports nothing so
             base = importlib.util.resolve_name("." * level + base, package) if level else base
             yield base
             yield from (f"{base}.{n}" for n in names or ())

@@ -173,6 +173,8 @@ class ModelSource:
         states: of a stateful model, each input that holds what the step before left, and the output that left it.
             Clients see neither.
         initial: the ``.npy`` file (absolute) with the value that such an input has at the first step; zeros without.
+        given: hash of what a factory gave beside code and weights: its samples, and the numbers and texts that parts of
+            the model hold. It may differ from one call to the next, and then nothing of an earlier run is used again.
     """
 
     name: str
@@ -204,6 +206,7 @@ class ModelSource:
     computes: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     states: Mapping[str, str] = field(default_factory=dict)
     initial: Mapping[str, str] = field(default_factory=dict)
+    given: str | None = None
 
     @property
     def unproved_integers(self) -> tuple[str, ...]:
@@ -532,13 +535,19 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A stage failed: which, why, and where to look; ``died`` where its process crashed, hung or was killed."""
+    """A stage failed: which, why, and where to look.
+
+    Attributes:
+        died: its process crashed, hung or was killed.
+        wrong: it did what it should, and its answers were others than they must be.
+    """
 
     stage: str
     cause: str
     log: str | None = None
     reproduce: str | None = None
     died: bool = False
+    wrong: bool = False
     status: Literal["failed"] = "failed"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel.core.accuracy.metrics import METRICS
 from accel.core.accuracy.parity import TASK_SHARE
-from accel.core.errors import UnavailableError
+from accel.core.errors import InputError, UnavailableError, UsageError
 from accel.core.values import ModelSource, OnnxModel
 from accel.exporters import (
     axes,
@@ -29,6 +29,7 @@ from accel.exporters import (
 )
 from accel.exporters.request import TENSORFLOW_FILES, SourceRequest
 from accel.exporters.source_model import SourceModel, of_graph, of_onnx, of_torch
+from accel.exporters.sources import content_key
 
 DESCRIBE: Mapping[str, Callable[[SourceRequest], ModelSource]] = {
     "zoo": from_zoo.describe,
@@ -62,8 +63,13 @@ def describe(request: SourceRequest) -> ModelSource:
     with _needed_by(request.reference):
         if request.kind == "factory":
             made = factory.make(request.reference)
+            if made.framework == "torch" and request.graph.nchw:
+                raise UsageError(
+                    f"--inputs-as-nchw is for TensorFlow sources, and {request.text!r} returns a module of PyTorch",
+                    fix="leave --inputs-as-nchw out: PyTorch has this layout",
+                )
             exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
-            source = exporter.describe(request, made)
+            source = dataclasses.replace(exporter.describe(request, made), given=factory.given_key(made))
         else:
             source = DESCRIBE[request.kind](request)
     source = axes.with_mask(source, request.mask)
@@ -104,6 +110,13 @@ def load(source: ModelSource) -> SourceModel:
     Raises:
         AccelError: the source is gone, or is no longer what ``describe`` saw.
     """
+    if source.kind in ("exported", "torchscript", *TENSORFLOW_FILES):
+        asked = SourceRequest(source.reference, source.kind, source.reference, graph=source.graph)
+        if (found := content_key(asked)) is None or pooling.key(found, source.pool) != source.key:
+            raise InputError(
+                f"{source.reference} is no longer the file that it was a moment ago",
+                fix="do not write it during a run: save the next one under another name",
+            )
     if (file := _onnx_file(source)) is not None:
         return of_onnx(source, file)
     if source.framework == "tensorflow":

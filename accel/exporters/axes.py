@@ -303,27 +303,35 @@ def name_axes(
 
 
 def output_dims(
-    axes: Mapping[str, Extent], base: Mapping[str, int], seen: Mapping[str | None, Sequence[tuple[int, ...]]]
+    points: Mapping[str | None, Mapping[str, int]],
+    seen: Mapping[str | None, Sequence[tuple[int, ...]]],
+    other: Sequence[Sequence[tuple[int, ...]]] = (),
 ) -> list[tuple[int | str, ...]]:
     """Work out which output axes follow which input axes.
 
     Args:
-        axes: extents of the inputs' axes.
-        base: sizes of the run under the key None.
-        seen: output shapes of the base run (None), and of one run per axis with only that axis at another size.
+        points: sizes of the inputs' axes in a base run (None), and in one run per axis with only that axis at another.
+        seen: output shapes of these runs.
+        other: output shapes of further runs at the base sizes, on other values.
 
     Returns:
-        Dims of each output. An axis that follows an input axis unchanged takes its name; one that changes otherwise
-        gets a name of its own (``out0_axis2``).
+        Dims of each output. An axis that follows an input axis unchanged takes its name; one that changes otherwise,
+        or with the values, gets a name of its own (``out0_axis2``).
     """
+    base = points[None]
     dims: list[tuple[int | str, ...]] = []
     for index, shape in enumerate(seen[None]):
         out: list[int | str] = []
         for axis, size in enumerate(shape):
-            moved = [n for n in axes if n in seen and seen[n][index][axis] != size]
-            if not moved:
+            moved = [n for n in points if n is not None and seen[n][index][axis] != size]
+            by_value = any(found[index][axis] != size for found in other)
+            follows = len(moved) == 1 and (size, seen[moved[0]][index][axis]) == (
+                base[moved[0]],
+                points[moved[0]][moved[0]],
+            )
+            if not moved and not by_value:
                 out.append(size)
-            elif len(moved) == 1 and size == base[moved[0]]:
+            elif follows and not by_value:
                 out.append(moved[0])
             else:
                 out.append(f"out{index}_axis{axis}")

@@ -29,6 +29,8 @@ RTOL, ATOL = 1e-3, 1e-4
 
 Kernels of another batch size add in another order.
 """
+COARSE = 100
+"""How much more that is in half precision: BF16 has three digits, and a network's sums lose one of them."""
 TIED = 4
 """How many times as fast as another one an axis that is tied to it may grow."""
 
@@ -113,6 +115,25 @@ def settle(
         for name in free:
             if name in trial.axes:
                 trial.end(name)
+    return tuple(trial.inputs), profile_of(trial.inputs, trial.axes), trial.notices
+
+
+def count_items(
+    run: Run, inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange], *, coarse: bool = False
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
+    """Leave the name ``batch`` to an axis whose items do not see each other: only these may come from many requests.
+
+    Args:
+        coarse: the model computes in half precision, where an item among others is answered a little differently.
+
+    Returns:
+        The inputs, their profile, and what to tell the user where the leading axis is no batch.
+    """
+    trial = _Trial(run, inputs, profile)
+    e = trial.axes.get("batch")
+    if e is None or 2 * e.min > e.max or trial._independent(["batch"], coarse=coarse, whole=True) is not False:
+        return tuple(inputs), dict(profile), []
+    trial.name_batch(())
     return tuple(trial.inputs), profile_of(trial.inputs, trial.axes), trial.notices
 
 
@@ -329,8 +350,13 @@ class _Trial:
         alone = [(name,) for name in leading if len(leading) > 1 and self._independent([name])]
         return alone[0] if len(alone) == 1 else ()
 
-    def _independent(self, names: Sequence[str]) -> bool:
-        """Say whether items answer alone as they do among two and three."""
+    def _independent(self, names: Sequence[str], *, coarse: bool = False, whole: bool = False) -> bool | None:
+        """Say whether items answer alone as they do among two and three; None where the model does not take these.
+
+        Args:
+            coarse: as of ``count_items``.
+            whole: outputs that do not lead with the axis say nothing: no server merges requests of such a model.
+        """
         e = self.axes[names[0]]
         count = 3 if 3 * e.min <= e.max else 2
         if count * e.min > e.max:
@@ -340,14 +366,20 @@ class _Trial:
         try:
             together = self.run(feed)
             for part in (slice(e.min, 2 * e.min), slice(e.min, None)):
+                size = len(range(count * e.min)[part])
                 chosen = {s.name: _along(feed[s.name], [d in names for d in s.dims], part) for s in self.inputs}
                 for name, alone in self.run(chosen).items():
-                    among = together[name]
+                    if (among := together.get(name)) is None:
+                        return None  # whoever reads the outputs says so
+                    if among.ndim != alone.ndim:
+                        return False
                     places = [a != b for a, b in zip(among.shape, alone.shape, strict=True)]
-                    if sum(places) != 1 or not _same(_along(among, places, part), alone):
+                    if whole and not (places[:1] == [True] and len(alone) == size):
+                        continue
+                    if sum(places) != 1 or not _same(_along(among, places, part), alone, coarse=coarse):
                         return False
         except StageError:
-            return False
+            return None
         return True
 
     def name_batch(self, names: Sequence[str]) -> None:
@@ -375,13 +407,14 @@ def _along(value: np.ndarray, axes: Sequence[bool], part: slice) -> np.ndarray:
     return value[tuple(part if marked else slice(None) for marked in axes)]
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
+def _same(one: np.ndarray, other: np.ndarray, *, coarse: bool = False) -> bool:
     if one.shape != other.shape:
         return False
     if one.dtype.kind != "f":
         return one.size == 0 or float(np.mean(one == other)) >= 0.99  # a tie of two scores may fall either way
-    finite = np.abs(one[np.isfinite(one)])
-    return np.allclose(one, other, rtol=RTOL, atol=ATOL * float(finite.max(initial=0.0)), equal_nan=True)
+    finite, factor = np.abs(one[np.isfinite(one)]), COARSE if coarse else 1
+    atol = factor * ATOL * float(finite.max(initial=0.0))
+    return np.allclose(one, other, rtol=factor * RTOL, atol=atol, equal_nan=True)
 
 
 Points = Sequence[tuple[Mapping[str, int], int]]

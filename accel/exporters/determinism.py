@@ -10,9 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel.core.errors import InputError
+from accel.exporters.probe import alike
 
-RTOL, ATOL = 1e-4, 1e-5
-"""Difference between two runs that the order of sums may make; ``ATOL`` is relative to the largest value."""
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -29,7 +28,7 @@ def check(module: torch.nn.Module, run: Callable[[], Mapping[str, np.ndarray]]) 
     first, drawn = run(), _Random()
     with drawn:
         second = run()
-    differing = [n for n, v in first.items() if not _same(v, second[n])]
+    differing = [n for n, v in first.items() if not alike(v, second[n])]
     if not differing:
         return
     before = _state(module)
@@ -82,12 +81,3 @@ def _equal(value: Any, other: Any) -> bool:
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
         return value.shape == other.shape and torch.equal(value, other)
     return bool(value == other)
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
-        return False
-    if one.dtype.kind != "f":
-        return bool(np.array_equal(one, other))
-    largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
-    return bool(np.allclose(one, other, rtol=RTOL, atol=ATOL * largest, equal_nan=True))

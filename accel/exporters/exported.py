@@ -39,7 +39,8 @@ def open_program(
             e = _extent(size, axis, bounds)
             sizes.append((e.min, e.opt, e.max))
         shapes[name] = ShapeRange(tuple(s[0] for s in sizes), tuple(s[1] for s in sizes), tuple(s[2] for s in sizes))
-        dtypes[name] = str(values[name].dtype).removeprefix("torch.")
+        dtype = str(values[name].dtype).removeprefix("torch.")
+        dtypes[name] = "float32" if dtype == "bfloat16" else dtype  # which NumPy lacks
     specs, profile = name_axes(shapes, dtypes)
     specs, profile, _ = resolve(specs, profile, request)
     key = content_key(request)
@@ -73,7 +74,10 @@ def flat_module(program: "torch.export.ExportedProgram") -> "torch.nn.Module":
             for node in part.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
                 node.target = torch.ops.aten.reshape.default
             part.recompile()
-    return Nested(module, program.graph_signature.user_inputs, program.call_spec.in_spec)
+    given = {n.name: n.meta["val"].dtype for n in program.graph.nodes if n.op == "placeholder" and "val" in n.meta}
+    names = program.graph_signature.user_inputs
+    casts = {name: torch.bfloat16 for name in names if given.get(name) == torch.bfloat16}
+    return Nested(module, names, program.call_spec.in_spec, casts=casts)
 
 
 def read_program(path: Path) -> "torch.export.ExportedProgram":

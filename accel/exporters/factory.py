@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.core.errors import AccelError, InputError, SampleError, UsageError
+from accel.core.imports import user_files
 from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters import masks
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import sample_shapes
+from accel.exporters.sample_files import sample_dtype, sample_shapes
 from accel.exporters.tensorflow_files import input_names
 
 if TYPE_CHECKING:
@@ -189,7 +190,8 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
         seen = [feed[name] for feed in made.samples]
         shapes[name] = shape_range(name, [s.shape for s in seen], request)
         # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32.
-        found = str(seen[0].dtype) if seen else "int64" if name in request.ranges else "float32"
+        assumed = sample_dtype(request.samples, name) or ("int64" if name in request.ranges else "float32")
+        found = str(seen[0].dtype) if seen else assumed
         dtypes[name] = "float32" if found in ("float64", "float16") and not _is_double(made.module) else found
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
@@ -215,10 +217,30 @@ def seen_range(
     Args:
         mask: as ``SourceRequest`` has it.
     """
-    if "int" not in spec.dtype or not samples:
+    values = [s[spec.name] for s in samples if "int" in spec.dtype and s[spec.name].size]
+    if not values:
         return None
-    low, high = min(int(s[spec.name].min()) for s in samples), max(int(s[spec.name].max()) for s in samples)
+    low, high = min(int(v.min()) for v in values), max(int(v.max()) for v in values)
     return (min(low, 0) if masks.padded(samples[0], mask) else low), high
+
+
+def told_ranges(
+    inputs: tuple[TensorSpec, ...], made: Sequence[Mapping[str, np.ndarray]], request: SourceRequest
+) -> tuple[tuple[TensorSpec, ...], list[str]]:
+    """Say which ranges are those of the factory's own samples; where the user gave others, these are none.
+
+    Args:
+        made: the factory's samples.
+
+    Returns:
+        The inputs, and what to tell the user.
+    """
+    seen = {s.name: s.range for s in inputs if s.range is not None and made and s.name not in request.ranges}
+    if request.samples is not None:
+        return tuple(dataclasses.replace(s, range=None) if s.name in seen else s for s in inputs), []
+    mask = masks.usual(inputs) if request.mask is None else request.mask
+    said = "input {!r}: values {} to {}, as in the factory's samples; no others are answered (--range sets them)"
+    return inputs, [said.format(name, *range_) for name, range_ in seen.items() if name != mask]
 
 
 def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:
@@ -247,16 +269,45 @@ def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceReque
 
 
 def content_key(reference: str, module: "torch.nn.Module") -> str:
-    """Hash a factory: its file's source and its state dict (names, dtypes, shapes and bytes, in sorted order)."""
+    """Hash a factory: its code, and its tensors (names, dtypes, shapes and bytes, in sorted order).
+
+    The code is that of its file and of what that imports from files of the user, and of the classes of its parts.
+    """
     import torch
 
     digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
+    for name, value in sorted({**dict(module.named_buffers()), **module.state_dict()}.items()):
         if not isinstance(value, torch.Tensor):
             digest.update(f"{name}={value!r};".encode())
             continue
         flat = value.detach().cpu().contiguous().flatten()
         digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
         digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    file, _, function = reference.rpartition(":")
-    return sha256_json(["factory", sha256_file(Path(file)), function, sha256_json(digest.hexdigest())])
+    kinds = {type(part).__module__ for part in module.modules()}
+    files = {getattr(sys.modules.get(kind), "__file__", None) for kind in kinds}
+    classes = sorted(sha256_file(Path(file)) for file in files if file is not None and file.endswith(".py"))
+    return sha256_json(["factory", code_of(reference), classes, digest.hexdigest()])
+
+
+def code_of(reference: str) -> list[str]:
+    """Hash the code of ``file.py:function``: the file, what it imports from files of the user, and which function."""
+    file, _, name = reference.rpartition(":")
+    with running(reference, "file"):
+        return [name, *(f"{module} {sha256_file(path)}" for module, path in user_files(Path(file)).items())]
+
+
+def given_key(made: FactoryResult) -> str:
+    """Hash what else a factory gave: its samples, and the numbers and texts that parts of the model hold."""
+    digest = hashlib.sha256()
+    for number, feed in enumerate(made.samples):
+        for name, value in feed.items():
+            digest.update(f"{number}/{name}:{value.dtype}:{value.shape};".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+    parts = made.module.named_modules() if made.framework == "torch" else ()
+    held = {
+        f"{place}.{name}": repr(value)
+        for place, part in parts
+        for name, value in vars(part).items()
+        if isinstance(value, int | float | str | None)
+    }
+    return sha256_json([digest.hexdigest(), held])

@@ -14,7 +14,7 @@ from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import Extent, fix_dims, known_input, profile_of, resolve
 from accel.exporters.axis_trial import study
 from accel.exporters.onnx_file import external_files, nodes, parse, refuse_foreign
-from accel.exporters.probe import example_arrays
+from accel.exporters.probe import check_repeats, example_arrays
 from accel.exporters.request import SourceRequest
 from accel.exporters.sample_files import sample_shapes
 from accel.exporters.sources import content_key
@@ -32,6 +32,11 @@ QUANTISED = frozenset(
     {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 )
 """Operators of a file that somebody quantised already."""
+
+DRAWING = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
+)
+"""Operators that draw random numbers; the last one in training mode."""
 
 DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress", "Loop", "SequenceAt"})
 """Operators behind which the size of an axis may follow from values."""
@@ -130,6 +135,8 @@ def describe(request: SourceRequest) -> ModelSource:
         given={d for s in inputs if s.name in shaped for d in s.dims if isinstance(d, str)},
         data_dependent=any(node.op_type in DATA_DEPENDENT for node in nodes(graph.graph)),
     )
+    drawing = sorted({n.op_type for n in nodes(graph.graph) if n.op_type in DRAWING})
+    check_repeats(answer, found.inputs, found.profile, drawing)
     if key is None:
         raise InputError(f"{path} vanished while it was read")
     if too_old(path):

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.core.errors import InputError, StageError, UsageError, raised_as
-from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_file, sha256_json
+from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_json
 from accel.exporters import factory, tensorflow_files
 from accel.exporters.axes import BATCH, Extent, checked_ranges, known_input, name_axes, resolve
+from accel.exporters.axis_trial import count_items
 from accel.exporters.factory import seen_range, shape_range
 from accel.exporters.layout import first
-from accel.exporters.probe import probe_outputs
+from accel.exporters.probe import check_repeats, probe_outputs
 from accel.exporters.request import SourceRequest
 from accel.exporters.sample_files import sample_shapes
 from accel.exporters.sources import content_key
@@ -62,6 +63,8 @@ def describe(request: SourceRequest, made: "FactoryResult | None" = None) -> Mod
     inputs, profile, guessed = _inputs(ports, opened, request)
     inputs, profile, _ = resolve(inputs, profile, request)
     graph = Graph(opened, inputs, nchw=request.graph.nchw)
+    inputs, profile, found = count_items(graph.run, inputs, profile, coarse=graph.computes != "fp32")
+    graph = Graph(opened, inputs, nchw=request.graph.nchw)
     outputs = probe_outputs(graph.run, inputs, profile)
     if both := {s.name for s in inputs} & {s.name for s in outputs}:
         raise InputError(
@@ -70,6 +73,9 @@ def describe(request: SourceRequest, made: "FactoryResult | None" = None) -> Mod
         )
     samples = request.samples_or(request.reference if made is not None and made.samples else "random")
     notices = [f"axis {n!r}: sizes {SEQUENCE.min} to {SEQUENCE.max} assumed (--max-shape sets them)" for n in guessed]
+    inputs, told = factory.told_ranges(inputs, opened.samples, request)
+    notices += [*found, *told]
+    check_repeats(graph.run, inputs, profile, ())
     source = request.source(
         "tensorflow",
         key=key or made_key(request.reference, graph),
@@ -107,14 +113,13 @@ def of(opened: Opened, source: ModelSource) -> Graph:
 
 
 def made_key(reference: str, graph: Graph) -> str:
-    """Hash a factory: its file's source, and the variables and captured tensors of what it returned."""
+    """Hash a factory: its code, and the variables and captured tensors of what it returned."""
     tf = import_tensorflow()
     concrete = graph.concrete()
     captured = [c for c in concrete.captured_inputs if c.dtype != tf.resource]
     # Their order follows their names, which Keras counts up from one model to the next.
     digests = sorted(_digest(v.numpy()) for v in [*concrete.variables, *captured])
-    file, _, function = reference.rpartition(":")
-    return sha256_json(["factory", sha256_file(Path(file)), function, digests])
+    return sha256_json(["factory", factory.code_of(reference), digests])
 
 
 def _digest(array: np.ndarray) -> str:

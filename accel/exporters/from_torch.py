@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from accel.core.errors import AccelError, InputError, StageError
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, ShapeRange, TensorSpec
 from accel.exporters import axis_trial, exported, factory, pooling, probe
-from accel.exporters.axes import extents, profile_of, shapes_at, trace_sizes
+from accel.exporters.axes import extents, profile_of, resolve, shapes_at, trace_sizes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
@@ -52,15 +52,26 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
         inputs, profile = factory.inputs(made, request)
         key = content_key(request) or factory.content_key(request.reference, module)
         inputs, profile, notices = _tried(module, inputs, profile, made, request)
-        varied = {d for s in inputs for d in s.dims if isinstance(d, str) and made.samples}
+        if request.multiples:
+            inputs, profile, _ = resolve(inputs, profile, request)
+        alone = {f"{s.name}_0" for s in inputs}  # their smallest size was not seen
+        varied = {d for s in inputs for d in s.dims if isinstance(d, str) and made.samples} - alone
         inputs, profile, found = settled(module, inputs, profile, request, varied)
         notices += found
         samples = request.samples_or(request.reference if made.samples else "random")
     module = torchscript.exportable(module, inputs, profile)
+    held = {str(p.dtype) for p in module.parameters()}  # halves in an exported program alone: others are made FP32
+    computes: Literal["bf16", "fp16", "fp32"]
+    computes = "bf16" if "torch.bfloat16" in held else "fp16" if "torch.float16" in held else "fp32"
+    inputs, profile, found = axis_trial.count_items(runner(module, inputs), inputs, profile, coarse=computes != "fp32")
+    notices += found
     outputs = probe_outputs(module, inputs, profile)
-    return request.source(
+    inputs, found = factory.told_ranges(inputs, made.samples if made is not None else (), request)
+    notices += found
+    source = request.source(
         "torch", key=key, inputs=inputs, outputs=outputs, profile=profile, samples=samples, notices=notices
     )
+    return dataclasses.replace(source, computes=computes)
 
 
 def settled(
@@ -89,6 +100,8 @@ def _tried(
 ) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
     """Fix leading axes that were taken for a batch, where nobody said so, and of which the model takes one size only.
 
+    Those that differ within a sample are no common batch: each that moves has an axis of its own.
+
     Returns:
         The inputs, their profile, and what to tell the user.
 
@@ -96,33 +109,45 @@ def _tried(
         StageError: the model does not run at its typical shapes either.
     """
     given = {*request.min_shapes, *request.max_shapes}
-    sizes = {s.name: {feed[s.name].shape[:1] for feed in made.samples} for s in inputs}
-    assumed = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given and len(sizes[s.name]) < 2]
+    leading = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given]
     said = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name in given]
     run = runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
     run(example_arrays(inputs, typical))
-    leading = typical[assumed[0]][0] if assumed else 0
-    alike = [name for name in assumed if typical[name][0] == leading]
-    for batched in dict.fromkeys((tuple(assumed), tuple(alike), ())):
-        try:
-            for size in (1, leading + 1) if batched else ():
-                shapes = {n: (size, *s[1:]) if n in (*batched, *said) else s for n, s in typical.items()}
+
+    def moves(names: Sequence[str]) -> bool:
+        """Say whether the model takes other sizes of these inputs' first axes."""
+        for size in (1, typical[names[0]][0] + 1):
+            shapes = {n: (size, *s[1:]) if n in names else s for n, s in typical.items()}
+            try:
                 run(example_arrays(inputs, shapes))
-            break
-        except StageError:
-            continue
-    fixed = [name for name in assumed if name not in batched]
+            except StageError:
+                return False
+        return True
+
+    alike: dict[tuple[int, ...], list[str]] = {}  # whose first sizes are the same in each sample
+    for name in leading:
+        alike.setdefault(tuple(feed[name].shape[0] for feed in made.samples), []).append(name)
+    if len(alike) > 1:  # no one batch: a query and its keys, points and edges
+        moving = [names for sizes, names in alike.items() if len(set(sizes)) > 1 or moves(names)]
+        one = len(moving) == 1 and not said
+        axes = {name: "batch" if one else f"{names[0]}_0" for names in moving for name in names}
+        fixed = [name for name in leading if name not in axes]
+    else:
+        assumed = [n for n in leading if len({feed[n].shape[:1] for feed in made.samples}) < 2]
+        first = typical[assumed[0]][0] if assumed else 0
+        same = [name for name in assumed if typical[name][0] == first]
+        batched = next((t for t in dict.fromkeys((tuple(assumed), tuple(same))) if t and moves([*t, *said])), ())
+        axes, fixed = {}, [name for name in assumed if name not in batched]
     notices = []
     if fixed:
         places = ", ".join(f"{name} {list(typical[name])}" for name in fixed)
         notices.append(f"no batch: the model takes no other length of the first axis of {places} (found by trial)")
-    specs = tuple(
-        dataclasses.replace(s, dims=typical[s.name][:1] + s.dims[1:]) if s.name in fixed else s for s in inputs
-    )
+    leads: dict[str, int | str] = {**axes, **{name: typical[name][0] for name in fixed}}
+    specs = tuple(dataclasses.replace(s, dims=(leads[s.name], *s.dims[1:])) if s.name in leads else s for s in inputs)
     for name in fixed:
         lo, opt, hi = profile[name].min, profile[name].opt, profile[name].max
-        profile[name] = ShapeRange(opt[:1] + lo[1:], opt, opt[:1] + hi[1:])
+        profile[name] = dataclasses.replace(profile[name], min=opt[:1] + lo[1:], max=opt[:1] + hi[1:])
     return specs, profile, notices
 
 

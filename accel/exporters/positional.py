@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 from accel.core.calls import tensors
 from accel.core.errors import AccelError, SampleError, StageError
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 class Positional(torch.nn.Module):
     """Wrap a model so that it takes tensors in the order of ``inputs`` and returns those in ``outputs`` as a tuple.
@@ -46,12 +48,13 @@ class Positional(torch.nn.Module):
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on tensors in the order of ``inputs``, with casts where it and its clients differ.
 
-        A scalar is given as one element: Triton has no tensors without dims.
+        A scalar is given as one element: Triton has no tensors without dims. Halves become float32, unless ``gives``
+        says otherwise: NumPy or clients lack them (``client_array``).
         """
         given = [_cast(a, self._takes.get(name)) for name, a in zip(self.inputs, args, strict=True)]
         tensors = named_tensors(self.result(*given), self.inputs)
         names = tensors if self.outputs is None else self.outputs
-        return tuple(_cast(torch.atleast_1d(tensors[name]), self._gives.get(name)) for name in names)
+        return tuple(_given(torch.atleast_1d(tensors[name]), self._gives.get(name)) for name in names)
 
     def in_precision(self, dtype: torch.dtype) -> "Positional":
         """Compute in another float type from now on: the weights, and what is cast for the model."""
@@ -73,6 +76,7 @@ class Nested(torch.nn.Module):
         spec: the tree of ``(args, kwargs)``; a leaf that is not a tensor stands in ``fixed``.
         fixed: place among the tree's leaves → the value that is given there every time.
         scalars: names of tensors without axes, which clients give as one element.
+        casts: dtype of each tensor that clients give in another one.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Nested(torch.nn.Module):
         spec: pytree.TreeSpec,
         fixed: Mapping[int, Any] | None = None,
         scalars: Sequence[str] = (),
+        casts: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         super().__init__()
         # Not eval(): the module of an exported program refuses to be switched.
@@ -91,13 +96,19 @@ class Nested(torch.nn.Module):
         self._spec = spec
         self._fixed = dict(fixed or {})
         self._scalars = frozenset(scalars)
+        self._casts = dict(casts or {})
 
     def forward(self, **given: torch.Tensor) -> Any:
         """Run the model on tensors by name."""
-        tensors = iter([given[n].reshape(()) if n in self._scalars else given[n] for n in self.names])
+        cast = {n: _cast(given[n], self._casts.get(n)) for n in self.names}
+        tensors = iter([cast[n].reshape(()) if n in self._scalars else cast[n] for n in self.names])
         leaves = [self._fixed[i] if i in self._fixed else next(tensors) for i in range(self._spec.num_leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return self.model(*args, **kwargs)
+
+
+def _given(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return _cast(tensor, torch.float32 if dtype is None and tensor.dtype in HALVES else dtype)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -128,7 +139,9 @@ def call(function: Callable[..., Any], inputs: Sequence[str], feed: Mapping[str,
 
 def client_array(tensor: torch.Tensor) -> np.ndarray:
     """Return what a client gets; narrow floats, which NumPy or clients lack, as float32, scalars as one element."""
-    plain = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    if tensor.is_complex():
+        raise StageError("an output is complex, which no client could receive", fix="return torch.view_as_real(output)")
+    plain = tensor.float() if tensor.dtype in HALVES else tensor
     return torch.atleast_1d(plain).numpy()
 
 

@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from accel.core.errors import StageError
+from accel.core.errors import InputError, StageError
 from accel.core.feeds import Feed
 from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import extents, output_dims, shapes_at
+
+RTOL, ATOL = 1e-4, 1e-5
+"""Difference between two runs that the order of sums may make; ``ATOL`` is relative to the largest value."""
 
 
 def probe_outputs(
@@ -28,21 +31,64 @@ def probe_outputs(
         **{name: base | {name: e.opt if e.opt != e.min else e.max} for name, e in axes.items()},
     }
     seen: dict[str | None, list[tuple[int, ...]]] = {}
+    other: list[list[tuple[int, ...]]] = []
     names: list[str] = []
     dtypes: list[str] = []
-    for axis, sizes in points.items():
-        found = run(example_arrays(inputs, shapes_at(inputs, sizes)))
+    for axis, sizes, seed in [*((axis, sizes, 0) for axis, sizes in points.items()), (None, base, 1), (None, base, 2)]:
+        found = run(example_arrays(inputs, shapes_at(inputs, sizes), seed=seed))
         shapes = [v.shape for v in found.values()]
         if seen and (list(found) != names or [len(s) for s in shapes] != [len(s) for s in seen[None]]):
             raise StageError(f"the model returns other outputs at {sizes} than at {base}: {list(found)} and {names}")
         names, dtypes = list(found), [str(v.dtype) for v in found.values()]
-        seen[axis] = shapes
-    return tuple(TensorSpec(n, t, d) for n, t, d in zip(names, dtypes, output_dims(axes, base, seen), strict=True))
+        if seed:
+            other.append(shapes)
+        else:
+            seen[axis] = shapes
+    dims = output_dims(points, seen, other)
+    return tuple(TensorSpec(n, t, d) for n, t, d in zip(names, dtypes, dims, strict=True))
 
 
-def example_arrays(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def check_repeats(
+    run: Callable[[Feed], Mapping[str, np.ndarray]],
+    inputs: Sequence[TensorSpec],
+    profile: Mapping[str, ShapeRange],
+    drawing: Sequence[str],
+) -> None:
+    """Run a model twice on the same values.
+
+    Args:
+        drawing: what in it draws random numbers, as far as that is known.
+
+    Raises:
+        InputError: it answers the same inputs differently.
+    """
+    feed = example_arrays(inputs, {name: shape.min for name, shape in profile.items()})
+    first, second = run(feed), run(feed)
+    for name, value in first.items():
+        if not alike(value, second[name]):
+            raise InputError(
+                f"the source is not deterministic: output {name!r} differs between two runs on the same inputs; "
+                + (f"random numbers are drawn by {', '.join(drawing)}" if drawing else "nothing in it says why"),
+                fix="take noise as an input, and export in inference mode: nothing can be held against a model that "
+                "answers otherwise each time",
+            )
+
+
+def alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Say whether two answers to one feed are the same, as far as the order of sums allows."""
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    return bool(np.allclose(one, other, rtol=RTOL, atol=ATOL * largest, equal_nan=True))
+
+
+def example_arrays(
+    inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0
+) -> dict[str, np.ndarray]:
     """Make seeded values that every range allows; a mask is all ones."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     feed = {}
     for spec in inputs:
         mask = "mask" in spec.name and spec.range in (None, (0, 1)) and "float" not in spec.dtype

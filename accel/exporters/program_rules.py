@@ -26,6 +26,9 @@ DEEPEST = 100
 
 ARITHMETIC = {"Symbol", "Integer", "Rational", "Float", "Add", "Mul", "Pow", "Mod", "Max", "Min", "floor", "ceiling"}
 """Names of sympy that a size may call, beside torch's own functions of sizes."""
+RELATIONS = {f"{strict}{than}" for strict in ("", "Strict") for than in ("GreaterThan", "LessThan")}
+RELATIONS |= {"Equality", "Unequality"}
+"""Names of sympy that an assertion on a size may call: of sizes that follow from values torch keeps what it assumed."""
 
 
 PICKLED = re.compile(r"custom_obj|opaque_obj|\.pkl$|serialized_")
@@ -146,7 +149,7 @@ def is_arithmetic(text: str) -> bool:
     """Say whether an expression holds numbers, symbols, operators and calls of known functions, and stays small."""
     from torch.utils._sympy import functions
 
-    known = ARITHMETIC | set(functions.__all__)
+    known = ARITHMETIC | RELATIONS | set(functions.__all__)
     tree = _parse(text)
     if tree is None:
         return False

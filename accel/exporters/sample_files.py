@@ -44,9 +44,27 @@ def sample_shapes(reference: str | None, name: str) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(shape for file in files for shape in _shapes(file, name)))
 
 
+def sample_dtype(reference: str | None, name: str) -> str | None:
+    """Return the dtype of an input as the first ``.npz`` with it says; None where none does.
+
+    Args:
+        reference / name: as of ``sample_shapes``.
+    """
+    if reference is None or FACTORY.fullmatch(reference):
+        return None
+    path = Path(reference)
+    files = [f for f in (sample_files(path) if path.is_dir() else [path]) if f.suffix.lower() == ".npz"]
+    held = (array for file in files for array in _arrays(file, name).values())
+    return next((str(array.dtype) for array in held), None)
+
+
+def _arrays(file: Path, name: str) -> dict[str, np.ndarray]:
+    return read_npz(file, lambda key: key == name or key.partition("/")[2] == name)
+
+
 def _shapes(file: Path, name: str) -> Iterator[tuple[int, ...]]:
     if file.suffix.lower() != ".jsonl":
-        for key, value in read_npz(file, lambda key: key == name or key.partition("/")[2] == name).items():
+        for key, value in _arrays(file, name).items():
             yield (1, *value.shape[1:]) if key == name else value.shape
         return
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -202,7 +202,8 @@ def _check(
     told: list[Any] = []
     axes = extents(source.inputs, source.profile)
     items: list[dict[str, np.ndarray]] = []
-    for index, feed in enumerate(feeds):
+    parts = ((index, part) for index, given in enumerate(feeds) for part in _unstacked(given, source, labels))
+    for index, feed in parts:
         if labels is not None:
             if labels not in feed:
                 raise no_label(f"sample {index}", labels, feed)
@@ -238,6 +239,26 @@ def _check(
             )
         items += rows
     return items, told
+
+
+def _unstacked(feed: Sample, source: ModelSource, labels: str | None) -> list[Sample]:
+    """Cut what holds many calls of a model whose first axis is fixed, one after another, and its labels alike."""
+    leading = {s.dims[0] if s.dims else None for s in source.inputs}
+    size = next(iter(leading)) if len(leading) == 1 else None
+    if not isinstance(size, int) or feed.keys() - {labels} != {s.name for s in source.inputs}:
+        return [feed]
+    arrays = {s.name: np.asarray(feed[s.name]) for s in source.inputs}
+    counts = {a.shape[0] if a.ndim == len(s.dims) else 0 for s, a in zip(source.inputs, arrays.values(), strict=True)}
+    count = counts.pop() // size if len(counts) == 1 else 0
+    if count < 2 or any(len(a) != count * size for a in arrays.values()):
+        return [feed]
+    parts = [{name: array[i : i + size] for name, array in arrays.items()} for i in range(0, count * size, size)]
+    if labels is None:
+        return list(parts)
+    told = _plain(feed.get(labels))
+    if not isinstance(told, list) or len(told) != count:
+        return [feed]
+    return [part | {labels: [label]} for part, label in zip(parts, told, strict=True)]
 
 
 def _batch(source: ModelSource) -> Extent | None:

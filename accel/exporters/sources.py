@@ -17,6 +17,7 @@ from pathlib import Path
 from accel.core.accuracy.metrics import METRICS
 from accel.core.accuracy.parity import NAMES
 from accel.core.errors import InputError, UsageError, nearest, raised_as
+from accel.core.imports import user_files
 from accel.core.values import GraphChoice, sha256_file, sha256_json, to_json
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.onnx_file import external_files
@@ -379,7 +380,8 @@ def files_key(request: SourceRequest, content: str | None = None) -> str | None:
     if request.samples is not None:
         match = FACTORY.fullmatch(request.samples)
         path = Path(match["file"] if match else request.samples)
-        samples = [*(samples or ()), *(sha256_file(file) for file in (sample_files(path) if path.is_dir() else [path]))]
+        files = factory_files(match["file"]) if match else sample_files(path) if path.is_dir() else [path]
+        samples = [*(samples or ()), *(sha256_file(file) for file in files)]
         samples += metric_files(request.metric)
     with raised_as(InputError, OSError, "the initial state cannot be read", fix="--initial-state INPUT=FILE.npy"):
         begins = [sha256_file(Path(file)) for file in request.initial.values()]
@@ -387,9 +389,17 @@ def files_key(request: SourceRequest, content: str | None = None) -> str | None:
 
 
 def metric_files(metric: str | None) -> list[str]:
-    """Return the hash of a metric's file, where it is one."""
+    """Return the hashes of a metric's file and of its neighbours that it imports, where it is one."""
     match = FACTORY.fullmatch(metric or "")
-    return [sha256_file(Path(match["file"]))] if match else []
+    return [sha256_file(file) for file in factory_files(match["file"])] if match else []
+
+
+def factory_files(file: str) -> list[Path]:
+    """Return a user's file and what it imports; the file alone where that cannot be read: whoever runs it says so."""
+    try:
+        return list(user_files(Path(file)).values())
+    except (OSError, SyntaxError, ValueError):
+        return [Path(file)]
 
 
 def _content_files(request: SourceRequest) -> dict[str, Path] | None:

@@ -21,7 +21,7 @@ import torch
 from accel.core.errors import InputError, StageError, first_line, raised_as
 from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import extents, points, shapes_at, trace_sizes
-from accel.exporters.positional import Nested, call, named_tensors
+from accel.exporters.positional import HALVES, Nested, call, named_tensors
 from accel.exporters.probe import example_arrays
 
 FIX = "give the model that it was made from as `file.py:factory`, or an ONNX file made where it was trained"
@@ -67,7 +67,8 @@ def read_script(path: Path) -> torch.jit.ScriptModule:
             elif name.endswith("pkl"):
                 _check_pickle(record, f"{path.name}:{name}")
         module = torch.jit.load(str(path), map_location="cpu")
-    return module.eval()
+    halves = any(t.dtype in HALVES for t in module.state_dict().values())
+    return module.float().eval() if halves else module.eval()
 
 
 def _check_pickle(record: bytes, where: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.core.calls import as_array
 from accel.core.errors import SampleError, raised_as
 from accel.core.feeds import read_feeds, read_npz
 from accel.core.values import ModelSource
@@ -99,16 +100,20 @@ def _generated(reference: str, source: ModelSource, labels: str | None) -> Itera
         return
     names = [s.name for s in source.inputs]
     made = factory.call(reference, "sample generator")
-    for index, sample in enumerate([made] if isinstance(made, Mapping) else made):
+    with factory.running(reference, "sample generator"):  # its code runs as it is asked for samples
+        if made is None:
+            raise SampleError(f"sample generator {Path(reference).name} returned nothing: expected samples")
+        given = [made] if isinstance(made, Mapping) else list(made)
+    for index, sample in enumerate(given):
         if isinstance(sample, str):
             yield from tokenised([sample], source)
         elif isinstance(sample, Mapping) and isinstance(sample.get("text"), str):
             [feed] = tokenised([sample["text"]], source)
             yield feed | {name: [value] for name, value in sample.items() if name == labels}
         elif isinstance(sample, Mapping):
-            yield {k: np.asarray(v) for k, v in sample.items()}
+            yield {k: as_array(v) for k, v in sample.items()}
         elif isinstance(sample, tuple) and len(sample) == len(names):
-            yield {n: np.asarray(v) for n, v in zip(names, sample, strict=True)}
+            yield {n: as_array(v) for n, v in zip(names, sample, strict=True)}
         else:
             raise SampleError(
                 f"sample {index} of {Path(reference).name} is {type(sample).__name__}: expected a dict name → array, a "
@@ -130,7 +135,8 @@ def _lines(path: Path, source: ModelSource, labels: str | None) -> list[Sample]:
             continue
         with raised_as(SampleError, (ValueError, RecursionError), f"{path.name}:{number} is not JSON"):
             row = json.loads(line)
-        if not isinstance(row, dict) or ("text" in row and not isinstance(row["text"], str)):
+        own = any(s.name == "text" for s in source.inputs)
+        if not isinstance(row, dict) or ("text" in row and not own and not isinstance(row["text"], str)):
             raise SampleError(f'{path.name}:{number}: expected {{"text": "…"}} or one value per input')
         label: Sample = {}
         if labels is not None:

@@ -120,8 +120,8 @@ def reference(described: Described, samples_folder: Path, out: Path) -> Referenc
     is left out.
 
     Raises:
-        SampleError: requests of the traffic are answered otherwise in a group than alone, or the task metric finds
-            nothing right in the source's own answers.
+        SampleError: an output holds nothing at every sample, requests of the traffic are answered otherwise in a group
+            than alone, or the task metric finds nothing right in the source's own answers.
         InputError: the metric raised, or gave no number.
     """
     from accel.exporters import coverage, traffic
@@ -132,6 +132,7 @@ def reference(described: Described, samples_folder: Path, out: Path) -> Referenc
     begin, cpu = time.monotonic(), time.process_time()
     feeds = gate_feeds(described.samples, samples_folder)
     found: Feeds = {name: model.run(feed) for name, feed in feeds.items()}
+    _check_answers(described.source, found)
     _check_metric(described, samples_folder, feeds, found)
     deadline = time.monotonic() + max(COVERAGE_S, time.monotonic() - begin)
     more, room = _coverage(described.samples, samples_folder), COVERAGE_BYTES
@@ -148,6 +149,20 @@ def reference(described: Described, samples_folder: Path, out: Path) -> Referenc
         )
     write_feeds(out, found | played)
     return ReferenceCost(len(found), time.process_time() - cpu)
+
+
+def _check_answers(source: ModelSource, found: "Feeds") -> None:
+    """Refuse samples that show nothing of an output whose size follows from values: every variant would hold them."""
+    if source.samples == "random":
+        return  # nothing is called proved
+    varying = [s.name for s in source.outputs if any(isinstance(dim, str) for dim in s.dims)]
+    if empty := [name for name in varying if not any(answer[name].size for answer in found.values() if name in answer)]:
+        raise SampleError(
+            f"{source.name} answers every sample with nothing in {', '.join(map(repr, empty))}: no variant could be "
+            "held against that",
+            fix="give --samples in which the model finds something (values as it was trained on), or a model without "
+            "that output",
+        )
 
 
 def _check_metric(described: Described, samples_folder: Path, feeds: "Feeds", found: "Feeds") -> None:

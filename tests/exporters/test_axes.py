@@ -41,8 +41,19 @@ def test_axes_that_vary_alike_share_a_name() -> None:
 
 def test_output_axes_follow_inputs() -> None:
     found = output_dims(
-        {"batch": Extent(1, 1, 4), "seq": Extent(2, 4, 8)},
-        {"batch": 1, "seq": 2},
+        {None: {"batch": 1, "seq": 2}, "batch": {"batch": 4, "seq": 2}, "seq": {"batch": 1, "seq": 4}},
         {None: [(1, 2, 7), (1, 1)], "batch": [(4, 2, 7), (4, 1)], "seq": [(1, 4, 7), (1, 2)]},
     )
     assert found == [("batch", "seq", 7), ("batch", "out1_axis1")]
+
+
+def test_an_output_axis_is_called_after_an_input_axis_only_where_it_follows_it() -> None:
+    points = {None: {"batch": 1}, "batch": {"batch": 4}}
+    seen = {None: [(1, 5)], "batch": [(16, 5)]}  # batch * batch
+    assert output_dims(points, seen) == [("out0_axis0", 5)]
+
+
+def test_an_output_axis_that_moves_with_the_values_has_no_size() -> None:
+    points = {None: {"batch": 1}, "batch": {"batch": 4}}
+    seen = {None: [(1, 5)], "batch": [(4, 5)]}
+    assert output_dims(points, seen, [[(1, 5)], [(1, 3)]]) == [("batch", "out0_axis1")]

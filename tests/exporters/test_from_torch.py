@@ -426,6 +426,7 @@ def test_what_is_no_program_is_refused(tmp_path: Path, program_file: Path) -> No
         ("Symbol('s11', positive=True, integer=True)", True),
         ("FloorDiv(Symbol('s0', integer=True), 2) + 1", True),
         ("2*s0 - 1", True),
+        ("GreaterThan(Symbol('u0', integer=True), Integer(0))", True),
         ("open('x', 'w')", False),
         ("s0.__class__", False),
         ("Symbol('a b')", False),
