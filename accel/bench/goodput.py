@@ -17,6 +17,8 @@ SHARE_LATE = 0.01
 """Requests that may be late: p99 is the percentile that budgets name."""
 WITHIN = 0.03
 """A search ends when the greatest load held and the least one broken lie within 3 %: as close as two are equivalent."""
+P99_OF = " p99"
+"""What ends the name of a model's p99 among ``Probe.slow``."""
 GROWTH, LONGEST_STEP = 1.6, 4.0
 MOST_PROBES = 16
 LEAST_LOAD = 1 / 64
@@ -41,7 +43,7 @@ class Probe:
         by_model: of models that share a server, what each did: ``throughput_per_s``, ``p50_ms``, ``p99_ms``; requests,
             late ones and percentiles above are those of the model that did worst.
         slow: of each percentile that has a budget, how many requests took longer than that or are not answered, and of
-            how many.
+            how many; of models that share a server of their p99, too (``m p99``).
     """
 
     load: float
@@ -66,14 +68,17 @@ class Probe:
             if name in other.slow
         }
 
+        shared = [found for name, found in slow.items() if name.endswith(P99_OF)]
+        late, requests = max(shared, key=_share) if shared else (self.late + other.late, self.requests + other.requests)
+
         def mean(a: float | None, b: float | None) -> float | None:
             return b if a is None else a if b is None else (a * self.count + b * other.count) / n
 
         return Probe(
             self.load,
             (self.throughput_per_s * self.count + other.throughput_per_s * other.count) / n,
-            self.requests + other.requests,
-            self.late + other.late,
+            requests,
+            late,
             mean(self.p50_ms, other.p50_ms),
             mean(self.p99_ms, other.p99_ms),
             self.failures + other.failures,
@@ -119,6 +124,11 @@ def slow(latency_ms: "np.ndarray", requests: int, limits_ms: Mapping[str, float]
     return {name: (int((latency_ms > limit).sum()) + unanswered, requests) for name, limit in limits_ms.items()}
 
 
+def _share(late: tuple[int, int]) -> float:
+    """Return which share of requests was late."""
+    return late[0] / max(1, late[1])
+
+
 def _exceeds(name: str, slow: int, requests: int) -> bool:
     """Say whether so many slow requests put a percentile (``p50``, of a model: ``m p50``) beyond its budget."""
     return slow > requests - _rank(name, requests)
@@ -151,7 +161,10 @@ def combined(load: float, probes: Mapping[str, Probe]) -> Probe:
             model: {"throughput_per_s": p.throughput_per_s, "p50_ms": p.p50_ms, "p99_ms": p.p99_ms}
             for model, p in probes.items()
         },
-        slow={f"{model} {name}": found for model, p in probes.items() for name, found in p.slow.items()},
+        slow={
+            **{f"{model} {name}": found for model, p in probes.items() for name, found in p.slow.items()},
+            **{f"{model}{P99_OF}": (p.late, p.requests) for model, p in probes.items()},
+        },
     )
 
 
@@ -184,10 +197,12 @@ class Bisection:
 
     @property
     def best(self) -> Probe | None:
-        """The probe of greatest throughput among those held; of clients the fewest that carry as much within 3 %."""
+        """The greatest load held; of clients the fewest that carry as much as any, within 3 %."""
         held = [p for p in self.probes if p.held]
+        if not self.whole:
+            return max(held, key=lambda p: p.load, default=None)
         best = max(held, key=lambda p: p.throughput_per_s, default=None)
-        if best is None or not self.whole:
+        if best is None:
             return best
         alike = (p for p in held if p.throughput_per_s * (1 + WITHIN) >= best.throughput_per_s)
         return min(alike, key=lambda p: p.load)

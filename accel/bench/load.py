@@ -68,6 +68,18 @@ class Load:
         if (self.arrivals == "recorded") != bool(self.gaps_s):
             raise UsageError("recorded arrivals are those of a file", fix="give the file's path as --arrivals")
 
+    def due(self, seconds: float) -> int | None:
+        """Return how many requests are due that long after the beginning; None where chance decides, or clients do."""
+        if self.rate_per_s is None or self.arrivals == "poisson":
+            return None
+        if seconds < 0:
+            return 0
+        if self.arrivals == "constant":
+            return math.floor(seconds * self.rate_per_s) + 1
+        moments = np.cumsum(self.gaps_s) * len(self.gaps_s) / sum(self.gaps_s) / self.rate_per_s
+        rounds, rest = divmod(seconds + 1e-6, float(moments[-1]))  # a sum of gaps is not exact
+        return int(rounds) * len(moments) + int(np.searchsorted(moments, rest, side="right"))
+
     def __str__(self) -> str:
         if self.concurrency is not None:
             return f"concurrency {self.concurrency}"
@@ -150,7 +162,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
         self.largest_output_bytes = 0
         self._hit_rate: float | None = None
         self._rows: list[np.ndarray] = []  # taken from the processes, of no window yet
-        self._begin_ns = 0
+        self.begun_ns = self._begin_ns = 0
         self._timeout_s = timeout_s
         self._regions = f"accel-load-{uuid.uuid4().hex[:12]}"
         self._scratch = tempfile.TemporaryDirectory(prefix="load-", dir=temporary.root())
@@ -240,7 +252,7 @@ class Generator(contextlib.AbstractContextManager["Generator"]):
         if load.gaps_s:
             gaps = Path(self._scratch.name) / "gaps.npy"
             np.save(gaps, np.array(load.gaps_s))
-        self._begin_ns = now_ns()
+        self.begun_ns = self._begin_ns = now_ns()
         for index, worker in enumerate(self._workers):
             share = None
             if load.concurrency is not None:

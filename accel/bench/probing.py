@@ -101,7 +101,8 @@ class _LoadSoFar:
         self._latency = np.concatenate([w.latency_ms for w in self._rows])
         late = int(np.count_nonzero(self._latency > part.limit_ms)) + requests - len(self._latency)
         if rate:
-            late += (unanswered := missing(rate, elapsed_s, part.limit_ms, requests))
+            began_s = (self._rows[0].begin_ns - part.generator.begun_ns) / 1e9
+            late += (unanswered := missing(part.load, began_s, elapsed_s, part.limit_ms, requests))
             requests += unanswered
         self._requests, self._late = requests, late
         at_end = max(part.least, requests, requests * self._wanted_s / elapsed_s)
@@ -126,12 +127,19 @@ class _LoadSoFar:
         )
 
 
-def missing(rate_per_s: float, elapsed_s: float, limit_ms: float, ended: int) -> int:
+def missing(load: Load, began_s: float, elapsed_s: float, limit_ms: float, ended: int) -> int:
     """Return how many requests of an open loop were due longer than the budget ago and have not ended, for certain.
 
-    Of ``rate × time`` three standard deviations of a Poisson process may not have come.
+    Of ``rate × time`` three standard deviations of a Poisson process may not have come. What a recording or equal gaps
+    send is known.
+
+    Args:
+        began_s: from the first moment of the load until it was watched.
     """
-    due = rate_per_s * max(0.0, elapsed_s - limit_ms / 1e3)
+    watched_s = max(0.0, elapsed_s - limit_ms / 1e3)
+    if (by_end := load.due(began_s + watched_s)) is not None:
+        return max(0, by_end - (load.due(began_s) or 0) - ended)
+    due = (load.rate_per_s or 0.0) * watched_s
     return max(0, math.floor(due - 3 * math.sqrt(due) - ended))
 
 

@@ -132,6 +132,36 @@ class LoadTestRequest(Options, BaseModel):
             self.seconds, self.processes, self.shared_memory, self.protocol, self.seed, hit_rate=self.hit_rate
         )
 
+    def _ignored(self) -> Iterator[tuple[bool, str, str]]:
+        """Yield whether something was asked that would change nothing, why, and what to do."""
+        given, closed = self.model_fields_set, self.concurrency is not None or self.phases is not None or self.table
+        recorded = not closed and bool(ranges.arrivals(self.arrivals)[1]) if "arrivals" in given else False
+        yield (
+            "arrivals" in given and self.request_rate is None and not recorded,
+            "--arrivals says when the requests of an open loop come, and this load is of clients",
+            "give --request-rate, or leave --arrivals out",
+        )
+        yield (
+            self.table and (self.concurrency is not None or self.request_rate is not None),
+            "--table has a load of its own, concurrency 10",
+            "leave --concurrency and --request-rate out, or --table",
+        )
+        yield (
+            self.phases is not None and "seconds" in given,
+            "--phases says how long each phase lasts",
+            "leave --seconds out",
+        )
+        yield (
+            self.mixed and self.data is not None,
+            "--mixed-lengths sends all stored shapes, and --data what it holds",
+            "give one of the two",
+        )
+        yield (
+            self.tool == "perf_analyzer" and bool(given & {"processes", "seed"}),
+            "perf_analyzer has processes and a seed of its own",
+            "leave --processes and --seed out, or --load",
+        )
+
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.concurrency is not None and self.request_rate is not None:
@@ -149,6 +179,9 @@ class LoadTestRequest(Options, BaseModel):
             )
         if self.shared_memory and self.protocol == "http" and self.tool == "accel":
             raise UsageError("--shared-memory goes over gRPC here", fix="leave --protocol out, or --load perf_analyzer")
+        for ignored, what, fix in self._ignored():
+            if ignored:
+                raise UsageError(what, fix=fix)
         _ = self.loads  # wrong ones are refused at once
         return self
 
@@ -262,6 +295,11 @@ def _subject(asked: LoadTestRequest, running: Server, logs: str) -> _Subject:
         )
     else:
         manifest, labels = None, VariantLabels(threads=hardware.cpu_threads())
+        if asked.mixed:
+            raise UsageError(
+                "--mixed-lengths sends the shapes that a repository stores, and a server shows none",
+                fix="give the repository, or --data",
+            )
         with Generator(running.endpoint.grpc, log=Path(logs) / "load.log") as generator:
             served = generator.describe(asked.model)
         model, inputs, batched = served.model, served.inputs, served.max_batch_size > 0
@@ -270,7 +308,9 @@ def _subject(asked: LoadTestRequest, running: Server, logs: str) -> _Subject:
         raise UsageError(
             "a stateful model is asked in sequences, which accel's own load keeps apart", fix="--load accel"
         )
-    own_axis = all(spec.dims and isinstance(spec.dims[0], str) for spec in inputs)
+    # Of a repository it is known which axis counts items; a server says that it batches, or that an axis varies.
+    named = ("batch",) if manifest is not None else (*{d for s in inputs for d in s.dims[:1] if isinstance(d, str)},)
+    own_axis = all(spec.dims[:1] and spec.dims[0] in named for spec in inputs)
     if (asked.batch or 1) > 1 and stateful:
         raise UsageError("a request of a stateful model is one step of one sequence", fix="leave --batch out")
     if (asked.batch or 1) > 1 and not own_axis:

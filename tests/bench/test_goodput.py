@@ -117,7 +117,7 @@ def test_a_stall_of_a_median_is_made_up_for_by_the_next_probe():
     assert not broke.with_more(broke).with_more(broke).held
     both = combined(100.0, {"m": broke, "n": calm}).with_more(combined(100.0, {"m": calm, "n": calm}))
     assert both.held
-    assert both.slow == {"m p50": (60, 400), "n p50": (0, 600)}
+    assert both.slow == {"m p50": (60, 400), "n p50": (0, 600), "m p99": (0, 400), "n p99": (0, 600)}
 
 
 def test_a_server_that_grew_slower_is_followed_down_when_all_probes_were_made():
@@ -169,10 +169,39 @@ def test_a_real_server_holds_what_it_can_and_breaks_above_it(generator):
 
 
 def test_what_is_due_and_unanswered_is_late():
-    assert missing(100, 10.0, 100.0, ended=990) == 0
-    assert missing(100, 10.0, 100.0, ended=900) == 0  # chance may explain so many
-    assert missing(100, 10.0, 100.0, ended=400) == 495
-    assert missing(100, 0.05, 100.0, ended=0) == 0
+    drawn = Load(rate_per_s=100, arrivals="poisson")
+    assert missing(drawn, 0.0, 10.0, 100.0, ended=990) == 0
+    assert missing(drawn, 0.0, 10.0, 100.0, ended=900) == 0  # chance may explain so many
+    assert missing(drawn, 0.0, 10.0, 100.0, ended=400) == 495
+    assert missing(drawn, 0.0, 0.05, 100.0, ended=0) == 0
+
+
+def test_of_a_recording_it_is_known_what_is_due():
+    """5/s for 10 s, then 50/s for 20 s: at its beginning a server that answers all of 35/s is not behind."""
+    gaps = (0.2,) * 50 + (0.02,) * 1000
+    own = Load(rate_per_s=35.0, arrivals="recorded", gaps_s=gaps)
+    assert [own.due(seconds) for seconds in (-1.0, 0.0, 1.0, 10.0, 12.0, 30.0, 31.0)] == [0, 0, 5, 50, 150, 1050, 1055]
+    assert missing(own, 0.0, 8.1, 100.0, ended=40) == 0
+    assert missing(own, 0.0, 8.1, 100.0, ended=30) == 10
+    assert missing(own, 10.0, 2.1, 100.0, ended=60) == 40
+    twice = Load(rate_per_s=70.0, arrivals="recorded", gaps_s=gaps)
+    assert twice.due(5.0) == own.due(10.0)
+    even = Load(rate_per_s=10.0, arrivals="constant")
+    assert [even.due(seconds) for seconds in (0.0, 0.05, 0.1, 1.0)] == [1, 1, 2, 11]
+    assert missing(even, 0.3, 1.0, 100.0, ended=9) == 0
+    assert Load(concurrency=2).due(1.0) is None
+
+
+def test_models_that_share_a_server_are_judged_each_by_all_of_its_probes():
+    def seen(bert: int, minilm: int) -> Probe:
+        return combined(100.0, {"bert": Probe(10, 10, 300, bert), "minilm": Probe(90, 90, 2400, minilm)})
+
+    probes = [seen(2, 1), seen(9, 1), seen(1, 10)]
+    whole = probes[0].with_more(probes[1]).with_more(probes[2])
+    assert (whole.late, whole.requests) == (12, 900), "bert, in all three; not the worst of each"
+    assert not whole.held
+    assert seen(2, 1).with_more(seen(4, 10)).held
+    assert not seen(4, 1).held
 
 
 def test_of_clients_the_fewest_that_carry_the_most_count():

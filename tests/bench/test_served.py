@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import null_repository
 import numpy as np
@@ -650,3 +651,29 @@ def test_a_url_is_told_from_a_folder(tmp_path):
         load_test.bench(load_test.LoadTestRequest(target="127.0.0.1:9"), print, print)
     with pytest.raises(UsageError):
         load_test.LoadTestRequest(target="x", concurrency="1", request_rate="1")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"arrivals": "poisson"}, "--arrivals says when"),
+        ({"arrivals": "poisson", "concurrency": "4"}, "--arrivals says when"),
+        ({"table": True, "concurrency": "4"}, "--table has a load of its own"),
+        ({"table": True, "request_rate": "50"}, "--table has a load of its own"),
+        ({"phases": "1:2:10", "seconds": 3.0}, "--phases says how long"),
+        ({"mixed_lengths": True, "data": Path("x.npz")}, "--mixed-lengths sends all stored"),
+        ({"load": "perf_analyzer", "seed": 3}, "perf_analyzer has processes"),
+        ({"load": "perf_analyzer", "processes": 2}, "perf_analyzer has processes"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(given, says):
+    with pytest.raises(UsageError, match=says):
+        load_test.LoadTestRequest(target="somewhere", **given)
+
+
+def test_recorded_arrivals_are_a_load_by_themselves(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"at": 0}\n{"at": 1}\n{"at": 3}\n')
+    asked = load_test.LoadTestRequest(target="somewhere", arrivals=str(tmp_path / "log.jsonl"))
+    assert asked.loads[0].arrivals == "recorded"
+    with pytest.raises(UsageError, match="--arrivals says when"):
+        load_test.LoadTestRequest(target="somewhere", arrivals=str(tmp_path / "log.jsonl"), concurrency="4")

@@ -6,9 +6,10 @@ server cannot do is a finding, not the end of the session.
 
 import contextlib
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -108,6 +109,7 @@ class Subject:
         default: how it is scheduled as it ships.
         config: the worker's ``ModelConfig``.
         same_shape: only requests of one shape are merged.
+        whole: no axis counts items: a request is sent as it is.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Subject:
     via: str | None = None
     logs: Path = Path()
     protocol: InferenceProtocol = "grpc"
+    whole: bool = False
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -240,8 +243,11 @@ class _Counted(NamedTuple):
 class Trial:
     """A server that runs one configuration, and the process that sends to it."""
 
-    def __init__(self, subject: Subject, server: Server, generator: Generator, start_s: float) -> None:
+    def __init__(
+        self, subject: Subject, server: Server, generator: Generator, start_s: float, *, cached: bool = False
+    ) -> None:
         self._subject, self._server, self._generator, self.start_s = subject, server, generator, start_s
+        self._cached, self._before = cached, (0, 0)
         self._disturbed = 0
         self._open(subject.feeds)
 
@@ -271,6 +277,9 @@ class Trial:
         elif goal.arrivals is not None:
             least = min(least, max(FEW, int(level * LONGEST_S)))
         load, sizes = goal.load(level), self._subject.sizes
+        if load.gaps_s:  # a recording is met at another place each time
+            place = random.Random(seed).randrange(len(load.gaps_s))
+            load = replace(load, gaps_s=load.gaps_s[place:] + load.gaps_s[:place])
         return probing.Part(self._generator, load, goal.budget_ms, sizes, goal.limits_ms, least)
 
     def warm(self, largest: int, instances: int) -> None:
@@ -284,8 +293,9 @@ class Trial:
                 if time.monotonic() - begin > WARM_S:
                     break
                 with contextlib.suppress(InputError):  # a size that fails is a finding of the curve
-                    self._open(rebatch(self._subject.feeds[:1], size))
+                    self._open(self._of(self._subject.feeds[:1], size), hit_rate=0.0 if self._cached else None)
                     self._latency_s(instances, 0.0)
+        self._before = self._asked() if self._cached else self._before
 
     def memory_mib(self) -> float | None:
         """Return the resident memory of the server's processes, where it can be known."""
@@ -297,10 +307,14 @@ class Trial:
         return None if found is None else found / 2**20
 
     def hit_share(self) -> float | None:
-        """Return the share of all requests so far that the response cache answered; None where it was asked nothing."""
+        """Return which share the response cache answered of the requests since ``warm``; None where there were none."""
+        hits, misses = (now - before for now, before in zip(self._asked(), self._before, strict=True))
+        return hits / (hits + misses) if hits + misses else None
+
+    def _asked(self) -> tuple[int, int]:
+        """Return what the server counted of its response cache so far: hits and misses."""
         told = self._generator.statistics(self._subject.model)
-        asked = told["cache_hits"] + told["cache_misses"]
-        return told["cache_hits"] / asked if asked else None
+        return told["cache_hits"], told["cache_misses"]
 
     def curve(self, settings: Settings, limit_ms: float = math.inf, *, longest_s: float = math.inf) -> Curve:
         """Measure how long batches take; the server must merge requests where it can.
@@ -315,19 +329,19 @@ class Trial:
         """
         n, most = settings.instances, min(max(1, self._subject.max_batch), LARGEST_BATCH)
         sizes = sorted({*(1 << i for i in range(most.bit_length())), most} & set(range(1, most + 1)))
-        window_s, begin, cut = WINDOW_S, time.monotonic(), False
+        window_s, begin, cut, late = WINDOW_S, time.monotonic(), False, False
         alone: dict[int, np.ndarray] = {}
         beside: dict[int, np.ndarray] = {}
         failed: dict[str, str] = {}
         with self.watched():
             first = self._subject.feeds[:1]
             for batch in sizes:
-                if cut := bool(alone) and (
-                    1e3 * float(np.median(alone[max(alone)])) > limit_ms or time.monotonic() - begin > longest_s
-                ):
+                cut = bool(alone) and 1e3 * float(np.median(alone[max(alone)])) > limit_ms
+                late = bool(alone) and time.monotonic() - begin > longest_s
+                if cut or late:
                     break
                 try:
-                    self._open(rebatch(first, batch))
+                    self._open(self._of(first, batch))
                     one = self._calmly(lambda: self._latency_s(1, window_s))
                     all_ = self._calmly(lambda: self._latency_s(n, window_s)) if n > 1 else one
                     alone[batch], beside[batch] = one, all_
@@ -354,12 +368,12 @@ class Trial:
                 switch = self._calmly(lambda: self._switch_s({b: float(np.median(alone[b])) for b in done}, window_s))
             kinds = [1.0]
             for kind in range(1, max(self._subject.kinds, default=0) + 1):
-                self._open([self._subject.feeds[self._subject.kinds.index(kind)]])
+                self._open(self._of([self._subject.feeds[self._subject.kinds.index(kind)]], 1)[:1])
                 kinds.append(float(np.median(self._latency_s(1, window_s)) / np.median(alone[1])))
         awake = {b: found[found < np.median(found) + SLEPT_S] for b, found in alone.items()}
         relative = np.concatenate([found / np.median(found) for found in awake.values()])
-        # Without a budget it was the time that was over: no batch that takes as long as the largest says what is next.
-        enough_ms = limit_ms if math.isfinite(limit_ms) else 1e3 * float(np.median(alone[done[-1]]))
+        # Where it was the time that was over, no batch that takes as long as the largest says what is next.
+        enough_ms = limit_ms if cut and math.isfinite(limit_ms) else 1e3 * float(np.median(alone[done[-1]]))
         return Curve(
             n,
             settings.threads,
@@ -377,8 +391,12 @@ class Trial:
             start_s=self.start_s,
             kinds=tuple(kinds),
             failed=failed,
-            cut_ms=enough_ms if cut else None,
+            cut_ms=enough_ms if cut or late else None,
         )
+
+    def _of(self, feeds: Sequence[Feed], items: int) -> Sequence[Feed]:
+        """Return feeds of so many items; as they are where nothing counts items."""
+        return feeds if self._subject.whole else rebatch(feeds, items)
 
     def _calmly(self, measure: Callable[[], T]) -> T:
         """Measure again what other processes disturbed, unless they do not stop."""
@@ -412,7 +430,7 @@ class Trial:
             alone_s: seconds of each size, asked for again and again.
         """
         sizes = [size for size in alone_s if size <= SWITCHED] if len(alone_s) > 2 else list(alone_s)
-        self._open([feed for size in sizes for feed in rebatch(self._subject.feeds[:1], size)])
+        self._open([rebatch(self._subject.feeds[:1], size)[0] for size in sizes])
         self._generator.start(Load(concurrency=1))
         try:
             self._generator.window(seconds / 4, least=len(sizes))
@@ -432,7 +450,7 @@ class Trial:
         Instances that are never idle are held by all of the time, also by what lies between two batches. Of others the
         server's own account says how long a batch was computed.
         """
-        self._open(rebatch(feeds, 1), slots=clients)
+        self._open(self._of(feeds, 1), slots=clients)
         self._generator.start(Load(concurrency=clients))
         try:
             self._generator.window(seconds / 4, least=clients)
@@ -487,7 +505,8 @@ def trial(subject: Subject, settings: Settings | None, scratch: Path) -> Iterato
             if wrong:
                 raise StageError(f"with {settings} it answers otherwise: {wrong[0].field}: {wrong[0].why}")
         with _generator(running, subject, subject.logs / f"{subject.name}.load.log") as generator:
-            yield Trial(subject, running, generator, start_s)
+            cached = (subject.default if settings is None else settings).cached
+            yield Trial(subject, running, generator, start_s, cached=bool(cached))
 
 
 def _generator(running: Server, subject: Subject, log: Path) -> Generator:
@@ -619,7 +638,7 @@ def subject(
     worker, _ = manifests.holder(served, promised)
     config = read_configs(served)[worker]
     feeds = tuple(data if data is not None else [read_points(served, promised)["opt"].inputs])
-    own_axis = all(spec.dims and isinstance(spec.dims[0], str) for spec in promised.inputs)
+    own_axis = all(spec.dims[:1] == ("batch",) for spec in promised.inputs)
     if data is None and promised.inputs and own_axis:
         feeds = tuple(rebatch(feeds, 1))
     sizes = tuple(int(next(iter(f.values())).shape[0]) if own_axis else 1 for f in feeds)
@@ -639,4 +658,5 @@ def subject(
         via,
         logs,
         protocol,
+        whole=not own_axis,
     )

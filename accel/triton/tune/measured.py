@@ -11,7 +11,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,12 @@ class Measuring:
         for number, target in enumerate(asked.targets):
             if self._is_elsewhere(target):
                 continue
-            for name, root in repositories(target, asked.via):
+            held = list(repositories(target, asked.via))
+            fixed = [name for name, root in held if manifests.read(root).artifact.variant.static is not None]
+            if len(fixed) < len(held):  # else the shape is the target's contract
+                held = [one for one in held if one[0] not in fixed]
+                self._unfit |= dict.fromkeys(fixed, "its requests have one shape, and those of the others any")
+            for name, root in held:
                 label = name if len(asked.targets) == 1 or name not in {s.name for s in found} else f"{name} {number}"
                 self._progress(label, "starting a server as it ships")
                 scratch, logs = self._scratch / f"{number}-{name}", self._out / "logs"
@@ -246,10 +251,13 @@ class Measuring:
         if not self._subjects:
             name, why = next(iter(self._unfit.items()))
             raise StageError(f"no repository could be measured; {name}: {why}")
+        budget_ms = self._goal.budget_ms
+        curves = {s.name: self._curves[s.name].values() for s in self._subjects}
+        cut = [name for name, those in curves.items() if not all(curve.serves(budget_ms) for curve in those)]
+        if cut and not (self._asked.offline and self._asked.data is not None):
+            self._cut = not self._asked.offline
+            self._warnings.append(f"{', '.join(cut)}: larger requests were not timed, {NO_TIME}")
         if self._asked.offline and self._asked.data is None:
-            cut = [s.name for s in self._subjects if any(c.cut_ms is not None for c in self._curves[s.name].values())]
-            if cut:
-                self._warnings.append(f"{', '.join(cut)}: larger requests were not timed, {NO_TIME}")
             self._subjects = [model.full(s, list(self._curves[s.name].values())) for s in self._subjects]
         options = self._options()
         with self._timed("predict"):
@@ -303,6 +311,16 @@ class Measuring:
         if left_out and self._verdict in ("decided", "equivalent"):
             self._verdict = "undecided"
 
+    @property
+    def unfit(self) -> Mapping[str, str]:
+        """What could not be measured, and why."""
+        return self._unfit
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What limits what was found so far."""
+        return self._warnings
+
     def _mispredicted(self) -> list[str]:
         """Return in words where real load contradicts a prediction: what held lies above it, or what broke below."""
         return [self._difference(c) for c in self.runners if c.name not in self._unfit and contradicts(c)]
@@ -313,7 +331,7 @@ class Measuring:
 
     @staticmethod
     def _difference(runner: ConfigurationRunner) -> str:
-        predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
+        predicted = runner.expected
         if runner.held < runner.most < predicted:
             return f"{runner.name}: predicted {predicted:.4g}/s, {runner.most:.4g}/s did not hold"
         return f"{runner.name}: predicted {predicted:.4g}/s, measured {runner.held:.4g}/s"
@@ -498,8 +516,8 @@ class Measuring:
             else:
                 how = searches.quick if mode == "quick" else searches.optuna
                 how(options, evaluate, trials=trials, seed=asked.seed)
-        self._cut = len(found) < trials and self._deadline.left(SEARCH) <= 0
-        if self._cut:
+        if len(found) < trials and self._deadline.left(SEARCH) <= 0:
+            self._cut = True
             self._warnings.append(f"the search ended after {len(found)} of {trials} trials: {NO_TIME}")
         return sorted(found, key=lambda o: -found[o])
 
@@ -560,11 +578,11 @@ class _TimeOver(Exception):
 
 def differs(runner: ConfigurationRunner) -> float:
     """Return by how much of what was measured the prediction differs from it; infinite where nothing was held."""
-    predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
+    predicted = runner.expected
     return predicted / runner.held - 1 if runner.held else math.inf if predicted else 0.0
 
 
 def contradicts(runner: ConfigurationRunner) -> bool:
     """Say whether what held lies that far above the prediction, or what broke below it."""
-    predicted = runner.predicted.throughput_per_s if runner.predicted else 0.0
+    predicted = runner.expected
     return runner.held > (1 + DIFFERS) * predicted or (1 + DIFFERS) * runner.most < predicted

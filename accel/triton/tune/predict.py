@@ -18,7 +18,7 @@ from accel.triton.settings import Settings
 from accel.triton.tune.lab import Curve, Goal, Subject, largest_batch
 from accel.triton.tune.scheduler import Outcome, QueuePolicy, SimulatedServer, poisson, simulate
 
-REQUESTS = 2500
+REQUESTS, RECORDED = 2500, 10_000
 
 
 def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> Bisection:
@@ -81,7 +81,8 @@ def probe(
     if goal.arrivals is None:
         found = simulate(server, clients=int(level), requests=REQUESTS, items=sizes, kinds=kinds, hit_rate=hits)
     else:
-        found = simulate(server, due(goal, level, REQUESTS), items=sizes, kinds=kinds, hit_rate=hits)
+        requests = max(REQUESTS, min(len(goal.gaps_s), RECORDED))
+        found = simulate(server, due(goal, level, requests), items=sizes, kinds=kinds, hit_rate=hits)
     return held_against(found, goal, level)
 
 
@@ -123,8 +124,8 @@ def due(goal: Goal, rate_per_s: float, requests: int) -> np.ndarray:
     """Return when the requests of an open loop are due (s)."""
     if goal.arrivals == "poisson":
         return poisson(rate_per_s, requests)
-    gaps = np.resize(goal.gaps_s or (1.0,), requests)
-    return np.cumsum(gaps / gaps.mean() / rate_per_s)
+    gaps = np.asarray(goal.gaps_s or (1.0,))
+    return np.cumsum(np.resize(gaps, requests) / gaps.mean() / rate_per_s)  # the rate is that of the whole recording
 
 
 def capacity(subject: Subject, curve: Curve, settings: Settings) -> float:

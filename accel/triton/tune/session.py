@@ -286,7 +286,7 @@ class _Session(Measuring):
         carried = list(self._elsewhere)
         if chosen is not None:
             carried.insert(0, (hardware.detect().id, chosen.name, chosen.held))
-        sizes = self._subjects[0].sizes
+        sizes = (self._subjects[0] if chosen is None else chosen.subject).sizes
         items = sum(sizes) / len(sizes)
         rate, room = self._goal.rate_per_s, asked.headroom
         return [cost(*one, asked.prices, rate_per_s=rate, headroom=room, items=items) for one in carried]

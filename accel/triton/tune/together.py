@@ -157,9 +157,12 @@ class _Together:
             scratch, place = self._scratch / name, self._out / name
             session = Measuring(mine, place, scratch, self._notice, self._progress, self._stage)
             every = session.prepare()
+            self._unfit |= {f"{name}/{what}": why for what, why in session.unfit.items()}
+            self._warnings += [f"{name}: {warning}" for warning in session.warnings]
             fit = [o for o in every if self._fits(name, session.subject(o))]
             if not fit:
-                raise StageError(f"no repository of {name} can share a server; {next(iter(self._unfit.values()))}")
+                why = [why for what, why in self._unfit.items() if what.startswith(f"{name}/")]
+                raise StageError(f"no repository of {name} can share a server; {why[-1]}")
             self._measured[name] = session
             most = max(2, int(COMBINATIONS ** (1 / len(self._models))))
             options.append(list(dict.fromkeys([fit[0], *session.shortlist(fit)]))[:most])
@@ -236,13 +239,17 @@ class _Together:
         if not alive:
             raise StageError(f"no configuration could be proved; {next(iter(failed.values())).message}")
         self.chosen, self._verdict = choose(alive, self._runners[0])
+        left_out = [name for name, why in self._unfit.items() if NO_TIME in why]
+        if left_out:
+            self._warnings.append(f"{', '.join(left_out)}: not measured, {NO_TIME}")
+        if (left_out or any(NO_TIME in w for w in self._warnings)) and self._verdict in ("decided", "equivalent"):
+            self._verdict = "undecided"
         unended = [c.name for c in alive if c.search.next() is not None]
         if unended and self._verdict == "undecided":
             self._warnings.append(f"{NO_TIME}: not ended is the search of {', '.join(unended)}")
         for c in alive:
             if c.held and abs(differs(c)) > DIFFERS:
-                expected = c.predicted.throughput_per_s if c.predicted else 0.0
-                self._warnings.append(f"{c.name}: predicted {expected:.4g}/s, measured {c.held:.4g}/s")
+                self._warnings.append(f"{c.name}: predicted {c.expected:.4g}/s, measured {c.held:.4g}/s")
 
     def _runner(self, combination: tuple[Option, ...]) -> ConfigurationRunner:
         shares, predicted = self._shares(combination), self._predicted[combination]

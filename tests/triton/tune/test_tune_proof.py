@@ -81,6 +81,57 @@ def test_a_percentile_counts_what_was_not_answered():
     assert not Probe(1, 1, 1000, 0).with_more(held).held
 
 
+def test_a_load_that_was_probed_once_decides_nothing():
+    once = [Probe(150, 150, 1000, 0), Probe(155, 150, 1000, 900, count=2)]
+    lucky = ConfigurationRunner(ONE, Settings(2), Goal(100.0, "poisson"), 150.0, 1.0, 1, known=once)
+    default = runner(1, 100, 102)
+    assert choose([default, lucky], default) == (lucky, "undecided")
+    lucky.search.add(Probe(150, 150, 2000, 0, count=2))
+    assert choose([default, lucky], default) == (lucky, "decided")
+    stalled = ConfigurationRunner(
+        *(ONE, Settings(3), Goal(100.0, "poisson"), 100.0, 1.0, 1),
+        known=[Probe(100, 100, 1000, 0, count=3), Probe(103, 100, 1000, 900)],
+    )
+    assert choose([default, lucky, stalled], default) == (lucky, "undecided"), "one stall may bound what it carries"
+
+
+def test_an_open_loop_holds_its_load_and_not_what_chance_sent():
+    known = [Probe(100, 104.0, 300, 0, count=3), Probe(103, 99.0, 300, 90, count=2)]
+    one = ConfigurationRunner(ONE, Settings(2), Goal(100.0, "poisson"), 100.0, 1.0, 1, known=known)
+    assert (one.held, one.most) == (100, 103)
+    closed = ConfigurationRunner(ONE, Settings(2), Goal(100.0, None), 2, 1.0, 1, known=[Probe(2, 96.0, 300, 0)])
+    assert closed.held == 96.0
+
+
+def test_one_that_left_comes_back_where_what_beat_it_did_not_hold(monkeypatch):
+    class Lucky(Answering):
+        """The first two probes hold whatever is sent."""
+
+        left = 2
+
+        def probe(self, goal: Goal, level: float, **how: object) -> Probe:
+            self.left -= 1
+            return Probe(level, level, 1000, 0 if self.left >= 0 or level <= 80 else 500)
+
+    opened: list[int] = []
+
+    @contextlib.contextmanager
+    def served(subject, settings, scratch):
+        opened.append(settings.instances)
+        yield (Lucky if settings.instances == 1 else Answering)(120.0, 500.0, stalls=False)
+
+    monkeypatch.setattr(proof, "trial", served)
+    monkeypatch.setattr(machine_noise, "disturbed", lambda turn, threads: False)
+    made = [
+        ConfigurationRunner(ONE, Settings(n), Goal(100.0, "poisson"), start, 1.0, 1)
+        for n, start in ((1, 200.0), (2, 130.0))
+    ]
+    failed, _ = proof.prove(made, progress=lambda name, doing: None)
+    assert not failed
+    assert made[1].held == pytest.approx(120, rel=0.04)
+    assert opened.count(2) == 2
+
+
 def test_what_ships_is_not_chosen_where_its_server_failed():
     default, *alive = runner(1, 100, 102), runner(2, 100, 102), runner(3, 101, 103)
     best, said = choose(alive, default)
