@@ -238,8 +238,8 @@ def _leave_for_later(results: Sequence[VariantState], source: ModelSource, work:
         if found is None:
             continue
         for result in own:
-            name, static = result.variant.target.name, result.variant.static is not None
-            if static or name not in (*found.targets, *job.required):
+            target, static = result.variant.target, result.variant.static is not None
+            if not _required(result.variant, job) and (static or target.name not in found.targets):
                 result.outcome = Skipped(f"left for later: {' and '.join(found.targets)} come first", fix, left=True)
         said.append(f"{' and '.join(found.targets)} on {device}, one of which was {found.why}")
     if said:

@@ -19,7 +19,7 @@ import numpy as np
 
 from accel.bench import machine_noise
 from accel.bench.race import Entry, Race
-from accel.core.errors import AccelError, StageError, WorkerDied
+from accel.core.errors import AccelError, CheckFailed, StageError, WorkerDied
 from accel.core.hardware import available_memory_bytes
 from accel.core.values import Failed, Measurement
 
@@ -261,5 +261,6 @@ def measure(
             except StageError as found:
                 error = found
         log = str(runner.log) if runner.log.exists() else None
-        results[runner.name] = Failed(stage, error.message, log=log, died=isinstance(error, WorkerDied))
+        died, wrong = isinstance(error, WorkerDied), isinstance(error, CheckFailed)
+        results[runner.name] = Failed(stage, error.message, log=log, died=died, wrong=wrong)
     return results

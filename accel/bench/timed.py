@@ -111,7 +111,7 @@ def time_round(
         times = session.latency(point, seconds, least, limit_ms)
         elapsed = sum(times)
     elif scenario == "traffic":
-        times, elapsed = session.traffic(point, seconds)
+        times, elapsed = session.traffic(point, seconds, least, limit_ms)
     else:
         times, elapsed = session.throughput(point, seconds, least, limit_ms)
     return Round(tuple(times), elapsed, peak_rss_mib())

@@ -145,8 +145,13 @@ class TimedSession:
             if last:
                 return times, now_ns() - begin
 
-    def traffic(self, point: str, seconds: float) -> tuple[list[int], int]:
-        """Answer all feeds of a point, in order, in passes for ``seconds`` and at least one; slots are kept busy.
+    def traffic(
+        self, point: str, seconds: float, least: int = 1, limit_ms: float | None = None
+    ) -> tuple[list[int], int]:
+        """Answer all feeds of a point, in order, in passes for ``seconds`` and ``least`` calls; slots are kept busy.
+
+        Args:
+            limit_ms: as in ``latency``.
 
         Returns:
             Each call's ns from submit to read, pass after pass in the order of the feeds, and the ns of all passes.
@@ -175,7 +180,7 @@ class TimedSession:
                 waiting.append((number % slots, started, name))
             while waiting:
                 collect()
-            if now_ns() >= deadline:
+            if now_ns() >= deadline and (len(times) >= least or _hopeless(times, limit_ms)):
                 return times, now_ns() - begin
 
 

@@ -65,6 +65,10 @@ def judge(written: dict[str, Any], required: tuple[str, ...]) -> None:
         raise UnavailableError(f"nothing could be built here: {first.id}: {first.reason}", fix=first.fix)
     if "ok" not in statuses:
         raise CheckFailed("no variant passed", fix="the report says why for each: report.html in the run directory")
+    ships = document.shipping(run.decisions).values()
+    if ships and all(decision.chosen is None for decision in ships):
+        why = "; ".join(f"{d.device}: {d.reason}" for d in ships)
+        raise CheckFailed(f"nothing was chosen: {why}", fix="the report says why for each: report.html")
 
 
 def show(rows: Sequence[Any], as_json: bool, name: str, columns: tuple[str, ...], *, width: int | None = None) -> None:

@@ -5,7 +5,7 @@ reads them. Runs come from other machines and other versions of accel: beyond th
 an error (``values.from_foreign_json``), so that what is damaged or missing reads as unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,11 @@ class RunDocument:
     decisions: tuple[Decision, ...]
     timings_s: Mapping[str, float]
     timeline: tuple[TaskSpan, ...] = ()
+
+
+def shipping(decisions: Sequence[Decision]) -> dict[str, Decision]:
+    """Return of each device the decision that ships: by the first objective, as served where that was measured."""
+    return {d.device: d for d in decisions if d.objective == decisions[0].objective}
 
 
 def read(path: Path) -> RunDocument:

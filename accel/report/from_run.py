@@ -226,7 +226,8 @@ def _shown(points: Sequence[Measurement], won: Sequence[Decision]) -> tuple[Meas
     }
     points = [p for p in points if at.get(p.scenario, (p.batch, p.concurrency)) == (p.batch, p.concurrency)]
     points = [p for p in points if len(p.rounds_ms) != 1] or points  # one round says little
-    # Of several sessions the newest counts: it was measured beside the finalists.
+    # Of several sessions the newest counts, as in the choice: it was measured beside the finalists.
+    points = list({(p.scenario, p.batch, p.concurrency, p.via, p.repository): p for p in points}.values())
     latency = next((p for p in reversed(points) if p.scenario == "latency"), None)
     fixed = [p for p in points if p.scenario != "traffic"]
     batches = [p for p in fixed if p.scenario != "latency"] or fixed
@@ -247,7 +248,9 @@ def _ratio(mine: Measurement | None, base: VariantView, objective: str) -> float
     if mine is None:
         return None
     own = (mine.session, mine.via, mine.scenario)
-    other = max((p for p in base.measurements if (p.session, p.via, p.scenario) == own), key=_speed, default=None)
+    others = [p for p in base.measurements if (p.session, p.via, p.scenario) == own]
+    most = max((len(p.rounds_ms) for p in others), default=0)  # other batches of it left the race early
+    other = max((p for p in others if len(p.rounds_ms) == most), key=_speed, default=None)
     if other is None:
         return None
     rounds = list(zip(other.rounds_ms, mine.rounds_ms, strict=False))  # one of them may have left early

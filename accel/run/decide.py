@@ -59,6 +59,9 @@ class Constraints:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+FREE = Constraints()
+
+
 def decide(
     candidates: Sequence[Candidate],
     *,
@@ -109,10 +112,14 @@ def decide(
     against = {c.id: ratio(c.id, fastest) for c in field if c.id != fastest}
     tied = [c for c in field if c.id == fastest or ((r := against[c.id]) is not None and equivalent(r))]
     chosen = max(tied, key=lambda c: (_PRECISION.get(c.precision, 0), -c.bytes))
+
+    def lost(id: str, other: str) -> bool:
+        return (found := ratio(id, other)) is not None and _beaten(shown[id], shown[other], found)
+
+    # What never met the fastest has lost where it lost to another one that did.
+    met = [c.id for c in field if c.id == fastest or against[c.id] is not None]
     open_ = tuple(
-        c.id
-        for c in field
-        if c not in tied and (r := against[c.id]) is not None and not _beaten(shown[c.id], shown[fastest], r)
+        c.id for c in field if c not in tied and not any(lost(c.id, o) for o in ([fastest] if c.id in met else met))
     )
     for candidate in field:
         if candidate.id != chosen.id:
@@ -150,15 +157,23 @@ def decide(
 
 
 def finalists(
-    candidates: Sequence[Candidate], *, objective: Objective, baseline: str | None, most: int = 3
+    candidates: Sequence[Candidate],
+    *,
+    objective: Objective,
+    baseline: str | None,
+    most: int = 3,
+    constraints: Constraints = FREE,
 ) -> list[str]:
-    """Return the ids that a newcomer must be measured beside: the fastest that passed, and the baseline."""
+    """Return the ids that a newcomer must be measured beside: the fastest that may be chosen, and the baseline."""
     base = next((c for c in candidates if c.id == baseline), None)
     shown: dict[str, tuple[Measurement, ...]] = {}
     for candidate in candidates:
         if _unfit(candidate) is None and (found := _points(candidate, objective)):
-            newest = {_place(m): m for m in found}
-            place = _place(min(newest.values(), key=_time))
+            newest = {_place(m): m for m in found}  # an older session cannot excuse the newest
+            kept = [m for m in newest.values() if _broken(m, constraints) is None]
+            if not kept:
+                continue
+            place = _place(min(kept, key=_time))
             shown[candidate.id] = tuple(m for m in _points(candidate, objective) if _place(m) == place)
     best: list[str] = []
     while shown and len(best) < most:
@@ -209,11 +224,22 @@ def _time(point: Measurement) -> float:
     return float(np.median(point.rounds_ms)) if len(point.rounds_ms) > 1 else 1e3 / point.throughput_per_s
 
 
+def _bases_in(
+    session: str, base: Candidate | None, objective: Objective, *, least: int | None = None
+) -> dict[tuple[int, int], Measurement]:
+    """Return the baseline's points of a session by their place.
+
+    Args:
+        least: rounds that a point has at least; None for as many as any has: others left the race early.
+    """
+    found = [m for m in (_points(base, objective) if base else ()) if m.session == session]
+    least = max((len(m.rounds_ms) for m in found), default=0) if least is None else least
+    return {_place(m): m for m in found if len(m.rounds_ms) >= least}
+
+
 def _base_in(session: str, base: Candidate | None, objective: Objective) -> Measurement | None:
-    """Return the baseline's point of a session, at the one batch that stands for it in every session."""
-    found = _points(base, objective) if base else ()
-    place = _place(min(found, key=_time)) if found else None
-    return next((m for m in found if m.session == session and _place(m) == place), None)
+    """Return the baseline's best point of a session."""
+    return min(_bases_in(session, base, objective).values(), key=_time, default=None)
 
 
 def _ratio(
@@ -222,10 +248,17 @@ def _ratio(
     """Return time a / time b with its interval: from their newest common session, else through the baseline."""
     if (both := _paired(a, b)) is not None:
         return ratio_interval(*both)
-    first, second = _to_base(a, base, objective), _to_base(b, base, objective)
-    if first is None or second is None:
-        return None
-    return first[0] / second[0], first[1] / second[2], first[2] / second[1]
+    for point in reversed(a):
+        for other in reversed(b):
+            of_a, of_b = (_bases_in(p.session, base, objective) for p in (point, other))
+            if not of_a.keys() & of_b.keys():
+                of_a, of_b = (_bases_in(p.session, base, objective, least=2) for p in (point, other))
+            if common := of_a.keys() & of_b.keys():  # one batch stands for the baseline in both sessions
+                place = min(common, key=lambda at: _time(of_a[at]) + _time(of_b[at]))
+                first = ratio_interval(point.rounds_ms, of_a[place].rounds_ms)
+                second = ratio_interval(other.rounds_ms, of_b[place].rounds_ms)
+                return first[0] / second[0], first[1] / second[2], first[2] / second[1]
+    return None
 
 
 def _paired(a: Sequence[Measurement], b: Sequence[Measurement]) -> tuple[Sequence[float], Sequence[float]] | None:

@@ -25,7 +25,7 @@ from accel.core.hardware import Hardware, available_memory_bytes
 from accel.core.processes import Worker
 from accel.core.values import PYTHON_BACKEND, Failed, Measurement, ModelSource
 from accel.run import points as timed, serving, store
-from accel.run.decide import Candidate, Constraints, Objective, finalists
+from accel.run.decide import FREE, Candidate, Constraints, Objective, finalists
 from accel.run.job import Job
 from accel.run.results import VariantState, baseline, candidate, status_of
 from accel.run.serving import CONCURRENCY, ServerRunner
@@ -36,7 +36,6 @@ from accel.triton.servers import server as servers
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
 MOST_TAIL_S = 15.0
 """What has won is timed for at most so much longer where that gives it a p99."""
-FREE = Constraints()
 LEAST_CALLS = 4
 """Calls of a round that give what leaves at the first look a median."""
 Progress = Callable[[str, str], None]
@@ -121,19 +120,23 @@ def measure_in_process(
         budget_s=job.budget_s,
         samples=made.samples.sha256,
         threads=job.threads,
+        # what could not be chosen leaves the race early
+        choosable=(job.constraints, job.allow_unproved_int64, job.triton_release),
         hardware=hardware.fingerprint,
         code=store.code_hash("bench", "run/tasks.py", "run/points.py", "builders/__init__.py"),
     )
     keys = {id: r.built.key for id, r in built.items() if r.built is not None}
     sessions = kept.all("measure", MeasuringSession)
     serving = {name: s for name, s in sessions.items() if not job.remeasure or name in kept.used}
-    known = _known(serving, kept, settings, keys, {id: len(wanted) for id, wanted in points.items()})
+    known, failed = _known(serving, kept, settings, keys, {id: len(wanted) for id, wanted in points.items()})
+    for id, how in failed.items():
+        built[id].outcome = how
     for name, session in sessions.items():
         if name in kept.used:
             _show_raw(kept.root / name, f"{session.scenario}-{session.number}", job)
-    missing = [id for id in built if id not in known and points[id]]
+    missing = [id for id in built if id not in known and id not in failed and points[id]]
     if missing:
-        beside = _finalists(results, known, scenario, made.source) if known else []
+        beside = _finalists(results, known, scenario, made.source, job.constraints) if known else []
         chosen = [id for id in built if id in {*missing, *beside}]
         number = 1 + max((s.number for s in sessions.values()), default=0)
         key = store.key(settings=settings, number=number, entries=[(id, keys[id]) for id in chosen])
@@ -187,13 +190,18 @@ def measure_in_process(
                 progress=lambda id, doing: progress(id, f"{scenario}, {doing}"),
                 free_memory=(available_memory_bytes, *((watch.free_memory_mib,) if watch else ())),
             )
-            good = {id: new for id, new in found.items() if not isinstance(new, Failed)}
-            entries = tuple(MeasuredVariant(id, keys[id], new, asked=len(points[id])) for id, new in good.items())
+            entries = tuple(
+                MeasuredVariant(id, keys[id], (), new, asked=len(points[id]))
+                if isinstance(new, Failed)
+                else MeasuredVariant(id, keys[id], new, asked=len(points[id]))
+                for id, new in found.items()
+            )
             final = kept.put("measure", key, MeasuringSession(settings, scenario, number, entries), folder)
         _show_raw(final, f"{scenario}-{number}", job)
         for id, new in found.items():
             if isinstance(new, Failed):
                 built[id].outcome = new
+                known.pop(id, None)
             else:
                 known[id] = (*known.get(id, ()), *new)
                 built[id].freshly_measured = True
@@ -404,7 +412,7 @@ def _plan(scenario: Objective, job: Job) -> MeasurementPlan:
         plan = MeasurementPlan("latency", job.rounds, job.round_s, min(1.5, 3 * job.round_s), least=LEAST_CALLS)
     if (limit := job.constraints.max_p99_ms) is None:
         return plan
-    return replace(plan, least=p99_calls(min(LEAST_ROUNDS, plan.rounds)), limit_ms=limit)
+    return replace(plan, least=p99_calls(min(LEAST_ROUNDS, job.min_rounds, plan.rounds)), limit_ms=limit)
 
 
 def _known(
@@ -413,20 +421,30 @@ def _known(
     settings: str,
     keys: Mapping[str, str],
     counts: Mapping[str, int],
-) -> dict[str, tuple[Measurement, ...]]:
-    """Return the points of each id from the sessions that serve.
+) -> tuple[dict[str, tuple[Measurement, ...]], dict[str, Failed]]:
+    """Return the points of each id from the sessions that serve, and the failure of each whose newest one failed.
+
+    What an older session found of it then counts no more. One that did not answer wrongly is to be measured again: its
+    process died, or memory was short.
 
     Args:
         counts: at how many points each is to be timed.
     """
     found: dict[str, tuple[Measurement, ...]] = {}
+    failed: dict[str, Failed] = {}
     for folder, session in sorted(sessions.items(), key=lambda item: item[1].number):
         if session.settings == settings:
             for entry in session.entries:
-                if keys.get(entry.id) == entry.key and entry.asked == counts[entry.id]:
+                if keys.get(entry.id) != entry.key or entry.asked != counts[entry.id]:
+                    continue
+                kept.used.add(folder)
+                failed.pop(entry.id, None)
+                if entry.failed is None:
                     found[entry.id] = (*found.get(entry.id, ()), *entry.points)
-                    kept.used.add(folder)
-    return found
+                else:
+                    found.pop(entry.id, None)
+                    failed |= {entry.id: entry.failed} if entry.failed.wrong else {}
+    return found, failed
 
 
 def _finalists(
@@ -434,11 +452,14 @@ def _finalists(
     known: Mapping[str, tuple[Measurement, ...]],
     scenario: Objective,
     source: ModelSource,
+    limits: Constraints,
 ) -> list[str]:
     """Return the ids that a newcomer is measured beside: of each device the best so far, and the baseline."""
     found = []
     for device in dict.fromkeys(r.variant.target.device for r in results):
         pool = [r for r in results if r.variant.target.device == device]
         seen = [replace(candidate(r), measurements=known.get(r.variant.id, ())) for r in pool]
-        found += finalists(seen, objective=scenario, baseline=baseline(pool, source, device))
+        base = baseline(pool, source, device)
+        own = replace(limits, max_gpu_memory_mib=None) if device == "cpu" else limits
+        found += finalists(seen, objective=scenario, baseline=base, constraints=own)
     return found

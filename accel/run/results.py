@@ -113,11 +113,13 @@ def rerun_command(variant: Variant, job: Job) -> str:
     words = shlex.split(job.command)
     if words[1:2] == ["build"]:  # it names kits, no targets
         return job.command
-    words = [w for w in words if not w.startswith(("--targets=", "--out="))]
-    for flag in ("--targets", "-t", "--out", "-o"):
+    words = [w for w in words if not w.startswith(("--targets=", "--out=", "--require="))]
+    for flag in ("--targets", "-t", "--out", "-o", "--require"):
         while flag in words:
             del words[words.index(flag) : words.index(flag) + 2]
-    return shlex.join([*words, "--targets", str(variant.target), "-o", f"{job.run_dir}-{variant.target.name}"])
+    required = ["--require", str(variant.target)] if job.required else []  # others are not among the targets then
+    alone = ["--targets", str(variant.target), *required, "-o", f"{job.run_dir}-{variant.target.name}"]
+    return shlex.join([*words, *alone])
 
 
 def status_of(result: VariantState) -> tuple[Status, str | None, str | None]:

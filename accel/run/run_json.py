@@ -28,6 +28,7 @@ from accel.core.document import (
     Typing,
     VariantRecord,
     Verdict,
+    shipping,
 )
 from accel.core.errors import OutputError
 from accel.core.files import load_json, remove, replace_folder, write_text, writing
@@ -104,17 +105,14 @@ def show(run: Run) -> None:
         replace_folder(folder / "onnx", files)
     for result in run.results:
         _show_variant(folder, result, run)
-    if run.job.bench == "none":
-        remove(folder / "best")  # what an earlier run chose is not what this one chose
-    for decision in run.decisions:
-        if decision.objective != run.job.objectives[0] or decision.via != run.decisions[-1].via:
-            continue  # what a server answered counts more than what ran in process, and stands last
-        best = folder / "best" / decision.device
-        if decision.chosen is None:
-            remove(best)  # what an earlier run chose is not what this one chose
-        else:
-            chosen = folder / (decision.repository or f"repositories/{decision.chosen}")
-            replace_folder(best, _all(chosen), copy=True)
+    chosen = {device: d for device, d in shipping(run.decisions).items() if d.chosen is not None}
+    earlier = folder / "best"  # what an earlier run chose is not what this one chose
+    for left in [*earlier.iterdir()] if chosen and earlier.is_dir() else [earlier]:
+        if left.name not in chosen:
+            remove(left)
+    for device, decision in chosen.items():
+        root = folder / (decision.repository or f"repositories/{decision.chosen}")
+        replace_folder(folder / "best" / device, _all(root), copy=True)
 
 
 def write(run: Run) -> dict[str, Any]:

@@ -245,7 +245,7 @@ class ServerRunner:
         limit = self._job.constraints.max_p99_ms
         if limit is None or not len(window.answered) or float(np.median(window.latency_ms)) > limit:
             return 0
-        return stability.p99_calls(LEAST_ROUNDS)
+        return stability.p99_calls(min(LEAST_ROUNDS, self._job.min_rounds, self._job.rounds))
 
     def _summary(self, concurrency: int, session: str, raw: str) -> Measurement:
         seen, load = self._seen[concurrency], Load(concurrency=concurrency)

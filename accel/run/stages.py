@@ -167,7 +167,9 @@ class Stages:
         """Load the source once, and make its samples."""
         request = self._job.request
         quick = sources.quick_key(request)
-        quick = quick or sources.quick_key(request, worker.call(tasks.source_of, request).key)
+        if quick is None:
+            seen = worker.call(tasks.source_of, request)
+            quick = sources.quick_key(request, store.key(model=seen.key, given=seen.given))
         code = store.code_hash("exporters", "core/buckets.py", "core/feeds.py", "core/recorded.py")
         key = store.key(quick=quick, code=code, versions=self._versions)
 
@@ -404,6 +406,7 @@ class Stages:
         key = store.key(
             variant=variant,
             parent=parent,
+            given=made.source.given if parent == made.source.key else None,
             contract=(made.source.inputs, made.source.outputs),
             data=[f.sha256 for f in onnx.value.data] if onnx and info.needs == "onnx" else [],
             calibration=made.samples.sha256 if info.calibration or _measures_ranges(info) else None,

@@ -49,6 +49,18 @@ def test_the_reports_say_that_nothing_was_measured(unmeasured):
 def test_the_exit_code_is_that_of_the_proofs(unmeasured):
     document, _ = unmeasured
     judge(document, ("ort",))
+    choice = {
+        "device": "cpu",
+        "objective": "latency",
+        "constraints": {},
+        "via": "inprocess",
+        "ties": [],
+        "rejected": [],
+    }
+    none = choice | {"chosen": None, "reason": "no variant passed its gate and the constraints"}
+    with pytest.raises(CheckFailed, match="nothing was chosen: cpu: no variant passed its gate"):
+        judge(document | {"decisions": [none]}, ())
+    judge(document | {"decisions": [none, none | {"device": "cuda", "chosen": "ort@cuda"}]}, ())
     failed = json.loads(json.dumps(document))
     failed["variants"] = failed["variants"][1:]
     with pytest.raises(CheckFailed):
