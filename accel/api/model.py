@@ -9,8 +9,10 @@ import contextlib
 import dataclasses
 import functools
 import operator
+import os
 import queue
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +30,7 @@ from accel.core.values import Artifact, TensorSpec
 from accel.triton import manifest as manifests
 from accel.triton.grouping import Grouping, answered
 
+_LOADED: "weakref.WeakSet[Model]" = weakref.WeakSet()
 BEST, VARIANTS = "best", "variants"
 FEW, LAYOUTS = 256, 1024
 """Numbers of an input that are looked at one by one, and layouts of feeds that a model keeps in mind, at most."""
@@ -88,7 +91,9 @@ class Model(contextlib.AbstractContextManager["Model"]):
             self._free.put(slot)
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._closing = False
+        self._gone = ("is closed", "load it again")
+        _LOADED.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the variant.
@@ -122,10 +127,12 @@ class Model(contextlib.AbstractContextManager["Model"]):
         return self._run(self._arrays(feed))
 
     def _run(self, fitted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self._closed:
+            raise self._refusal()
         slot = self._free.get()
         try:
             if self._closed:
-                raise StageError(f"{self.id} is closed", fix="load it again")
+                raise self._refusal()
             found = self._session.call(fitted, slot=slot)
         finally:
             self._free.put(slot)
@@ -158,7 +165,7 @@ class Model(contextlib.AbstractContextManager["Model"]):
         """Run rows that several texts share, in a session of their own: it is loaded with the first, and kept."""
         with self._packing:
             if self._closed:
-                raise StageError(f"{self.id} is closed", fix="load it again")
+                raise self._refusal()
             if self._packed is None:
                 self._packed = self._open_packed()
             return self._packed.run(feed)
@@ -166,26 +173,37 @@ class Model(contextlib.AbstractContextManager["Model"]):
     async def async_call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the variant on a thread of its own, and let the event loop go on."""
         with self._lock:
-            self._pool = self._pool or ThreadPoolExecutor(self._session.slots, thread_name_prefix="accel-call")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: self(*args, **kwargs))
+            if self._closing or self._closed:
+                raise self._refusal()
+            pool = self._pool = self._pool or ThreadPoolExecutor(self._session.slots, thread_name_prefix="accel-call")
+        try:
+            called = asyncio.get_running_loop().run_in_executor(pool, lambda: self(*args, **kwargs))
+        except RuntimeError as error:  # the pool was shut down in between
+            raise self._refusal() from error
+        return await called
+
+    def _refusal(self) -> StageError:
+        """Return why no call is answered any more."""
+        why, fix = self._gone
+        return StageError(f"{self.id} {why}", fix=fix)
 
     def close(self) -> None:
         """Give memory and threads back, once the calls that run are done. A second time does nothing."""
-        with self._lock:
-            if self._closed:
+        with self._lock:  # not held while calls end: an event loop that is about to call waits for it
+            if self._closing or self._closed:
                 return
-            if self._pool is not None:
-                self._pool.shutdown()
-            for _ in range(self._session.slots):
-                self._free.get()
-            self._closed = True
-            self._session.close()
-            with self._packing:
-                if self._packed is not None:
-                    self._packed.close()
-            for slot in range(self._session.slots):
-                self._free.put(slot)
+            self._closing, pool, self._pool = True, self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        for _ in range(self._session.slots):
+            self._free.get()
+        self._closed = True
+        self._session.close()
+        with self._packing:
+            if self._packed is not None:
+                self._packed.close()
+        for slot in range(self._session.slots):
+            self._free.put(slot)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -332,6 +350,15 @@ def _of_run(folder: Path) -> tuple[document.RunModel, Artifact]:
     if record is None:
         raise InputError(f"the run {folder.parents[1]} has no variant {folder.name}", fix=f"it has {list(known)}")
     return run.model, record.to_artifact()
+
+
+def _forked() -> None:
+    """Refuse calls in a forked process: the runtimes' threads are not in it, and a call would wait for ever."""
+    for model in _LOADED:
+        model._closed, model._gone = True, ("was loaded before a fork", "accel.load it in the process that calls it")
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _loaded_again(path: Path, threads: int | None, mode: Literal["latency", "throughput"]) -> Model:

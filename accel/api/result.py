@@ -116,9 +116,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         """
         if not self.decisions:
             raise CheckFailed(f"the run {self.path} decided nothing: {self._outcomes()}", fix="see report.html in it")
-        last = self.decisions[-1].via
-        own = [d for d in self.decisions if d.via == last]
-        own = [d for d in own if d.objective == own[0].objective]
+        own = list(document.shipping(self.decisions).values())
         return next((d for d in reversed(own) if d.chosen is not None), own[0])
 
     @property

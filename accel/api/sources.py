@@ -23,6 +23,7 @@ from accel.api.samples import CallArguments, array, by_keyword, by_name, calls, 
 from accel.core.calls import CallForm, structure, tensors
 from accel.core.errors import AccelError, StageError, UsageError, first_line
 from accel.core.feeds import write_feeds
+from accel.core.files import replacing
 from accel.core.values import ShapeRange
 from accel.exporters import factory
 from accel.exporters.factory_result import FactoryResult
@@ -218,7 +219,9 @@ def _exported(
             continue
         path, mark, digest = folder / "model.pt2", folder / "model.sha256", _digest(program)
         if not (path.exists() and mark.exists() and mark.read_text() == digest):
-            torch.export.save(program, str(path))
+            mark.unlink(missing_ok=True)  # it must never stand beside another program
+            with replacing(path) as fresh, fresh.open("wb") as file:
+                torch.export.save(program, file)
             mark.write_text(digest)
         return path.resolve(), trial
     assert last is not None

@@ -3,10 +3,12 @@
 Imported inside functions, as everything that imports torch at its top.
 """
 
+import contextlib
 import re
+import threading
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +81,6 @@ def open_session(artifact: Artifact, folder: Path, *, threads: int, mode: Mode) 
         InputError: the program's file holds pickled objects, or is none.
     """
     target, built, path = artifact.variant.target, artifact.built, folder / artifact.built.entry
-    torch.set_num_threads(threads)
     slots = SLOTS if target.device == "cuda" and mode == "throughput" else 1
     device = use_cuda() if target.device == "cuda" else torch.device("cpu")
     call: Callable[..., Any]
@@ -100,7 +101,25 @@ def open_session(artifact: Artifact, folder: Path, *, threads: int, mode: Mode) 
     precision = _SHORT.get(max(dtypes, key=lambda d: dtypes[d], default="float32"), "fp32")
     if target.device == "cuda":
         return TorchDeviceSession(built.inputs, built.outputs, call, precision, device=device, slots=slots)
-    return TorchSession(built.inputs, built.outputs, call, precision)
+    return TorchSession(built.inputs, built.outputs, call, precision, threads)
+
+
+_SETTING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with so many threads, and leave the process its own number: others use torch in it, too."""
+    if torch.get_num_threads() == count:
+        yield
+        return
+    with _SETTING:
+        others = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(others)
 
 
 class TorchSession(Session):
@@ -114,8 +133,10 @@ class TorchSession(Session):
         outputs: Sequence[TensorSpec],
         call: Callable[..., Sequence[torch.Tensor]],
         precision: str,
+        threads: int,
     ) -> None:
         super().__init__(inputs, outputs)
+        self._threads = threads
         self._call: Callable[..., Sequence[torch.Tensor]] | None = call
         self._precision = precision
         self._bound: list[torch.Tensor] = []
@@ -135,7 +156,7 @@ class TorchSession(Session):
         if self._call is None:
             raise StageError("the session is closed")
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _threads(self._threads):
                 self._results = self._call(*self._bound)
         except (AssertionError, RuntimeError) as error:
             shapes = {s.name: tuple(t.shape) for s, t in zip(self.inputs, self._bound, strict=True)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.builders import Builder, targets
+from accel.core.dtypes import datatype
 from accel.core.errors import InputError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import replacing
@@ -39,6 +40,7 @@ from accel.triton.config import (
 from accel.triton.contract import Contract, agree, merges
 from accel.triton.folders import describe, link
 from accel.triton.launch import DEPLOYMENT, kubernetes, script, write_launch
+from accel.triton.lint.rules import UNSUPPORTED_TYPES
 from accel.triton.python_model import GROUPED, PLAIN, STATEFUL, write_model
 from accel.triton.releases import differences, release as find_release, unservable
 from accel.triton.request import ClientModel, EmitRequest
@@ -101,8 +103,9 @@ def emit(
         tuple(s for s in model.outputs if s.name not in {state.output for state in kept}),
     )
     implicit = bool(kept) and _keeps(served, artifact, kept)
-    if kept and not implicit:
-        served = TritonModel.in_python(artifact)
+    refused, _ = UNSUPPORTED_TYPES.get(served.backend, (frozenset(), ""))
+    if (kept and not implicit) or refused & {datatype(s.dtype) for tensors in shown for s in tensors}:
+        served, implicit = TritonModel.in_python(artifact), False
     if (reason := unservable(served, row)) is not None:
         return reason
     is_python = served.backend == PYTHON_BACKEND
@@ -110,7 +113,7 @@ def emit(
     if kept:
         contract = _of_steps(contract, kept, implicit=implicit)
     contract = _batched(contract, overrides, artifact.variant.id)
-    groups = request.grouping if is_python and contract.batch else None
+    groups = request.grouping.merging(contract.batch) if request.grouping and is_python and contract.batch else None
     own_file = STATEFUL if kept else GROUPED if groups else PLAIN
     with replacing(root) as fresh:
         renamed = not is_python and any(a != b for a, b in (*served.input_names.items(), *served.output_names.items()))
@@ -226,7 +229,7 @@ def emit(
                 mask=model.mask,
                 detections=model.detections,
                 call=model.call,
-                grouping=request.grouping,
+                grouping=groups or request.grouping,
                 ungrouped=request.ungrouped,
                 states=kept or None,
             ),

@@ -113,6 +113,9 @@ def warmup(
     server is ready. Points whose data is larger than ``LARGEST_FILE_BYTES`` stay out, but opt, whose large floats
     become zeros. The same shape is run once, and the same data stored once.
 
+    What leads the inputs and is no batch stays as the points have it, and no sample is outside of the profile: a sample
+    that is refused ends the load of the model (core, src/backend_model_instance.cc, WarmUp).
+
     Args:
         points: inputs by point, fitted to ``inputs``; opt is among them.
         inputs: the contract, batch axis included.
@@ -121,8 +124,11 @@ def warmup(
         grouping: lengths that requests are padded to: each is met alone, those of the samples in a full group, too.
             Without a mask the samples' shapes, both ways; large floats of theirs become zeros, too.
     """
-    leading = {s.dims[0] if s.dims else 0 for s in inputs}
-    rows_vary = len(leading) == 1 and isinstance(next(iter(leading)), str)
+    rows_vary = all(s.dims[:1] == ("batch",) for s in inputs)
+    least = max((profile[s.name].min[0] for s in inputs), default=1) if rows_vary else 1
+    step = max((profile[s.name].multiples[0] for s in inputs), default=1) if rows_vary else 1
+    if batch and least > 1:  # a sample of a server that batches is requests of one row, which the model refuses
+        return Warmup((), {})
     largest = batch or (min(profile[s.name].max[0] for s in inputs) if rows_vary else 1)
     feeds = {name: point.inputs for name, point in points.items()}
     wanted = [("opt", 1), ("opt", largest), *((name, 1) for name in points if name != "opt")]
@@ -138,7 +144,7 @@ def warmup(
     samples: dict[tuple[int, tuple[tuple[int, ...], ...]], Mapping[str, Any]] = {}
     files: dict[str, bytes] = {}
     for point, size in wanted:
-        requests, rows = (size, 1) if batch else (1, size)
+        requests, rows = (size, 1) if batch else (1, -(-max(size, least) // step) * step)
         feed = dict(feeds[point])
         if rows_vary:
             feed = {name: np.resize(value, (rows, *value.shape[1:])) for name, value in feed.items()}

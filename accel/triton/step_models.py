@@ -80,6 +80,7 @@ def _tokenizer(step: Tokenize, manifest: Manifest, *, read: tuple[str, ...], who
         raise InputError("the tokenizer step names no tokenizer.json")
     # The profile bounds every sequence: beyond it the artifact was never proved. A static build has one length.
     shapes = manifest.artifact.variant.profile[first.name]
+    multiple = shapes.multiples[1]
     longest = min(step.max_length, shapes.max[1])
     return StepModel(
         f"{manifest.models[0]}_tokenizer",
@@ -91,6 +92,7 @@ def _tokenizer(step: Tokenize, manifest: Manifest, *, read: tuple[str, ...], who
             "min_length": max(
                 shapes.min[1], longest if step.padding == "max_length" and (whole or not manifest.trims) else 1
             ),
+            "multiple": multiple,
             "together": step.padding == "call" and not manifest.trims,
             "pad_token": step.pad_token,
             "padding_side": step.padding_side,

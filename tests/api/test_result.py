@@ -3,6 +3,8 @@
 import asyncio
 import json
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -125,6 +127,55 @@ def test_a_closed_model_says_so_and_the_result_opens_another(result):
         model(**tiny_module.samples(1)[0])
     model.close()
     assert result.best is not model
+
+
+def test_a_call_on_the_event_loop_after_closing_says_so(result):
+    sample = tiny_module.samples(1)[0]
+
+    async def closed_while_called(model) -> list[object]:
+        first = asyncio.create_task(model.async_call(**sample))
+        await first
+        await asyncio.to_thread(model.close)
+        return await asyncio.gather(*(model.async_call(**sample) for _ in range(3)), return_exceptions=True)
+
+    model = result.variants["ort@cpu"].load()
+    assert all(isinstance(e, StageError) and "is closed" in e.message for e in asyncio.run(closed_while_called(model)))
+    untouched = result.variants["ort@cpu"].load()
+    untouched.close()
+    with pytest.raises(StageError, match="is closed"):
+        asyncio.run(untouched.async_call(**sample))
+    assert untouched._pool is None
+
+
+def test_the_threads_of_one_torch_variant_are_not_those_of_the_process(result):
+    sample, before = tiny_module.samples(1)[0], torch.get_num_threads()
+    with (
+        result.variants["torch@cpu"].load(threads=before + 1) as one,
+        result.variants["torch@cpu"].load(threads=1) as two,
+    ):
+        assert torch.equal(one(**sample)["logits"], two(**sample)["logits"])
+    assert torch.get_num_threads() == before
+
+
+FORKED = """
+import os, sys
+import accel, numpy as np
+model = accel.load(sys.argv[1])
+pid = os.fork()
+if pid:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+try:
+    model(np.array([[1, 2, 3]]), mask=np.ones((1, 3), np.float32), extra={"bias": np.zeros((1, 3, 16), np.float32)})
+except accel.AccelError as error:
+    os._exit(0 if "before a fork" in str(error) else 3)
+os._exit(4)
+"""
+
+
+def test_a_forked_process_is_told_to_load_again(result):
+    path = str(result.variants["ort@cpu"].repository)
+    done = subprocess.run([sys.executable, "-c", FORKED, path], timeout=60, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_notebook_shows_the_verdict(result, tmp_path):

@@ -42,6 +42,14 @@ def grouped(bench: Any, **changes: Any) -> Path:
     return Path(bench.root(artifact))
 
 
+def test_no_call_has_more_rows_than_the_config_lets_requests_have(bench, tmp_path):
+    root = grouped(bench, overrides="max_batch_size: 3")
+    assert manifests.read(root).grouping.rows == 3
+    result, _ = drive(root, tmp_path, [request([4], 4, seed=n) for n in range(7)])
+    assert result["errors"] == [None] * 7
+    assert max(rows for rows, _ in result["calls"]) == 3
+
+
 def test_requests_of_different_lengths_share_calls_and_keep_their_shapes(bench, tmp_path):
     sent = [
         request([5], 5),

@@ -240,6 +240,7 @@ def test_kubernetes_runs_the_script_from_a_volume(emitted):
     }
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
     assert mounts == {"repository": "/models", "shared-memory": "/dev/shm", "temporary": "/tmp"}
+    assert [m.get("subPath") for m in container["volumeMounts"]] == ["my-model-v2", None, None]  # not lost+found
     assert {v["name"] for v in pod["spec"]["volumes"]} == set(mounts)
     labels = pod["metadata"]["labels"]
     assert (

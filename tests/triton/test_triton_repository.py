@@ -176,6 +176,24 @@ def test_warmup_leaves_out_large_points_and_repeated_shapes(bench):
     assert {name: len(data) for name, data in found.files.items()} == {"min_rows1_0.bin": 4 * 3 * 8 * 8}
 
 
+def test_no_warmup_sample_is_outside_of_the_profile():
+    """A server does not load a model that refuses a sample."""
+    sound = TensorSpec("x", "float32", ("x_0", 80))
+    points = {
+        name: ReferencePoint({"x": np.ones((n, 80), np.float32)}, {})
+        for name, n in {"min": 16, "odd": 48, "opt": 32, "max": 64}.items()
+    }
+    profile = {"x": ShapeRange((16, 80), (32, 80), (64, 80))}
+    found = warmup(points, (sound,), batch=0, profile=profile)
+    assert {s["inputs"]["x"]["dims"] for s in found.samples} == {(16, 80), (48, 80), (32, 80), (64, 80)}
+    batch = TensorSpec("x", "float32", ("batch", 80))
+    profile = {"x": ShapeRange((4, 80), (8, 80), (16, 80), (4, 1))}
+    points = {"opt": ReferencePoint({"x": np.ones((8, 80), np.float32)}, {})}
+    found = warmup(points, (batch,), batch=0, profile=profile)
+    assert [s["inputs"]["x"]["dims"] for s in found.samples] == [(4, 80), (16, 80)]
+    assert warmup(points, (batch,), batch=16, profile=profile).samples == (), "there it would be requests of one row"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_emitted_repository_verifies(bench, backend):
     artifact = bench.artifact(backend)

@@ -65,6 +65,12 @@ def test_a_request_is_padded_to_its_longest_text_and_at_least_to_the_profile():
     assert tokenizer_step(min_length=32).answer({"text": strings("a cat")})["input_ids"].shape == (1, 32)
 
 
+def test_texts_are_padded_to_the_multiple_that_the_model_takes():
+    step = tokenizer_step(multiple=64)
+    assert step.answer({"text": strings("a cat")})["input_ids"].shape == (1, 64)
+    assert tokenizer_step(multiple=4).answer({"text": strings("a cat sat here")})["input_ids"].shape == (1, 8)
+
+
 def test_requests_of_a_call_get_one_length_where_that_is_asked_for():
     step = tokenizer_step(together=True)
     answers = [step.answer({"text": strings(t)}) for t in ("a cat", "a cat sat here")]

@@ -174,6 +174,7 @@ def most_merged(config, rows):  # type: ignore[no-untyped-def]
     batching = config.get("dynamic_batching")
     if batching is None:
         return 1
+    rows = min(rows, int(config.get("max_batch_size") or rows))
     preferred = [int(size) for size in batching.get("preferred_batch_size", ())]
     return max(preferred) if preferred and not int(batching.get("max_queue_delay_microseconds", 0)) else rows
 

@@ -238,7 +238,9 @@ def _compare(manifest: Manifest, points: Mapping[str, ReferencePoint], found: Ma
     rows = []
     for spec, row in zip(manifest.outputs, compared.outputs, strict=True):
         for name in found:
-            power = float(np.square(points[name].outputs[spec.name].astype(np.float64)).mean())
+            value = points[name].outputs[spec.name].astype(np.float64)
+            finite = value[np.isfinite(value)]
+            power = (float(np.square(finite).mean()) if finite.size else 0.0) or parity.SMALL**2
             rows.append(_answer(manifest, spec, name, row, before.get(spec.name), power))
     if (declared := manifest.detections) is not None:
         rows += [

@@ -48,6 +48,9 @@ from accel.triton.servers.processes import (
 )
 from accel.triton.verify import changes
 
+START_S = 600.0
+"""What a server has to become ready, as ``kubernetes.yaml`` gives it: a model of many GB is read, and warmed up at
+every length. One that ends before is seen at once."""
 ATTEMPTS = 3
 """How often a start is tried where a chosen port was taken before the server had it."""
 
@@ -111,7 +114,7 @@ def start(
     *,
     via: str | None = None,
     log: Path,
-    timeout_s: float = 120.0,
+    timeout_s: float = START_S,
     release: str | None = None,
     python_backend: bool = False,
     cache_bytes: int = 0,

@@ -41,7 +41,8 @@ class Step:
             ValueError: no text, an empty one, or bytes that are not UTF-8.
         """
         coded = self.tokenizer.encode_batch(texts(inputs["text"]))
-        width = max(self.options["min_length"], *(len(c.ids) for c in coded))
+        width, step = max(self.options["min_length"], *(len(c.ids) for c in coded)), self.options.get("multiple", 1)
+        width = -(-width // step) * step
         values = {
             "input_ids": [c.ids for c in coded],
             "attention_mask": [c.attention_mask for c in coded],
