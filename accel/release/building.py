@@ -258,12 +258,7 @@ def _entry(
         variants=tuple(lines),
         decisions=tuple(d for d in run.decisions if d.device == device),
     )
-    # of several decisions the run shows the one by the first objective, as served where that was asked for
-    shown = [
-        d
-        for d in run.decisions
-        if (d.device, d.objective, d.via) == (device, run.decisions[0].objective, run.decisions[-1].via)
-    ]
+    shown = [d for d in document.shipping(run.decisions).values() if d.device == device]
     if asked.tune is not None and (tuned := converting.tuned(folder, device)) is not None:
         _take(tuned.root, f"repositories/{place}", files)
         files[f"runs/{place}.tune.json"] = tuned.told

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ from accel.core.feeds import write_feeds
 from accel.core.options import Options
 from accel.core.processes import Worker
 from accel.core.progress import Progress
-from accel.core.values import Failed, Measurement
+from accel.core.values import Failed, Measurement, sha256_file, to_json
 from accel.release import building
 from accel.release.document import FILENAME, Compared, DiffRow, Release, ReleaseEntry, Verdict, read
 from accel.release.provenance import BOM, STATEMENT
@@ -89,10 +89,11 @@ def diff(
     Raises:
         InputError: a folder is not a release, or was changed since it was built.
         UsageError: ``accept`` names no row that blocks.
-        OutputError: the later release is signed, and something is to be accepted in it.
+        OutputError: the later release is signed, and something is to be accepted in it; or it became another one
+            meanwhile.
     """
     accept, progress, asked = accept or {}, progress or Progress(), asked or DiffLimits()
-    old, new = _whole(before), _whole(after)
+    old, new, as_read = _whole(before), _whole(after), sha256_file(after / FILENAME)
     signed = (after / signing.SIGNATURE).exists()
     if signed and accept:
         raise OutputError(f"{after} is signed: nothing can be accepted in it any more", fix="accept first, then sign")
@@ -114,6 +115,8 @@ def diff(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     compared = Compared(before=old.version, hardware=hardware.detect().id, created=now, rows=tuple(rows))
     if not signed:
+        if sha256_file(after / FILENAME) != as_read or (after / signing.SIGNATURE).exists():
+            raise OutputError(f"{after} was built or signed anew while it was compared", fix="compare it again")
         _record(after, dataclasses.replace(new, compared=compared))
     return compared
 
@@ -180,19 +183,26 @@ def _compare(
     yield _lint(old, new)
     if named[0] != named[1]:
         return  # what one takes the other does not
-    if [f.sha256 for f in old.manifest.artifact.files] == [f.sha256 for f in new.manifest.artifact.files]:
+    if _executed(old.manifest) == _executed(new.manifest):
         yield from (_row(entry, what, ("", ""), "same", "the same bytes") for what in ("answers", *_timed(new)))
         if "throughput" in _timed(new):
             yield from _cost(old, new, None, margins)
         return
     here = hardware.detect().id
-    if other.hardware != here:
-        why = f"it was built for {other.hardware}, and this is {here}"
+    if elsewhere := {entry.hardware, other.hardware} - {here}:
+        why = f"it was built for {' and '.join(sorted(map(str, elsewhere)))}, and this is {here}"
         yield from (
             _row(entry, what, ("", ""), "not comparable", why) for what in ("answers", *_timed(new), *_priced(old, new))
         )
         return
     yield from _measured(old, new, margins, asked, progress)
+
+
+def _executed(made: Manifest) -> Any:
+    """Return all that decides what an artifact computes: targets may write the same files and open them otherwise."""
+    artifact = made.artifact
+    files = [(f.path, f.sha256) for f in artifact.files]
+    return to_json([artifact.variant, artifact.built.precision, artifact.built.entry, files])
 
 
 def contract(made: Manifest) -> str:
@@ -208,6 +218,11 @@ def _accuracy(old: Side, new: Side, margins: Mapping[str, float]) -> Iterator[Di
         yield _row(new.entry, "accuracy", ("", ""), "not comparable", "it was not held against a gate")
         return
     names = sorted(was.found.keys() & now.found.keys())
+    lost = sorted(n for n in was.found.keys() - now.found.keys() if not n.endswith("_db") or not names)
+    if lost:
+        why = f"the later release was not held against {', '.join(map(formats.metric_name, lost))}"
+        yield _row(new.entry, "accuracy", ("", ""), "not comparable", why)
+        return
     worse = [] if now.passed else ["gate"]
     better = []
     for name in names:

@@ -9,6 +9,7 @@ Source: KServe, "Serving Runtimes", "InferenceService" (v1beta1) and its CRDs: m
 container is called kserve-container.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +19,11 @@ import yaml
 
 from accel.core.files import write_text
 from accel.release.document import Release, ReleaseEntry
-from accel.triton import launch, manifest
+from accel.triton import launch
 
 MOUNT, HTTP_PORT, GRPC_PORT = "/mnt/models", 8080, 9000
+LONGEST = 40
+"""Letters of a name, with room for what KServe adds."""
 HEAD = """\
 # {model} of release {version}, for {pool}: kubectl apply -f this file. KServe brings what storageUri names to {mount};
 # where that needs credentials, name their service account as spec.predictor.serviceAccountName.
@@ -43,15 +46,13 @@ def write(folder: Path, release: Release, out: Path, storage: Mapping[str, str])
             deployment = (folder / entry.repository / launch.DEPLOYMENT).read_text(encoding="utf-8")
             if known := launch.memory_of(deployment):
                 head += MEMORY.format(known=known)
-            parts = _manifests(release, entry, folder / entry.repository, deployment, storage[entry.repository])
+            parts = _manifests(release, entry, deployment, storage[entry.repository])
             text = head + yaml.safe_dump_all(parts, sort_keys=False, width=120)
             write_text(out / release.version / entry.pool / f"{entry.model}.yaml", text)
     return out / release.version
 
 
-def _manifests(
-    release: Release, entry: ReleaseEntry, root: Path, text: str, uri: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _manifests(release: Release, entry: ReleaseEntry, text: str, uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return runtime and service of a repository.
 
     Args:
@@ -61,8 +62,7 @@ def _manifests(
     deployment, _ = yaml.safe_load_all(text)
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    triton = manifest.read(root).release
-    runtime, name = _label(f"accel-triton-{triton}"), _label(f"{entry.model}-{entry.pool}")
+    name = _label(f"{entry.model}-{entry.pool}")
     own = {"ADDRESS", "HTTP_PORT", "GRPC_PORT"}
     env = [e for e in container["env"] if e["name"] not in own]
     env += [
@@ -88,7 +88,7 @@ def _manifests(
         {
             "apiVersion": "serving.kserve.io/v1alpha1",
             "kind": "ServingRuntime",
-            "metadata": {"name": runtime},
+            "metadata": {"name": name},  # its own: another image may be put into it
             "spec": {
                 "supportedModelFormats": [{"name": "triton", "version": "2"}],
                 "protocolVersions": ["v2"],
@@ -110,7 +110,7 @@ def _manifests(
                     "securityContext": pod["securityContext"],
                     "model": {
                         "modelFormat": {"name": "triton", "version": "2"},
-                        "runtime": runtime,
+                        "runtime": name,
                         "protocolVersion": "v2",
                         "storageUri": uri,
                         "resources": container["resources"],
@@ -128,6 +128,12 @@ def _probe(probe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label(text: str) -> str:
-    """Return a DNS label, as the names of InferenceServices are, with room for what KServe adds."""
-    name = re.sub("[^a-z0-9]+", "-", text.lower())[:40].strip("-")
-    return name if name[:1].isalpha() else f"model-{name}"
+    """Return a DNS label, as the names of InferenceServices are.
+
+    What had to be changed for it ends in a hash of the whole: two models must not get one name.
+    """
+    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+    name = name if name[:1].isalpha() else f"model-{name}"
+    if name == text and len(name) <= LONGEST:
+        return name
+    return f"{name[: LONGEST - 9].rstrip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

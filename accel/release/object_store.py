@@ -123,6 +123,9 @@ class ObjectStore:
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".") as file:
                 file.write(content)
                 file.flush()
+                mask = os.umask(0)
+                os.umask(mask)
+                os.fchmod(file.fileno(), 0o666 & ~mask)  # temporary files are their owner's alone
                 try:
                     path.hardlink_to(file.name)
                 except FileExistsError:

@@ -28,7 +28,7 @@ from typing import Any
 
 from accel.core import signing, temporary
 from accel.core.errors import CheckFailed, InputError, OutputError, UsageError, nearest
-from accel.core.files import load_json, read_value, replacing, stays_inside, write_text
+from accel.core.files import load_json, lock, read_value, replacing, stays_inside, write_text
 from accel.core.hardware import SIMULATE, SIMULATED
 from accel.core.trust import NotTrusted, Trusted, trusting
 from accel.core.values import SCHEMA, from_json, sha256_file, to_json
@@ -37,6 +37,7 @@ from accel.release.diffing import blocking
 from accel.release.document import FILENAME, Release, read
 from accel.release.object_store import ObjectStore
 from accel.triton.manifest import Finding
+from accel.triton.verify import changes
 
 DIGEST, REMOVED = "digest", "removed"
 
@@ -137,6 +138,7 @@ def fit(folder: Path, key: Trusted) -> Release:
     wrong = [f"{f.file}: {f.why}" for f in checking.verify(folder, key=key) if f.severity == "error"]
     release = read(folder)
     wrong += release.missing
+    wrong += [f"{e.model} on {e.pool} failed: {e.reason}" for e in release.entries if e.held == "failed"]
     made_up = sorted({e.hardware for e in release.entries if e.hardware and SIMULATED in e.hardware.split("-")})
     wrong += [f"{id} is not hardware: it was made up by {SIMULATE}" for id in made_up]
     if release.compared is not None:
@@ -239,10 +241,12 @@ def promote(
     public: Trusted,
     days: float,
     certificates: Sequence[Path] = (),
+    seen: int | None = None,
 ) -> Pointer:
     """Let a name stand for a published version from now on.
 
     Args:
+        seen: number of the pointer that this one was decided by; None for whichever is the newest.
         key: private key that signs the pointer.
         public: whose signatures count; that key's among them.
         days: after which the pointer counts no more; promote the same version again before that.
@@ -268,6 +272,8 @@ def promote(
     last = next(history(place, name, public), None)
     if last is not None and last.refused is not None and not last.refused.revoked:
         raise last.refused
+    if seen is not None and (last is None or last.pointer.sequence != seen):
+        raise OutputError(f"{name} was moved by somebody else at the same time", fix="accel release list, then decide")
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     pointer = Pointer(
         name=name,
@@ -288,7 +294,9 @@ def promote(
     signed: dict[str, Any] = {"pointer": text, "signature": base64.b64encode(signature).decode(), "key": by}
     if chain:
         signed["certificates"] = [base64.b64encode(one).decode() for one in chain]
-    if not place.create(f"pointers/{name}/{pointer.sequence:010d}.json", json.dumps(signed).encode()):
+    file, content = f"pointers/{name}/{pointer.sequence:010d}.json", json.dumps(signed).encode()
+    # An answer may be lost, and the client's second try then finds what the first one wrote.
+    if not place.create(file, content) and place.read(file) != content:
         raise OutputError(f"{name} was moved by somebody else at the same time", fix="accel release list, then decide")
     if REMOVED in place.names(f"releases/{version}"):
         raise OutputError(f"release {version} was removed at the same time", fix=f"promote another as {name} at once")
@@ -309,7 +317,7 @@ def rollback(
     days: float,
     certificates: Sequence[Path] = (),
 ) -> Pointer:
-    """Let a name stand for the version that it stood for before its present one.
+    """Let a name stand for the version that it stood for before its present one, unless it is moved meanwhile.
 
     Raises:
         UsageError: there was none.
@@ -324,7 +332,8 @@ def rollback(
     if before is None:
         why = f"{name} has stood for one version at most; pointers of revoked keys do not count"
         raise UsageError(why, fix="accel release promote VERSION")
-    return promote(place, name, before.version, key=key, public=public, days=days, certificates=certificates)
+    how: dict[str, Any] = {"key": key, "public": public, "days": days, "certificates": certificates}
+    return promote(place, name, before.version, seen=newest.pointer.sequence if newest else None, **how)
 
 
 def before_present(found: Iterable[Signed]) -> Pointer | None:
@@ -367,29 +376,30 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
     Raises:
         InputError: there is no such pointer, it has ended or is older than one seen before, or a file is not what the
             owner of the key signed.
+        OutputError: another one pulls into that folder.
     """
-    pointer = current_pointer(place, name, key)
-    kept = out / f"{name}.pointer.json"
-    seen = read_value(kept, Pointer, missing="", fix=f"remove {kept}") if kept.exists() else pointer
-    if (pointer.sequence, pointer.digest) != (seen.sequence, seen.digest) and pointer.sequence <= seen.sequence:
-        raise InputError(
-            f"{place.url} offers {name} number {pointer.sequence} ({pointer.version}), and number {seen.sequence} "
-            f"({seen.version}) was there before: somebody put an older pointer in its place",
-            fix="ask its owner; nothing was taken",
-        )
-    base, folder = f"releases/{pointer.version}/{pointer.digest}", out / pointer.version
-    if not _taken(folder, pointer.digest, key):
-        out.mkdir(parents=True, exist_ok=True)
-        with replacing(folder) as new:
-            place.download(f"{base}/{FILENAME}", new / FILENAME)
-            if sha256_file(new / FILENAME) != pointer.digest:
-                raise InputError(f"{place.url}: {base}/{FILENAME} is not what {name} names", fix="do not use it")
-            for file in read(new).files:
-                place.download(f"{base}/{file.path}", new / file.path)
-            place.download(f"{base}/{signing.SIGNATURE}", new / signing.SIGNATURE)
-            signing.verify(new, key)
-    write_text(kept, json.dumps(to_json(pointer)) + "\n")
-    return folder
+    with lock(out, f"accel release pull {name}"):  # of two into one folder the later one would undo the other
+        pointer = current_pointer(place, name, key)
+        kept = out / f"{name}.pointer.json"
+        seen = read_value(kept, Pointer, missing="", fix=f"remove {kept}") if kept.exists() else pointer
+        if (pointer.sequence, pointer.digest) != (seen.sequence, seen.digest) and pointer.sequence <= seen.sequence:
+            raise InputError(
+                f"{place.url} offers {name} number {pointer.sequence} ({pointer.version}), and number {seen.sequence} "
+                f"({seen.version}) was there before: somebody put an older pointer in its place",
+                fix="ask its owner; nothing was taken",
+            )
+        base, folder = f"releases/{pointer.version}/{pointer.digest}", out / pointer.version
+        if not _taken(folder, pointer.digest, key):
+            with replacing(folder) as new:
+                place.download(f"{base}/{FILENAME}", new / FILENAME)
+                if sha256_file(new / FILENAME) != pointer.digest:
+                    raise InputError(f"{place.url}: {base}/{FILENAME} is not what {name} names", fix="do not use it")
+                for file in read(new).files:
+                    place.download(f"{base}/{file.path}", new / file.path)
+                place.download(f"{base}/{signing.SIGNATURE}", new / signing.SIGNATURE)
+                signing.verify(new, key)
+        write_text(kept, json.dumps(to_json(pointer)) + "\n")
+        return folder
 
 
 def verify(
@@ -438,14 +448,16 @@ def verify(
 
 
 def _taken(folder: Path, digest: str, key: Trusted) -> bool:
-    """Say whether a release lies in a folder, and whether the key that signed it still counts."""
+    """Say whether a release lies whole in a folder, and whether the key that signed it still counts."""
     if not (folder / FILENAME).is_file() or sha256_file(folder / FILENAME) != digest:
         return False
     try:
         _, files = signing.signed_files((folder / signing.SIGNATURE).read_bytes(), key, str(folder))
+        apart = {FILENAME, signing.SIGNATURE}
+        whole = next(changes(folder, read(folder).files, apart), None) is None
     except (OSError, InputError):
         return False
-    return files.get(FILENAME) == digest
+    return whole and files.get(FILENAME) == digest
 
 
 def listed(place: ObjectStore, key: Trusted) -> dict[str, list[dict[str, Any]]]:
@@ -478,4 +490,6 @@ def _name_row(place: ObjectStore, name: str, key: Trusted) -> dict[str, Any]:
         return row | {"refused": "there is no pointer"}
     stands, refused = found.pointer, found.refused.message if found.refused else None
     facts = {"version": stands.version, "number": stands.sequence, "until": stands.expires, "key": found.key}
+    if refused is None and datetime.datetime.fromisoformat(stands.expires) <= datetime.datetime.now(datetime.UTC):
+        refused = f"it has ended at {stands.expires}: nobody takes it any more"
     return row | facts | {"refused": refused}

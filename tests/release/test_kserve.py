@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import re
 import shutil
 
 import published_schemas as published
@@ -121,9 +122,13 @@ def test_those_schemas_refuse_what_is_wrong(written, kind, place, value, why):
 
 
 def test_names_are_dns_labels():
-    assert kserve._label("My_Model.v2-cpu pool") == "my-model-v2-cpu-pool"
-    assert kserve._label("7b-cpu") == "model-7b-cpu"
+    assert kserve._label("bert-cpu") == "bert-cpu"
+    assert re.fullmatch("my-model-v2-cpu-pool-[0-9a-f]{8}", kserve._label("My_Model.v2-cpu pool"))
+    assert re.fullmatch("model-7b-cpu-[0-9a-f]{8}", kserve._label("7b-cpu"))
     assert len(kserve._label("m" * 200)) == 40
+    long = "paraphrase-multilingual-minilm-l12-v2"
+    assert len({kserve._label(f"{long}-{pool}") for pool in ("cpu-vnni", "cpu-amx")}) == 2
+    assert kserve._label("a.b-cpu") != kserve._label("a-b-cpu")
 
 
 @pytest.mark.skipif(not environments.installed("triton"), reason="the embedded server is not installed")
