@@ -29,8 +29,9 @@ RTOL, ATOL = 1e-3, 1e-4
 
 Kernels of another batch size add in another order.
 """
-COARSE = 100
-"""How much more that is in half precision: BF16 has three digits, and a network's sums lose one of them."""
+LOOSE, COARSE = 10, 100
+"""How much more that is where an axis is taken for a batch already, and in half precision. Sums in which large terms
+cancel differ by more, items that see each other by far more; BF16 has three digits, of which a network loses one."""
 TIED = 4
 """How many times as fast as another one an axis that is tied to it may grow."""
 
@@ -130,8 +131,8 @@ def count_items(
         The inputs, their profile, and what to tell the user where the leading axis is no batch.
     """
     trial = _Trial(run, inputs, profile)
-    e = trial.axes.get("batch")
-    if e is None or 2 * e.min > e.max or trial._independent(["batch"], coarse=coarse, whole=True) is not False:
+    e, factor = trial.axes.get("batch"), COARSE if coarse else LOOSE
+    if e is None or 2 * e.min > e.max or trial._independent(["batch"], factor=factor, whole=True) is not False:
         return tuple(inputs), dict(profile), []
     trial.name_batch(())
     return tuple(trial.inputs), profile_of(trial.inputs, trial.axes), trial.notices
@@ -350,11 +351,11 @@ class _Trial:
         alone = [(name,) for name in leading if len(leading) > 1 and self._independent([name])]
         return alone[0] if len(alone) == 1 else ()
 
-    def _independent(self, names: Sequence[str], *, coarse: bool = False, whole: bool = False) -> bool | None:
+    def _independent(self, names: Sequence[str], *, factor: int = 1, whole: bool = False) -> bool | None:
         """Say whether items answer alone as they do among two and three; None where the model does not take these.
 
         Args:
-            coarse: as of ``count_items``.
+            factor: of what their answers may differ by.
             whole: outputs that do not lead with the axis say nothing: no server merges requests of such a model.
         """
         e = self.axes[names[0]]
@@ -376,7 +377,7 @@ class _Trial:
                     places = [a != b for a, b in zip(among.shape, alone.shape, strict=True)]
                     if whole and not (places[:1] == [True] and len(alone) == size):
                         continue
-                    if sum(places) != 1 or not _same(_along(among, places, part), alone, coarse=coarse):
+                    if sum(places) != 1 or not _same(_along(among, places, part), alone, factor=factor):
                         return False
         except StageError:
             return None
@@ -407,12 +408,12 @@ def _along(value: np.ndarray, axes: Sequence[bool], part: slice) -> np.ndarray:
     return value[tuple(part if marked else slice(None) for marked in axes)]
 
 
-def _same(one: np.ndarray, other: np.ndarray, *, coarse: bool = False) -> bool:
+def _same(one: np.ndarray, other: np.ndarray, *, factor: int = 1) -> bool:
     if one.shape != other.shape:
         return False
     if one.dtype.kind != "f":
         return one.size == 0 or float(np.mean(one == other)) >= 0.99  # a tie of two scores may fall either way
-    finite, factor = np.abs(one[np.isfinite(one)]), COARSE if coarse else 1
+    finite = np.abs(one[np.isfinite(one)])
     atol = factor * ATOL * float(finite.max(initial=0.0))
     return np.allclose(one, other, rtol=factor * RTOL, atol=atol, equal_nan=True)
 

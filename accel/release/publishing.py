@@ -378,6 +378,7 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
             owner of the key signed.
         OutputError: another one pulls into that folder.
     """
+    current_pointer(place, name, key)  # where there is none, nothing is made here
     with lock(out, f"accel release pull {name}"):  # of two into one folder the later one would undo the other
         pointer = current_pointer(place, name, key)
         kept = out / f"{name}.pointer.json"

@@ -188,9 +188,6 @@ def test_variants_of_two_sessions_meet_at_one_batch_of_the_baseline():
     old, new = (candidate(f"v-{s}", 5, scenario="throughput", session=s) for s in ("s1", "s2"))
     found = choose(base, old, new, objective="throughput")
     assert found.chosen in ("v-s1", "v-s2")
-    assert [w for r in found.rejected if "×" in r.reason for w in [r.id]] == [
-        i for i in ("v-s1", "v-s2") if i != found.chosen
-    ]
     assert found.speedup == pytest.approx({"v-s1": 1.8, "v-s2": 2.0}[found.chosen], rel=0.03), "over the session's best"
 
 
