@@ -169,7 +169,9 @@ def _prune_place(
     digests = {version: digest_of(place, f"releases/{version}") for version in place.names("releases")}
     there = present(place)
     for version in digests.keys() - set(there) if not dry_run else ():  # marked, then killed
-        place.remove(f"releases/{version}/{REMOVED if version in needed else digests[version]}")
+        files = f"releases/{version}/{digests[version]}"
+        promoted = version in needed and place.names(files)  # before the mark was seen
+        place.remove(f"releases/{version}/{REMOVED}" if promoted else files)
     releases = {}
     for version in there:
         try:

@@ -1,5 +1,6 @@
 """The regression gate: what is worse blocks, each kind of it planted; what is the same passes."""
 
+import dataclasses
 import json
 import shutil
 
@@ -12,6 +13,7 @@ from tiny_release import accel, write_model, write_release
 from accel.core.errors import InputError, OutputError, UsageError
 from accel.core.values import file_ref
 from accel.release import building, diffing, document, release_file
+from accel.triton import manifest
 
 REPOSITORY = "repositories/here/b"
 HERE = {"pools": {"here": {"device": "cpu", "targets": ["ort"]}}}
@@ -129,6 +131,17 @@ def test_an_unchanged_release_passes_and_says_so_in_its_pages(pair):
     assert "Since 1" in (pair[1] / "index.html").read_text()
     done = accel("release", "verify", pair[1])
     assert done.returncode == 0, done.stdout
+
+
+def test_the_same_files_that_are_opened_otherwise_are_not_the_same(pair):
+    """Targets share files and differ in a hint to the runtime: the precision that it computes in."""
+    made = manifest.read(pair[0] / REPOSITORY)
+    other = dataclasses.replace(
+        made.artifact.variant, target=dataclasses.replace(made.artifact.variant.target, name="x")
+    )
+    changed = dataclasses.replace(made, artifact=dataclasses.replace(made.artifact, variant=other))
+    assert diffing._executed(made) != diffing._executed(changed)
+    assert diffing._executed(made) == diffing._executed(dataclasses.replace(made))
 
 
 def test_other_bytes_of_the_same_speed_and_answers_pass(pair):

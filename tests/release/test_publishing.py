@@ -171,6 +171,23 @@ def test_of_two_processes_that_publish_one_version_at_once_one_wins_and_nothing_
             process.stdin.close()
 
 
+def test_what_was_taken_is_checked_again_file_by_file(signed, tmp_path):
+    """A machine that lost power may have the names of all files, and the content of some."""
+    folder, private, public = signed
+    place = publishing.ObjectStore(str(tmp_path / "place"))
+    publishing.publish(folder / "1", place, key=public)
+    publishing.promote(place, "production", "1", key=private, public=public, days=90)
+    taken = publishing.pull(place, "production", tmp_path / "out", key=public)
+    largest = max((p for p in taken.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.chmod(0o644)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    assert content(publishing.pull(place, "production", tmp_path / "out", key=public)) == content(folder / "1")
+    pointer = tmp_path / "place/pointers/production/0000000001.json"
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert pointer.stat().st_mode == plain.stat().st_mode, "machines read it as another user"
+
+
 def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_path):
     folder, private, public = signed
     place = publishing.ObjectStore(str(tmp_path / "place"))
@@ -191,10 +208,12 @@ def test_what_is_not_signed_whole_and_let_through_is_not_published(signed, tmp_p
         "blocks": True,
     }
     compared = {"before": "0", "hardware": "x", "created": "x", "rows": [row]}
-    (other / "release.json").write_text(json.dumps(data | {"compared": compared, "missing": ["c is gone"]}))
+    entries = [e | {"held": "failed", "reason": "its gate"} if e["model"] == "a" else e for e in data["entries"]]
+    changed = {"compared": compared, "missing": ["c is gone"], "entries": entries}
+    (other / "release.json").write_text(json.dumps(data | changed))
     (other / "model.sig").unlink()
     accel("release", "sign", other, "--key", private)
-    with pytest.raises(CheckFailed, match=r"c is gone\n  b:latency on here is worse"):
+    with pytest.raises(CheckFailed, match=r"c is gone\n  a on here failed: its gate\n  b:latency on here is worse"):
         publishing.publish(other, place, key=public)
     assert place.names("releases") == []
 

@@ -49,6 +49,16 @@ def kept(found, where):
 @pytest.mark.parametrize(
     "place", ["file", "s3", *(pytest.param(k, marks=pytest.mark.campaign) for k in ("gs", "abfs"))], indirect=True
 )
+def test_the_mark_of_a_release_that_a_pointer_stands_for_is_taken_back(place, tmp_path):
+    """A prune marked it, somebody promoted it, and the prune was killed before it looked again."""
+    place, store, keys = place
+    place.create("releases/4/removed", b"2026-01-01")
+    assert "4" not in publishing.present(place)
+    retention.prune(plan(keep_last=1, keep_days=30), store, place, key=keys["public"])
+    assert "4" in publishing.present(place)
+    assert content(publishing.pull(place, "canary", tmp_path / "out", key=keys["public"])) == content(store / "4")
+
+
 def test_what_a_pointer_or_a_rollback_needs_stays(place, tmp_path):
     place, store, keys = place
     before = content(tmp_path), place.files_below("releases")
