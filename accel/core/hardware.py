@@ -76,6 +76,16 @@ class Hardware:
         return ("cpu", "cuda") if self.gpus else ("cpu",)
 
 
+READ_BY_RUNTIMES = ("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ORT_", "OV_", "OPENVINO_", "TF_", "XLA_")
+READ_BY_RUNTIMES += ("TORCH_", "ATEN_", "MALLOC_", "LD_PRELOAD")
+"""How the names of variables begin by which runtimes, OpenMP and memory are set: figures hold for these alone."""
+
+
+def runtime_variables() -> dict[str, str]:
+    """Return the variables of this process's environment that runtimes read."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(READ_BY_RUNTIMES)}
+
+
 def detect() -> Hardware:
     """Read the facts of this machine."""
     return Hardware(

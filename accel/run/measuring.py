@@ -21,7 +21,7 @@ from accel.bench.stability import TAIL_CALLS, p99_calls
 from accel.core.document import ServerRecord
 from accel.core.feeds import write_feeds
 from accel.core.files import replace_folder
-from accel.core.hardware import Hardware, available_memory_bytes
+from accel.core.hardware import Hardware, available_memory_bytes, runtime_variables
 from accel.core.processes import Worker
 from accel.core.values import PYTHON_BACKEND, Failed, Measurement, ModelSource
 from accel.run import points as timed, serving, store
@@ -120,6 +120,7 @@ def measure_in_process(
         budget_s=job.budget_s,
         samples=made.samples.sha256,
         threads=job.threads,
+        environment=runtime_variables(),
         # what could not be chosen leaves the race early
         choosable=(job.constraints, job.allow_unproved_int64, job.triton_release),
         hardware=hardware.fingerprint,
@@ -243,6 +244,7 @@ def measure_served(
         rounds=(job.min_rounds, job.rounds),
         budget_s=job.budget_s,
         limits=job.constraints,
+        environment=runtime_variables(),
         hardware=hardware.fingerprint,
         code=store.code_hash("run/measuring.py", "run/serving.py", "bench", "triton", "run/tasks.py"),
     )

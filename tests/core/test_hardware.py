@@ -116,3 +116,13 @@ def driver(folder, script, monkeypatch):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_variables_that_runtimes_read_are_part_of_what_figures_hold_for(monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("HOME", "/elsewhere")
+    found = hardware.runtime_variables()
+    assert found["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert "HOME" not in found
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    assert hardware.runtime_variables() != found
