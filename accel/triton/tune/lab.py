@@ -352,7 +352,11 @@ class Trial:
             done = [b for b in sizes if b in alone]
             one_client = self._calmly(lambda: self._held(1, n, window_s, first))
             busy = self._calmly(lambda: self._held(2 * n, n, window_s, first))
-            known_s = float(np.median(alone[1])) - one_client.computed_s if one_client.computed_s else None
+            # The calmer of the two windows that one client had: a disturbed one would count as way to the server.
+            one_s = min(
+                float(np.median(alone[1])), 1 / one_client.requests_per_s if one_client.requests_per_s else math.inf
+            )
+            known_s = one_s - one_client.computed_s if one_client.computed_s else None
             overhead = max(0.0, float(np.median(beside[1])) - busy.batch_s if known_s is None else known_s)
             front = 0.0
             if busy.idle and (many := self._calmly(lambda: self._held(MANY, n, window_s, first))).idle:
