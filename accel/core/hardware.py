@@ -76,8 +76,10 @@ class Hardware:
         return ("cpu", "cuda") if self.gpus else ("cpu",)
 
 
-READ_BY_RUNTIMES = ("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ORT_", "OV_", "OPENVINO_", "TF_", "XLA_")
-READ_BY_RUNTIMES += ("TORCH_", "ATEN_", "MALLOC_", "LD_PRELOAD")
+READ_BY_RUNTIMES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ORT_", "OV_", "OPENVINO_", "TF_", "XLA_"),
+    *("TORCH_", "ATEN_", "MALLOC_", "LD_PRELOAD"),
+)
 """How the names of variables begin by which runtimes, OpenMP and memory are set: figures hold for these alone."""
 
 

@@ -114,7 +114,9 @@ class Light(Scripted):
         n = 4000 * self.asked
         return _Counted(n, n, n, n * 100_000)
 
-    _held = Trial._held
+    def _held(self, clients, *given):
+        found = Trial._held(self, clients, *given)
+        return found._replace(requests_per_s=2000) if clients == 1 else found
 
 
 def test_a_model_that_computes_less_than_its_way_there_is_held_by_what_it_computes(monkeypatch):
