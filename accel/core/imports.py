@@ -5,7 +5,6 @@ user's file what it imports that is not installed as a package, too.
 Nothing is imported for it: the answer is read from compiled code.
 """
 
-import contextlib
 import dis
 import functools
 import hashlib
@@ -13,7 +12,7 @@ import importlib.util
 import modulefinder
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,11 @@ IMPORT = dis.opmap["IMPORT_NAME"]
 def modules_of(*modules: str) -> dict[str, Path]:
     """Return name → file of ``modules`` and of all that they import from accel, the zoo or their own packages."""
     tops = {*OWN, *(module.split(".")[0] for module in modules)}
-    found: dict[str, Path] = {}
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        if name in found or name.split(".")[0] not in tops or (path := _source_of(name)) is None:
-            continue
-        found[name] = path
-        if "." in name:
-            waiting.append(name.rpartition(".")[0])
-        if name != "accel":  # names the whole public API
-            waiting += _imports(name, path)
-    return dict(sorted(found.items()))
+    return _reached(
+        modules,
+        lambda name: _source_of(name) if name.split(".")[0] in tops else None,
+        lambda name, path: _imports(name, path) if name != "accel" else (),  # names the whole public API
+    )
 
 
 def user_files(file: Path) -> dict[str, Path]:
@@ -47,18 +39,45 @@ def user_files(file: Path) -> dict[str, Path]:
     Raises:
         SyntaxError: the file is no Python.
     """
-    found, waiting = {file.stem: file}, [*_scan(file.stem, file)]
+
+    def source_of(name: str) -> Path | None:
+        if name == file.stem:
+            return file
+        path = _source_of(name, file.parent) if name.split(".")[0] != "accel" else None
+        return None if path is None or _is_installed(path) else path
+
+    def imports_of(name: str, path: Path) -> list[str]:
+        try:
+            return [*_scan(name, path)]
+        except (SyntaxError, ImportError):
+            if path == file:
+                raise
+            return []  # who imports it may do without
+
+    return _reached([file.stem], source_of, imports_of)
+
+
+def _reached(
+    names: Iterable[str],
+    source_of: Callable[[str], Path | None],
+    imports_of: Callable[[str, Path], Iterable[str]],
+) -> dict[str, Path]:
+    """Return name → file of ``names``, of the packages they lie in, and of all that these import, at any depth.
+
+    Args:
+        source_of: gives a module's file, or None where it does not belong to the answer.
+        imports_of: gives what a module imports.
+    """
+    found: dict[str, Path] = {}
+    waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name in found or name.split(".")[0] == "accel" or (path := _source_of(name, file.parent)) is None:
-            continue
-        if _is_installed(path):
+        if name in found or (path := source_of(name)) is None:
             continue
         found[name] = path
         if "." in name:
             waiting.append(name.rpartition(".")[0])
-        with contextlib.suppress(SyntaxError, ImportError):  # who imports it may do without
-            waiting += _scan(name, path)
+        waiting += imports_of(name, path)
     return dict(sorted(found.items()))
 
 

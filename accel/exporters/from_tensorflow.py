@@ -64,7 +64,8 @@ def describe(request: SourceRequest, made: "FactoryResult | None" = None) -> Mod
     inputs, profile, _ = resolve(inputs, profile, request)
     graph = Graph(opened, inputs, nchw=request.graph.nchw)
     inputs, profile, found = count_items(graph.run, inputs, profile, coarse=graph.computes != "fp32")
-    graph = Graph(opened, inputs, nchw=request.graph.nchw)
+    if found:
+        graph = Graph(opened, inputs, nchw=request.graph.nchw)
     outputs = probe_outputs(graph.run, inputs, profile)
     if both := {s.name for s in inputs} & {s.name for s in outputs}:
         raise InputError(

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from accel.core.calls import as_array
 from accel.core.errors import InputError, SampleError
 from accel.exporters.axes import known_input
-from accel.exporters.positional import Nested
+from accel.exporters.positional import HALVES, Nested
 
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized")
 Feeds = tuple[Mapping[str, np.ndarray], ...]
@@ -38,7 +38,7 @@ def plain(module: torch.nn.Module) -> torch.nn.Module:
                 fix="return torch.jit.script of the whole module, or build it from the layer's Python class",
             )
     module = module.cpu().eval()
-    if any(t.dtype in (torch.float16, torch.bfloat16) for t in module.state_dict().values() if hasattr(t, "dtype")):
+    if any(t.dtype in HALVES for t in module.state_dict().values() if hasattr(t, "dtype")):
         module = module.float()
     return module
 

@@ -21,8 +21,9 @@ import torch
 from accel.core.errors import InputError, StageError, first_line, raised_as
 from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters.axes import extents, points, shapes_at, trace_sizes
-from accel.exporters.positional import HALVES, Nested, call, named_tensors
+from accel.exporters.positional import Nested, call, named_tensors
 from accel.exporters.probe import example_arrays
+from accel.exporters.torch_module import plain
 
 FIX = "give the model that it was made from as `file.py:factory`, or an ONNX file made where it was trained"
 NAMESPACES = {"aten", "prim", "quantized", "torchvision"}
@@ -38,7 +39,7 @@ GLOBALS = re.compile(
 RTOL, ATOL = 1e-4, 1e-5
 
 
-def read_script(path: Path) -> torch.jit.ScriptModule:
+def read_script(path: Path) -> torch.nn.Module:
     """Load a TorchScript archive, after its code and pickles were held against the rules.
 
     Raises:
@@ -67,8 +68,7 @@ def read_script(path: Path) -> torch.jit.ScriptModule:
             elif name.endswith("pkl"):
                 _check_pickle(record, f"{path.name}:{name}")
         module = torch.jit.load(str(path), map_location="cpu")
-    halves = any(t.dtype in HALVES for t in module.state_dict().values())
-    return module.float().eval() if halves else module.eval()
+    return plain(module)
 
 
 def _check_pickle(record: bytes, where: str) -> None:

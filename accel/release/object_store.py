@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,16 +120,14 @@ class ObjectStore:
         path = Path(self._at(name))
         with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".") as file:
-                file.write(content)
-                file.flush()
-                mask = os.umask(0)
-                os.umask(mask)
-                os.fchmod(file.fileno(), 0o666 & ~mask)  # temporary files are their owner's alone
-                try:
-                    path.hardlink_to(file.name)
-                except FileExistsError:
-                    return False
+            new = path.with_name(f".{uuid.uuid4().hex}")  # of tempfile it would be its owner's alone
+            try:
+                new.write_bytes(content)
+                path.hardlink_to(new)
+            except FileExistsError:
+                return False
+            finally:
+                new.unlink(missing_ok=True)
         return True
 
     def write(self, name: str, content: bytes) -> None:

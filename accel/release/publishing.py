@@ -378,11 +378,12 @@ def pull(place: ObjectStore, name: str, out: Path, *, key: Trusted) -> Path:
             owner of the key signed.
         OutputError: another one pulls into that folder.
     """
-    current_pointer(place, name, key)  # where there is none, nothing is made here
+    pointer = current_pointer(place, name, key)  # where there is none, nothing is made here
     with lock(out, f"accel release pull {name}"):  # of two into one folder the later one would undo the other
-        pointer = current_pointer(place, name, key)
         kept = out / f"{name}.pointer.json"
         seen = read_value(kept, Pointer, missing="", fix=f"remove {kept}") if kept.exists() else pointer
+        if seen.sequence > pointer.sequence:  # another one may have pulled since
+            pointer = current_pointer(place, name, key)
         if (pointer.sequence, pointer.digest) != (seen.sequence, seen.digest) and pointer.sequence <= seen.sequence:
             raise InputError(
                 f"{place.url} offers {name} number {pointer.sequence} ({pointer.version}), and number {seen.sequence} "

@@ -14,7 +14,6 @@ from accel.core.values import Target, Variant
 from accel.exporters import verdict
 from accel.run.group_check import GroupCheck, check_groups
 from accel.run.tasks import Described
-from accel.triton.grouping import groups
 from accel.triton.servers.answers import client, infer
 
 BERT = """
@@ -127,10 +126,7 @@ def hold_mixed_load(bert: Live, served: Any, single: dict[str, dict[str, np.ndar
     hold(bert, single, found)
     calls, rows, tokens, places = (after[name] - before[name] for name in after)
     assert rows == sum(len(feed["input_ids"]) for feed in SENT.values())
-    own, _ = checked(bert, "ort")
-    assert own.grouping is not None
-    alone = sum(len(groups({0: feed}, own.grouping)) for feed in SENT.values())
-    assert calls < alone, "requests of different lengths share calls; how many meet is the machine's"
+    assert rows / calls > 3, "requests of different lengths share calls"
     assert tokens <= places < 64 * rows
     return calls
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import re
 import shutil
 import time
@@ -156,8 +157,10 @@ def test_the_document_says_what_was_predicted_proved_and_what_it_costs(tuned):
     assert found["decision"]["verdict"] in ("decided", "equivalent", "undecided")
     best = next(row for row in found["tried"] if row["chosen"])["measured"]
     (here,) = found["costs"]
-    assert here["per_minute"] == pytest.approx(60 * best["throughput_per_s"], rel=0.2)  # of the load, not the count
-    assert here["machines"] * best["throughput_per_s"] >= 1200 > (here["machines"] - 1) * best["throughput_per_s"]
+    fewest = (1 - 3 / math.sqrt(best["requests"])) * best["load"]  # what chance explains
+    held = best["load"] if best["throughput_per_s"] >= fewest else best["throughput_per_s"]
+    assert here["per_minute"] == pytest.approx(60 * held)
+    assert here["machines"] * held >= 1200 > (here["machines"] - 1) * held
     assert here["usd_per_million"] is None
     assert any("the price list has no " in text and "elsewhere" in text for text in whole.notices)
     assert "the price list has no " in found["cheapest"]
