@@ -81,11 +81,17 @@ READ_BY_RUNTIMES = (
     *("TORCH_", "ATEN_", "MALLOC_", "LD_PRELOAD"),
 )
 """How the names of variables begin by which runtimes, OpenMP and memory are set: figures hold for these alone."""
+SET_ON_IMPORT = ("TF_CPP_", "ORT_DISABLE_TELEMETRY", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+"""Those among them that change no figure: importing TensorFlow, accel or scikit-learn sets them."""
 
 
 def runtime_variables() -> dict[str, str]:
-    """Return the variables of this process's environment that runtimes read."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(READ_BY_RUNTIMES)}
+    """Return the variables of this process's environment that runtimes read and that may change their speed."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(READ_BY_RUNTIMES) and not name.startswith(SET_ON_IMPORT)
+    }
 
 
 def detect() -> Hardware:

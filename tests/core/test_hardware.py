@@ -1,6 +1,8 @@
 """What this machine is."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -126,3 +128,20 @@ def test_variables_that_runtimes_read_are_part_of_what_figures_hold_for(monkeypa
     assert "HOME" not in found
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     assert hardware.runtime_variables() != found
+
+
+@pytest.mark.parametrize(
+    "imported",
+    ["import sklearn", "from accel.exporters.tensorflow_runtime import import_tensorflow; import_tensorflow()"],
+    ids=["scikit-learn", "TensorFlow"],
+)
+def test_what_a_library_sets_when_it_is_imported_changes_no_figures(imported):
+    if "tensorflow" in imported:
+        pytest.importorskip("tensorflow")
+    lines = (
+        "import os; from accel.core.hardware import runtime_variables",
+        "names, found = set(os.environ), runtime_variables()",
+        imported,
+        "assert set(os.environ) > names and runtime_variables() == found",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
