@@ -31,7 +31,7 @@ def run_view(run: RunDocument) -> RunView:
         hardware_id=run.hardware.id or "unknown hardware",
         hardware=_hardware(run.hardware),
         variants=tuple(rows),
-        decisions=tuple(_decision(d, by_id) for d in run.decisions),
+        decisions=tuple(_decision(d, run.decisions, by_id) for d in run.decisions),
     )
 
 
@@ -121,12 +121,14 @@ def _constraint(name: str, value: str) -> str:
     return f"{what} {'at most' if bound == 'max' else 'at least'} {value} {units.get(rest[-1], '')}".strip()
 
 
-def _decision(decision: Decision, by_id: Mapping[str, VariantView]) -> DecisionView:
+def _decision(decision: Decision, all_of_run: Sequence[Decision], by_id: Mapping[str, VariantView]) -> DecisionView:
     chosen = by_id.get(decision.chosen or "")
     points = chosen.measurements if chosen else ()
     served = None if _via(decision) == "inprocess" else decision.repository
     mine = [p for p in points if (p.via, p.repository) == (_via(decision), served)]
-    latency, best, traffic = _shown(mine, [decision])
+    chosen_as = (decision.device, decision.chosen, _via(decision))
+    won = [d for d in all_of_run if (d.device, d.chosen, _via(d)) == chosen_as]
+    latency, best, traffic = _shown(mine, won)
     return extended(
         DecisionView,
         decision,

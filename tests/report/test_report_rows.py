@@ -93,6 +93,18 @@ def test_objectives_that_choose_differently() -> None:
     assert row(view, "ort-int8@cpu").mark == "best throughput"
 
 
+def test_both_decisions_show_the_points_they_were_made_at() -> None:
+    run = report_runs.bert()
+    chosen = next(v for v in run["variants"] if v["id"] == "openvino-int8@cpu")
+    point = next(m for m in chosen["measurements"] if m["scenario"] == "throughput")
+    faster = point | {"batch": point["batch"] * 2, "throughput_per_s": point["throughput_per_s"] * 1.001}
+    chosen["measurements"].append(faster)
+    run["decisions"][1] |= {"batch": point["batch"], "concurrency": point["concurrency"]}
+    view = run_view(run)
+    shown = [row(view, "openvino-int8@cpu").best, *(decision.best for decision in view.decisions)]
+    assert [found.batch if found else None for found in shown] == [point["batch"]] * 3
+
+
 def test_rejected_may_be_pairs() -> None:
     run = report_runs.bert()
     run["decisions"][0]["rejected"] = [["ort@cpu", "a pair"]]
