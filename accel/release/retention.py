@@ -58,13 +58,18 @@ def prune(
         dry_run: remove nothing.
 
     Raises:
-        UsageError: the release file has no retention.
+        UsageError: the release file has no retention, or nothing is published at ``place``.
         OutputError: a build is at work in the store.
         InputError: a pointer, or a release in the store, is damaged.
     """
     rules = plan.retention
     if rules is None:
         raise UsageError("the release file says nothing of retention", fix="retention: {keep_last: 5, keep_days: 30}")
+    if place is not None and not (place.names("releases") or place.names("pointers")):
+        raise UsageError(
+            f"nothing is published at {place.url}: no pointer there could say what is needed, and nothing was removed",
+            fix="give the place that you publish to, or leave it out where you publish nowhere",
+        )
     needed = _needed(place, key) if place is not None and key is not None else {}
     found = []
     with contextlib.ExitStack() as held:

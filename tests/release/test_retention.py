@@ -90,6 +90,16 @@ def test_what_a_pointer_or_a_rollback_needs_stays(place, tmp_path):
         publishing.publish(again, place, key=keys["public"])
 
 
+def test_at_a_place_where_nothing_is_published_nothing_is_removed(place, tmp_path):
+    """A name that was mistyped: no pointer there keeps what production stands for."""
+    _, store, keys = place
+    before = content(store)
+    elsewhere = publishing.ObjectStore(str(tmp_path / "elsewhere"))
+    with pytest.raises(UsageError, match=f"nothing is published at {elsewhere.url}"):
+        retention.prune(plan(keep_last=1, keep_days=30), store, elsewhere, key=keys["public"])
+    assert content(store) == before
+
+
 def test_young_ones_stay_and_without_rules_nothing_goes(place):
     place, store, _ = place
     found = retention.prune(plan(keep_last=1, keep_days=75), store)
