@@ -13,7 +13,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -171,7 +171,7 @@ def _exported(work: Work) -> Exported:
         parity.check_names(job.gates, made.source.gate)
         results = [VariantState(v) for v in plan(job, made.source)]
         for result in results:
-            result.outcome = _skip_reason(result.variant, made)
+            result.outcome = _skip_reason(result.variant, made) or _same(result.variant, job)
         first_tried = _leave_for_later(results, made.source, work) if job.quick else None
         found = Exported(described, results, [r for r in results if r.outcome is None], first_tried=first_tried)
         if found.wanted:
@@ -461,8 +461,13 @@ def _route(results: Sequence[VariantState], work: Work) -> None:
 def _comes_last(variant: Variant, job: Job) -> bool:
     """Say whether a variant is built only while it can win: it takes long, and a group alone asked for it."""
     target = variant.target
-    asked = job.exhaustive or target.name not in job.grouped or _required(variant, job)
-    return not asked and target.device in targets.info(target).comes_last and job.bench in ("inprocess", "both")
+    last = target.device in targets.info(target).comes_last and job.bench in ("inprocess", "both")
+    return last and not _asked_for(variant, job)
+
+
+def _asked_for(variant: Variant, job: Job) -> bool:
+    """Say whether a variant is wanted for itself, and not just because a group holds it."""
+    return job.exhaustive or variant.target.name not in job.grouped or _required(variant, job)
 
 
 def _required(variant: Variant, job: Job) -> bool:
@@ -600,6 +605,15 @@ def _skip_reason(variant: Variant, described: Described) -> Outcome | None:
     return None
 
 
+def _same(variant: Variant, job: Job) -> Outcome | None:
+    """Say which other variant of the job is the same on this machine, for one that a group alone asked for."""
+    target = variant.target
+    twin = targets.discover()[target.name].same_as(target)
+    if twin is None or replace(target, name=twin) not in job.wanted or _asked_for(variant, job):
+        return None
+    return Skipped(f"computes on this machine what {twin} does", f"--targets {target.name} builds it all the same")
+
+
 def _not_applicable(variant: Variant, onnx: OnnxModel) -> Outcome | None:
     """Say that a target would find nothing to work on in the exported model."""
     wanted = targets.info(variant.target).operators
@@ -686,19 +700,20 @@ def _build_all(
         progress.done(id, reason.splitlines()[0] if reason else _figures(result), ok=status in ("ok", "deferred"))
 
     side_by_side = min(_parallel(onnx, job.threads), max(1, len(results)))
-    stages.threads = max(1, job.threads // side_by_side)  # threads that wait for a core at barriers cost CPU time
+    stages.share_threads(side_by_side)
     with ThreadPoolExecutor(max_workers=side_by_side) as pool:
         futures = [pool.submit(one, result) for result in sorted(results, key=_last)]
         try:
-            for future in futures:
+            for number, future in enumerate(as_completed(futures), 1):
                 future.result()
+                stages.share_threads(min(side_by_side, len(futures) - number))  # the last one's next task has them all
         except BaseException:
             for future in futures:
                 future.cancel()
             processes.stop_all()
             raise
         finally:
-            stages.threads = job.threads
+            stages.share_threads(1)
 
 
 def _surprising(artifact: Artifact, found: Parity) -> bool:

@@ -161,6 +161,10 @@ class Builder(ABC):
     def available(self, target: Target) -> Skipped | None:
         """Say why the target cannot be built or run here, or None where it can. Imports nothing heavy."""
 
+    def same_as(self, target: Target) -> str | None:
+        """Name another target of this builder that computes exactly the same on this machine; None where none does."""
+        return None
+
     @abstractmethod
     def build(self, request: BuildRequest, options: Any, out_dir: Path) -> Built:
         """Build into the empty folder ``out_dir`` and describe what lies there.

@@ -23,7 +23,7 @@ from accel.builders.declared import reconcile, static_specs
 from accel.builders.openvino_integers import THROUGH_FLOAT
 from accel.builders.openvino_mixing import SHORT, Mixed, Mixing, save
 from accel.builders.openvino_packing import pack
-from accel.builders.requirements import demand, missing, missing_gpu, versions
+from accel.builders.requirements import demand, missing, missing_bf16, missing_gpu, versions
 from accel.core import hardware
 from accel.core.errors import InputError, StageError, UsageError
 from accel.core.feeds import Feed
@@ -162,7 +162,12 @@ class OpenVinoBuilder(Builder):
     def available(self, target: Target) -> Skipped | None:
         """Ask for openvino, and for nncf where it quantises."""
         packages = ["openvino", "nncf"] if target.name == "openvino-int8" else ["openvino"]
-        return missing_gpu(target) or missing(*packages)
+        return missing_gpu(target) or missing(*packages) or missing_bf16(target, self.targets[target.name].precision)
+
+    def same_as(self, target: Target) -> str | None:
+        """Name ``openvino-fp32`` for the plugin's own choice on an x86 CPU without BF16: that is FP32."""
+        fp32 = "avx2" in hardware.cpu_flags() and hardware.emulates_bf16()
+        return "openvino-fp32" if target.name == "openvino" and fp32 else None
 
     def build(self, request: BuildRequest, options: OpenVinoOptions, out_dir: Path) -> Built:
         """Convert the ONNX file or the SavedModel to an IR with float32 weights, fixed to one shape for a static build.

@@ -14,7 +14,15 @@ from typing import Any
 
 from accel.builders import Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.declared import static_specs
-from accel.builders.requirements import demand, missing, missing_cuda_torch, missing_gpu, missing_program, versions
+from accel.builders.requirements import (
+    demand,
+    missing,
+    missing_bf16,
+    missing_cuda_torch,
+    missing_gpu,
+    missing_program,
+    versions,
+)
 from accel.core.values import (
     Artifact,
     BuildRequest,
@@ -65,7 +73,7 @@ class TorchBuilder(Builder):
 
     def available(self, target: Target) -> Skipped | None:
         """Ask for torch, a GPU and a build that can use it for ``cuda``, and for what AOTInductor compiles with."""
-        skipped = missing_gpu(target) or missing("torch")
+        skipped = missing_gpu(target) or missing("torch") or missing_bf16(target, self.targets[target.name].precision)
         if skipped is None and target.device == "cuda":
             skipped = missing_cuda_torch() or (missing("triton") if target.name.startswith("aoti") else None)
         return skipped or missing_program(*self.targets[target.name].programs)

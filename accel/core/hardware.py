@@ -100,7 +100,7 @@ def detect() -> Hardware:
         cpu=Cpu(
             model=(_cpuinfo("model name|Model") or platform.processor() or platform.machine()) + _simulated(),
             threads=cpu_threads(),
-            flags=tuple(flag for flag in FLAGS if flag in _cpuinfo("flags|Features").split()),
+            flags=cpu_flags(),
         ),
         gpus=_gpus(),
         memory_bytes=memory_limit_bytes(),
@@ -112,6 +112,17 @@ def _simulated() -> str:
     """Return what the name of a CPU ends in where this process is to pass for another machine; nothing else."""
     label = os.environ.get(SIMULATE)
     return f" ({SIMULATED} {label})" if label else ""
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """Return those of ``FLAGS`` that this CPU has."""
+    found = _cpuinfo("flags|Features").split()
+    return tuple(flag for flag in FLAGS if flag in found)
+
+
+def emulates_bf16() -> bool:
+    """Say whether this CPU has no instructions for bfloat16; False where its features are not known."""
+    return bool(_cpuinfo("flags|Features")) and not {"avx512_bf16", "amx_bf16", "bf16"} & {*cpu_flags()}
 
 
 def cpu_threads() -> int:

@@ -133,7 +133,7 @@ class Stages:
         kept: where results are kept.
 
     Attributes:
-        threads: CPU threads of each process; fewer than the job's while several work side by side.
+        threads: CPU threads of each task; fewer than the job's while several work side by side (``share_threads``).
     """
 
     def __init__(self, job: Job, hardware: Hardware, kept: store.Store) -> None:
@@ -147,6 +147,13 @@ class Stages:
         self.threads = job.threads
         self.run_dir = job.run_dir
         self.logs = job.run_dir / "logs"
+
+    def share_threads(self, processes: int) -> None:
+        """Give each task that begins from now on its part of the job's threads: so many work side by side.
+
+        Threads that wait for a core at barriers cost CPU time.
+        """
+        self.threads = max(1, self._job.threads // max(1, processes))
 
     def worker(
         self, name: str, *, python: Path | None = None, report_progress: Callable[[str], None] | None = None

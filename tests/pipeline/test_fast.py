@@ -1,6 +1,8 @@
 """What makes a run short takes nothing away: work side by side, builds that cannot win, a first verdict."""
 
 import dataclasses
+import threading
+import time
 
 import pytest
 from tiny_run import convert
@@ -11,6 +13,7 @@ from accel.core import document
 from accel.graph import arithmetic
 from accel.run import decide
 from accel.run.job import Job
+from accel.run.stages import Stages
 
 TARGETS = "openvino-fp32,ort"
 
@@ -41,6 +44,23 @@ def test_a_long_reference_has_the_export_beside_it_and_the_noise_is_measured_onc
     assert all(span["cpu_s"] > 0 for span in (reference, export))
     assert all("in float64" in note for v in run["variants"] for note in v["parity"]["notes"][:1])  # both asked for it
     assert [span["task"] for span in run["timeline"]].count("noise") == 1
+
+
+def test_threads_are_shared_while_two_are_built_and_the_last_one_has_them_all(factory, tmp_path, monkeypatch):
+    both, prove, seen, end = threading.Barrier(2), Stages.prove, [], time.monotonic() + 120
+
+    def watched(stages, built, *given, **named):
+        both.wait(120)
+        seen.append(stages.threads)
+        if built.value.variant.target.name == "ort":
+            while stages.threads == 1 and time.monotonic() < end:  # until the other one is done
+                time.sleep(0.01)
+        seen.append(stages.threads)
+        return prove(stages, built, *given, **named)
+
+    monkeypatch.setattr(Stages, "prove", watched)
+    convert(factory, tmp_path / "run", TARGETS, threads=2, bench="none")
+    assert sorted(seen) == [1, 1, 1, 2]
 
 
 def test_what_cannot_win_by_its_arithmetic_is_not_built_and_says_so(factory, out, ort_comes_last, monkeypatch):
