@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import accel.run  # noqa: F401  hands the zoo to the rooms below, as every command does
-from accel.core import processes
+from accel.core import hardware, processes
 
 APART = ("test_zoo_matrix.py",)
 """Files whose tests share nothing and take minutes each."""
@@ -30,6 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     folder = Path(__file__).parent
     rank = {folder / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    if hardware.emulates_bf16():
+        for item in items:
+            if item.get_closest_marker("bf16"):
+                item.add_marker(pytest.mark.skip(reason="this CPU has no instructions for BF16"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,6 +12,7 @@ from accel import builders
 from accel.builders import targets
 from accel.builders.declared import reconcile
 from accel.builders.requirements import demand, missing, versions
+from accel.core import hardware
 from accel.core.errors import StageError, UnavailableError, UsageError
 from accel.core.values import Target, TensorSpec
 
@@ -79,6 +80,29 @@ def test_aoti_says_that_it_lacks_a_compiler(monkeypatch, tmp_path):
     assert skipped is not None
     assert "g++" in skipped.reason
     assert builder.available(Target("torch", "cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "emulated"),
+    [
+        ("fpu sse2 avx2", True),
+        ("fpu avx2 avx512f avx512_vnni", True),
+        ("fpu avx2 avx512f avx512_bf16", False),
+        ("fpu avx2 avx512f amx_bf16", False),
+        ("fp asimd bf16", False),
+        ("", False),
+    ],
+    ids=["AVX2", "AVX512", "AVX512 with BF16", "AMX", "Arm", "unknown"],
+)
+def test_what_a_cpu_would_emulate_is_not_tried(monkeypatch, flags, emulated):
+    monkeypatch.setattr(hardware, "_cpuinfo", lambda keys: flags if "flags" in keys else "")
+    for name in ("torch-bf16", "aoti-bf16", "openvino-bf16"):
+        skipped = targets.discover()[name].available(Target(name, "cpu"))
+        assert (skipped is not None and "no instructions for BF16" in skipped.reason) == emulated
+    openvino = targets.discover()["openvino"]
+    assert openvino.available(Target("openvino", "cpu")) is None
+    assert openvino.same_as(Target("openvino", "cpu")) == ("openvino-fp32" if emulated else None)
+    assert openvino.same_as(Target("openvino-int8", "cpu")) is None
 
 
 def test_ort_openvino_names_its_environment(monkeypatch, tmp_path):

@@ -144,7 +144,7 @@ def test_tensorrt_and_openvino_search_by_it_too(source, tmp_path):
     assert 0 < strict["quantized"]["share"] < 1.0
     assert answers_db(source, second) >= asked
     if kind == "products":
-        plain, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov", {})
+        plain, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov", {"int8": 5.0})
         held, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-held", {"int8": 10.0})
         exact, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-strict", {"int8": 25.0})
         assert 0 < exact["fake_quantize_nodes"] < held["fake_quantize_nodes"] == plain["fake_quantize_nodes"]

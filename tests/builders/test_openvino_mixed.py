@@ -19,6 +19,7 @@ from accel.builders import targets
 from accel.builders.held_back import HeldBack
 from accel.builders.openvino_mixing import ROOM_DB, Mixing, save
 from accel.builders.to_openvino import import_openvino
+from accel.core import hardware
 from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, BuildRequest, Built, Target, Variant
 from accel.run.job import assemble
@@ -127,9 +128,14 @@ def gate_db(source: Any, request: BuildRequest, built: Built, out: Path) -> floa
 @pytest.mark.parametrize(
     ("name", "gate", "kept", "parts"),
     [
-        ("openvino-bf16", 30, {"conv0"}, {"bf16", "fp32"}),
-        ("openvino", 30, {"conv0"}, {"bf16", "fp32"}),
-        ("openvino-int8", 20, {"conv0", "conv3"}, {"int8", "bf16", "fp32"}),
+        pytest.param("openvino-bf16", 30, {"conv0"}, {"bf16", "fp32"}, marks=pytest.mark.bf16),
+        pytest.param("openvino", 30, {"conv0"}, {"bf16", "fp32"}, marks=pytest.mark.bf16),
+        (
+            "openvino-int8",
+            20,
+            {"conv0", "conv3"},
+            {"int8", "fp32"} | ({"bf16"} if not hardware.emulates_bf16() else set()),
+        ),
     ],
 )
 def test_the_layers_that_cannot_bear_it_stay_finer(fragile, tmp_path, name, gate, kept, parts):
@@ -156,7 +162,7 @@ def test_the_layers_that_cannot_bear_it_stay_finer(fragile, tmp_path, name, gate
     session.close()
 
 
-@pytest.mark.parametrize("name", ["openvino-bf16", "openvino-int8"])
+@pytest.mark.parametrize("name", [pytest.param("openvino-bf16", marks=pytest.mark.bf16), "openvino-int8"])
 def test_a_whole_model_that_holds_its_gate_is_built_as_without_a_search(robust, tmp_path, name):
     gates = {"shape_db": -100.0}  # of a picture of one colour INT8 keeps nothing here
     _, plain = build(robust, name, tmp_path / "plain", gates=gates, search_s=0.0)
@@ -169,7 +175,7 @@ def test_a_whole_model_that_holds_its_gate_is_built_as_without_a_search(robust, 
     assert re.sub(r"_\d+", "", first) == re.sub(r"_\d+", "", second)
 
 
-@pytest.mark.parametrize("name", ["openvino-bf16", "openvino-int8"])
+@pytest.mark.parametrize("name", [pytest.param("openvino-bf16", marks=pytest.mark.bf16), "openvino-int8"])
 def test_the_search_never_opens_the_samples_of_the_gate(fragile, tmp_path, name):
     folder, described, made, found = fragile
     copied = Path(shutil.copytree(folder, tmp_path / "copied"))
@@ -179,9 +185,8 @@ def test_the_search_never_opens_the_samples_of_the_gate(fragile, tmp_path, name)
     assert mixed.facts["float_nodes"]
 
 
+@pytest.mark.bf16
 def test_two_targets_that_ask_the_same_search_once(fragile, tmp_path, monkeypatch):
-    if not Mixing(import_openvino().Core(), *[None] * 3).computes_bf16():
-        pytest.skip("this CPU does not compute in bfloat16 by itself: the targets differ")
     _, first = build(fragile, "openvino-bf16", tmp_path / "first", shared=tmp_path / "shared")
     assert first.facts["float_nodes"]
     with monkeypatch.context() as patched:
@@ -194,6 +199,7 @@ def test_two_targets_that_ask_the_same_search_once(fragile, tmp_path, monkeypatc
     assert other.facts["room"]
 
 
+@pytest.mark.bf16
 def test_twice_the_room_is_left_where_once_was_not_enough(fragile, tmp_path):
     _, mixed = build(fragile, "openvino-bf16", tmp_path / "mixed", room=8.0)
     assert mixed.facts["held_back_score"] >= 30.0 + 8.0 * ROOM_DB
@@ -201,6 +207,7 @@ def test_twice_the_room_is_left_where_once_was_not_enough(fragile, tmp_path):
     assert len(mixed.facts["float_nodes"]) > 1
 
 
+@pytest.mark.bf16
 def test_what_held_whole_and_missed_its_gate_takes_more_than_it_has_here(robust, tmp_path):
     """Else the second build would be the first one again."""
     request, whole = build(robust, "openvino-bf16", tmp_path / "whole", search_s=0.0)
@@ -302,6 +309,7 @@ def test_a_pooling_keeps_its_mark(tmp_path):
     np.testing.assert_allclose(compiled(feed)[0], exact(feed)[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.bf16
 def test_a_model_without_products_has_nothing_to_hold_back(tmp_path):
     """OpenVINO resizes in bfloat16, and of a mean of 1000 that keeps nothing of what is left without it."""
     constants = [numpy_helper.from_array(np.full((1, 1, 1, 1), 1000.0, np.float32), "mean")]
@@ -324,6 +332,7 @@ def test_a_model_without_products_has_nothing_to_hold_back(tmp_path):
     assert built.facts["mixed"] == "no part of it was found to hold the gate"
 
 
+@pytest.mark.bf16
 def test_without_calibration_samples_nothing_is_searched(fragile, tmp_path):
     folder, described, made, found = fragile
     _, whole = build((folder, described, replace(made, calibration=None), found), "openvino-bf16", tmp_path / "whole")
@@ -331,6 +340,7 @@ def test_without_calibration_samples_nothing_is_searched(fragile, tmp_path):
     assert "float_nodes" not in whole.facts
 
 
+@pytest.mark.bf16
 def test_what_misses_the_gate_after_all_is_built_again_with_twice_the_room(tmp_path):
     """The gate's samples have four times the mean of the calibration's, on which whole bfloat16 keeps 32 dB."""
     path, random = network(tmp_path / "m.onnx", fragile=True), np.random.default_rng(1)

@@ -76,6 +76,22 @@ def test_what_cannot_win_by_its_arithmetic_is_not_built_and_says_so(factory, out
     assert {d["chosen"] for d in run["decisions"]} == {"openvino-fp32@cpu"}
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"exhaustive": True}, {"require": ["openvino"]}], ids=["", "exhaustive", "required"]
+)
+def test_what_computes_the_same_is_built_once_where_a_group_asked_for_it(factory, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(Job, "grouped", property(lambda job: frozenset({"openvino", "openvino-fp32"})))
+    builder = type(targets.discover()["openvino"])
+    monkeypatch.setattr(builder, "same_as", lambda self, target: "openvino-fp32" if target.name == "openvino" else None)
+    run = convert(factory, tmp_path / "run", "openvino,openvino-fp32", bench="none", **more)
+    row = rows(run)["openvino@cpu"]
+    assert rows(run)["openvino-fp32@cpu"]["status"] == "ok"
+    assert row["status"] == ("ok" if more else "skipped")
+    if not more:
+        assert row["reason"] == "computes on this machine what openvino-fp32 does"
+        assert "--targets openvino " in row["fix"]
+
+
 def test_what_can_win_is_built_last_and_measured_beside_the_finalists(factory, out, ort_comes_last, monkeypatch):
     monkeypatch.setattr(arithmetic, "FASTER", 1e-9)
     monkeypatch.setattr(decide, "_disturbed", lambda points: "busy")  # figures that exclude nothing

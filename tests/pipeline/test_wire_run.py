@@ -7,9 +7,11 @@ import pytest
 from tiny_run import convert
 
 import accel
+from accel.core import hardware
 from accel.triton.config import parse
 from accel.triton.servers import server
 
+BF16 = () if hardware.emulates_bf16() else ("torch-bf16",)
 PICTURES = """
 import numpy as np, torch
 
@@ -35,12 +37,12 @@ def test_every_variant_takes_bytes_and_so_does_what_is_served(tmp_path):
     file = tmp_path / "pictures.py"
     file.write_text(PICTURES)
     shapes = {name: ["pixels:1x3x16x16"] for name in ("min_shape", "shape")} | {"max_shape": ["pixels:4x3x16x16"]}
-    targets = "torch,torch-bf16,ort,openvino-int8"
+    targets = ",".join(["torch", *BF16, "ort", "openvino-int8"])
     out = tmp_path / "run"
     found = convert(file, out, targets, io="pixels=uint8", bench="none", **shapes | {"range": []})
     assert {v["target"]: v["status"] for v in found["variants"]} == dict.fromkeys(targets.split(","), "ok")
     assert found["model"]["inputs"][0]["dtype"] == "uint8"
-    for name in ("torch-bf16@cpu", "ort@cpu", "openvino-int8@cpu"):
+    for name in (*(f"{target}@cpu" for target in BF16), "ort@cpu", "openvino-int8@cpu"):
         (model,) = (out / "repositories" / name).glob("*/config.pbtxt")
         assert parse(model.read_text()).input[0].data_type == 2  # TYPE_UINT8
     pixels = np.random.default_rng(1).integers(0, 256, (2, 3, 16, 16), np.uint8)

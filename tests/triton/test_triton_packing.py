@@ -69,7 +69,7 @@ def test_each_text_is_held_against_itself_alone(grouping: Grouping):
     assert from_json(Grouping, to_json(grouping)) == grouping
 
 
-@pytest.mark.parametrize("target", ["openvino-bf16", "openvino-int8"])
+@pytest.mark.parametrize("target", [pytest.param("openvino-bf16", marks=pytest.mark.bf16), "openvino-int8"])
 def test_a_variant_of_less_precision_is_held_by_its_own_gate(bert: Live, target: str):
     found = tried(bert, target)
     assert found.packing is not None, found.unpacked
