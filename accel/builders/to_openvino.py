@@ -166,8 +166,9 @@ class OpenVinoBuilder(Builder):
 
     def same_as(self, target: Target) -> str | None:
         """Name ``openvino-fp32`` for the plugin's own choice on an x86 CPU without BF16: that is FP32."""
-        fp32 = "avx2" in hardware.cpu_flags() and hardware.emulates_bf16()
-        return "openvino-fp32" if target.name == "openvino" and fp32 else None
+        if target.name != "openvino" or not hardware.emulates_bf16():
+            return None
+        return "openvino-fp32" if "avx2" in hardware.detect().cpu.flags else None
 
     def build(self, request: BuildRequest, options: OpenVinoOptions, out_dir: Path) -> Built:
         """Convert the ONNX file or the SavedModel to an IR with float32 weights, fixed to one shape for a static build.

@@ -100,7 +100,7 @@ def detect() -> Hardware:
         cpu=Cpu(
             model=(_cpuinfo("model name|Model") or platform.processor() or platform.machine()) + _simulated(),
             threads=cpu_threads(),
-            flags=cpu_flags(),
+            flags=tuple(flag for flag in FLAGS if flag in _cpuinfo("flags|Features").split()),
         ),
         gpus=_gpus(),
         memory_bytes=memory_limit_bytes(),
@@ -114,15 +114,10 @@ def _simulated() -> str:
     return f" ({SIMULATED} {label})" if label else ""
 
 
-def cpu_flags() -> tuple[str, ...]:
-    """Return those of ``FLAGS`` that this CPU has."""
-    found = _cpuinfo("flags|Features").split()
-    return tuple(flag for flag in FLAGS if flag in found)
-
-
 def emulates_bf16() -> bool:
     """Say whether this CPU has no instructions for bfloat16; False where its features are not known."""
-    return bool(_cpuinfo("flags|Features")) and not {"avx512_bf16", "amx_bf16", "bf16"} & {*cpu_flags()}
+    found = _cpuinfo("flags|Features").split()
+    return bool(found) and {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(found)
 
 
 def cpu_threads() -> int:
