@@ -124,16 +124,15 @@ def _constraint(name: str, value: str) -> str:
 def _decision(decision: Decision, all_of_run: Sequence[Decision], by_id: Mapping[str, VariantView]) -> DecisionView:
     chosen = by_id.get(decision.chosen or "")
     points = chosen.measurements if chosen else ()
-    served = None if _via(decision) == "inprocess" else decision.repository
-    mine = [p for p in points if (p.via, p.repository) == (_via(decision), served)]
-    chosen_as = (decision.device, decision.chosen, _via(decision))
-    won = [d for d in all_of_run if (d.device, d.chosen, _via(d)) == chosen_as]
+    via, served = _where(decision)
+    mine = [p for p in points if (p.via, p.repository) == (via, served)]
+    won = [d for d in all_of_run if (d.chosen, *_where(d)) == (decision.chosen, via, served)]
     latency, best, traffic = _shown(mine, won)
     return extended(
         DecisionView,
         decision,
         device=decision.device or "?",
-        via=_via(decision),
+        via=via,
         repository=served,
         reason=_told(decision),
         row=chosen,
@@ -146,6 +145,12 @@ def _decision(decision: Decision, all_of_run: Sequence[Decision], by_id: Mapping
 
 def _via(decision: Decision) -> str:
     return decision.via or "inprocess"
+
+
+def _where(decision: Decision) -> tuple[str, str | None]:
+    """Return how what was chosen was measured, and as which repository; in process there is none."""
+    via = _via(decision)
+    return via, None if via == "inprocess" else decision.repository
 
 
 # ---------------------------------------------------------------------------------------------------------------------

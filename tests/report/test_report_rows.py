@@ -105,6 +105,16 @@ def test_both_decisions_show_the_points_they_were_made_at() -> None:
     assert [found.batch if found else None for found in shown] == [point["batch"]] * 3
 
 
+def test_a_decision_on_another_repository_hides_no_point_of_this_one() -> None:
+    run = report_runs.served()
+    latency = run["decisions"][-1]
+    other = {"objective": "throughput", "repository": f"repositories/{latency['chosen']}", "batch": 1, "concurrency": 7}
+    run["decisions"].append(latency | other)
+    best = run_view(run).decisions[-2].best
+    assert best is not None
+    assert (best.scenario, best.repository) == ("throughput", latency["repository"])
+
+
 def test_rejected_may_be_pairs() -> None:
     run = report_runs.bert()
     run["decisions"][0]["rejected"] = [["ort@cpu", "a pair"]]
