@@ -611,6 +611,8 @@ def _same(variant: Variant, job: Job) -> Outcome | None:
     twin = targets.discover()[target.name].same_as(target)
     if twin is None or replace(target, name=twin) not in job.wanted or _asked_for(variant, job):
         return None
+    if job.options.get(target.name, {}) != job.options.get(twin, {}):
+        return None
     return Skipped(f"computes on this machine what {twin} does", f"--targets {target.name} builds it all the same")
 
 

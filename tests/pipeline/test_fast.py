@@ -77,7 +77,9 @@ def test_what_cannot_win_by_its_arithmetic_is_not_built_and_says_so(factory, out
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"exhaustive": True}, {"require": ["openvino"]}], ids=["", "exhaustive", "required"]
+    "more",
+    [{}, {"exhaustive": True}, {"require": ["openvino"]}, {"options": {"openvino": {"frontend": "onnx"}}}],
+    ids=["", "exhaustive", "required", "options of its own"],
 )
 def test_what_computes_the_same_is_built_once_where_a_group_asked_for_it(factory, tmp_path, monkeypatch, more):
     monkeypatch.setattr(Job, "grouped", property(lambda job: frozenset({"openvino", "openvino-fp32"})))
