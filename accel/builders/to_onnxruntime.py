@@ -483,10 +483,13 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
         passes.rewrite(plain, ready, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes())
         model = onnx.load(str(ready))
     model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
-    with raised_as(StageError, (RuntimeError, ValueError, KeyError), f"onnxruntime could not quantise {plain.name}"):
+    with (
+        raised_as(StageError, (RuntimeError, ValueError, KeyError), f"onnxruntime could not quantise {plain.name}"),
+        passes.by_library(out_dir / ENTRY) as made,
+    ):
         quantize_dynamic(
             model,
-            str(out_dir / ENTRY),
+            str(made),
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             reduce_range=not hardware.detect().cpu.has_vnni,

@@ -11,6 +11,7 @@ import typer
 from accel.cli.options import command_of
 from accel.cli.output import Json, Quiet, Verbose, note, print_json, show, watching
 from accel.core.errors import UsageError, nearest
+from accel.report.formats import figures
 
 if TYPE_CHECKING:
     from accel.triton.tune.request import TuneRequest
@@ -114,8 +115,8 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
         "": "★" if row["chosen"] else "as it ships" if row["default"] else "",
         "repository": row["repository"],
         "settings": row["label"],
-        "predicted/s": f"{predicted['throughput_per_s']:.4g}" if predicted else "—",
-        "measured/s": f"{measured['throughput_per_s']:.4g}",
+        "predicted/s": figures(predicted["throughput_per_s"]) if predicted else "—",
+        "measured/s": figures(measured["throughput_per_s"]),
         "p50 ms": f"{measured['p50_ms']:.4g}" if measured["p50_ms"] else "—",
         "p99 ms": f"{measured['p99_ms']:.4g}" if measured["p99_ms"] else "—",
         "MiB": f"{row['memory_mib']:.0f}" if row["memory_mib"] else "—",
@@ -123,7 +124,7 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _cost(one: dict[str, Any]) -> str:
-    words = [f"{one['hardware']}: {one['per_minute']:.4g} invocations a minute at most ({one['configuration']})"]
+    words = [f"{one['hardware']}: {figures(one['per_minute'])} invocations a minute at most ({one['configuration']})"]
     if one["machines"] is not None:
         words.append(f"{one['machines']} needed for the rate")
     if one["usd_per_million"] is not None:

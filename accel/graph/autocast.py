@@ -49,8 +49,10 @@ def autocast(source: Path, out: Path, to: Literal["fp16", "bf16"], keep: tuple[s
     from importlib.metadata import version
 
     import numpy as np
-    import onnx
+    import onnx_ir as ir
     from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    from accel.graph import passes
 
     model = convert_to_mixed_precision(
         str(source),
@@ -62,11 +64,5 @@ def autocast(source: Path, out: Path, to: Literal["fp16", "bf16"], keep: tuple[s
         providers=["cpu"],
     )
     model.graph.ClearField("value_info")  # shapes in it can be wrong after the casts
-    onnx.save_model(
-        model,
-        str(out),
-        save_as_external_data=True,
-        all_tensors_to_one_file=True,
-        location=f"{out.name}.data",
-    )
+    passes.save(ir.from_proto(model), out, data=f"{out.name}.data")
     return version("nvidia-modelopt")

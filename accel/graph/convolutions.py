@@ -22,6 +22,8 @@ from accel.graph.opset import RaiseOpset
 EVALUATIONS = 9
 """Each takes a quantisation of the whole network: all, none, and the halving of a hundred layers."""
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
+_WITH_BIAS = ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization", "BatchNormalization")
+"""Whose third input ONNX Runtime's quantiser takes for a bias (``QDQConv``, ``QDQGemm``, ``QDQNormalization``)."""
 
 
 def dominate(path: Path) -> bool:
@@ -44,7 +46,8 @@ def quantize(
     """
     from onnxruntime import quantization as q
 
-    def write(kept: Sequence[str], to: Path, ranges: Path) -> Path:
+    def write(kept: Sequence[str], to: Path) -> Path:
+        to.with_name(f"{to.name}.data").unlink(missing_ok=True)  # what is written goes to its end
         model = onnx.load(str(plain))
         model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
         with raised_as(StageError, (RuntimeError, ValueError, KeyError), f"onnxruntime could not quantise {path.name}"):
@@ -65,25 +68,26 @@ def quantize(
         return to
 
     with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
-        ranges, trial, plain = (Path(name) / file for file in ("ranges.json", "trial.onnx", "plain.onnx"))
+        ranges, plain = Path(name) / "ranges.json", Path(name) / "plain.onnx"
         passes.rewrite(path, plain, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), OwnBiases())
         graph = onnx.load(str(plain), load_external_data=False).graph
         products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
-        found = sensitivity.search(
-            [(name,) for name in products],
-            dict.fromkeys(products, 1),
-            lambda kept: score(plain if len(kept) == len(products) else write(kept, trial, ranges)),
-            floor,
-            order=sensitivity.from_the_middle(len(products)),
-            evaluations=EVALUATIONS,
-            points=1,
-        )
-        write(found.chosen.kept, out, ranges)
+        with passes.by_library(out) as made:
+            found = sensitivity.search(
+                [(name,) for name in products],
+                dict.fromkeys(products, 1),
+                lambda kept: score(plain if len(kept) == len(products) else write(kept, made)),
+                floor,
+                order=sensitivity.from_the_middle(len(products)),
+                evaluations=EVALUATIONS,
+                points=1,
+            )
+            write(found.chosen.kept, made)
     return found
 
 
 class OwnBiases(passes.ContractPass):
-    """Give each convolution and Gemm a bias of its own.
+    """Give each node that has a bias one of its own.
 
     ONNX Runtime's quantiser copies a bias that several share under its name with a number, which may be another
     tensor's (``conv1d_2`` + ``5`` in what tf2onnx writes; seen with 1.31).
@@ -93,7 +97,7 @@ class OwnBiases(passes.ContractPass):
         """Copy the biases that several nodes read."""
         graph, modified = model.graph, False
         for index, node in enumerate(graph):
-            bias = node.inputs[2] if node.op_type in ("Conv", "Gemm") and len(node.inputs) > 2 else None
+            bias = node.inputs[2] if node.op_type in _WITH_BIAS and len(node.inputs) > 2 else None
             if bias is not None and bias.is_initializer() and bias.const_value is not None and len(bias.uses()) > 1:
                 own = qdq.constant(graph, f"{bias.name}_of_{index}", bias.const_value.numpy())
                 node.replace_input_with(2, own)

@@ -12,7 +12,10 @@ Source: https://onnx.ai/ir-py/ (passes, external data).
 
 import filecmp
 import shutil
-from collections.abc import Callable
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -114,6 +117,22 @@ def rewrite(
     else:
         _write(out, lambda temporary: shutil.copyfile(source, temporary), model, check)
     return results
+
+
+@contextmanager
+def by_library(out: Path) -> Iterator[Path]:
+    """Give the path to which a library writes a model with external data; at the end the model is at ``out``.
+
+    Its name is nobody's: onnx refuses external data of a name that a file of the working directory has, and there
+    exporters leave their ``model.onnx.data`` (``external_data_helper.convert_model_to_external_data``).
+
+    Raises:
+        OutputError: as ``save``.
+    """
+    with tempfile.TemporaryDirectory(prefix=".written.", dir=out.parent) as folder:
+        made = Path(folder) / f"{uuid.uuid4().hex}.onnx"
+        yield made
+        rewrite(made, out, data=f"{out.name}.data")
 
 
 def save(model: ir.Model, path: Path, *, data: str | None = None, check: Callable[[Path], None] | None = None) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from accel.core.values import Measurement
+from accel.report.formats import figures
 
 WORTH = 0.10
 """A larger batch must carry so much more than a smaller one: every request in it waits for all others."""
@@ -41,7 +42,7 @@ def worthwhile(
         if all(rows[c].throughput_ci_per_s[1] <= (1 + WORTH) * rows[b].throughput_ci_per_s[0] for c in batches if c > b)
     )
     carried = " and ".join(
-        f"{rows[b].throughput_per_s:.4g} in batches of {b}" for b in dict.fromkeys((least, limit, most))
+        f"{figures(rows[b].throughput_per_s)} in batches of {b}" for b in dict.fromkeys((least, limit, most))
     )
     measured = f"it carries {carried} {CARRIED[scenario]}, in process"
     if limit == most < max(every):

@@ -18,6 +18,7 @@ import numpy as np
 from accel.bench.race import behind, equivalent, slower
 from accel.bench.stability import Ratio, ratio_interval
 from accel.core.values import Decision, Measurement, Rejected, Status
+from accel.report import formats
 
 _PRECISION = {"fp32": 5, "tf32": 4, "fp16": 3, "bf16": 2, "int8": 1, "fp8": 1}
 Objective = Literal["latency", "throughput", "traffic"]
@@ -310,7 +311,7 @@ def _broken(point: Measurement, constraints: Constraints) -> str | None:
             return f"p99 may reach {point.p99_ci_ms[1]:.4g} ms (upper bound), over the limit of {limit:g} ms"
     limit, reached = constraints.min_throughput_per_s, point.throughput_ci_per_s[0]
     if limit is not None and reached < limit:
-        return f"throughput reaches {reached:.4g}/s (lower bound), under the demanded {limit:g}/s"
+        return f"throughput reaches {formats.figures(reached)}/s (lower bound), under the demanded {limit:g}/s"
     in_server = point.server.gpu_memory_mib if point.server else None
     on_card = point.gpu.memory_peak_mib if point.gpu else in_server
     for what, limit, used in (
@@ -381,14 +382,15 @@ def _won(
     baseline: str | None,
 ) -> str:
     at = f"{point.concurrency} requests at a time" if point.via == "triton" else f"batch {point.batch}"
+    rate = formats.figures(point.throughput_per_s)
     figures: Mapping[str, str] = {
         "latency": f"p50 {point.p50_ms:.4g} ms" if point.p50_ms else f"a mean of {point.mean_ms:.4g} ms",
-        "throughput": f"{point.throughput_per_s:.4g} items/s at {at}",
-        "traffic": f"{point.throughput_per_s:.4g} requests/s of their own lengths in groups of {point.batch}",
+        "throughput": f"{rate} items/s at {at}",
+        "traffic": f"{rate} requests/s of their own lengths in groups of {point.batch}",
     }
     text = f"{chosen.id} passes its gate with {figures[point.scenario]}"
     if (tokens := point.tokens_per_s) is not None:
-        text += f", {tokens:.4g} tokens/s"
+        text += f", {formats.figures(tokens)} tokens/s"
     if chosen.id == baseline:
         text += ": nothing that passes beats the framework itself"
     elif speedup is not None:

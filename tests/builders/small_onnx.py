@@ -57,15 +57,27 @@ def mlp(path: Path, *, layers: int = 4, width: int = 32, hostile: int | None = N
     return _write(path, nodes, constants, ["batch", width], ["batch", width])
 
 
-def convnet(path: Path) -> Path:
-    """Write ``x (batch, 3, 8, 8) -> y (batch, 4)``: three convolutions with ReLU, a mean and a product."""
+def convnet(path: Path, *, normalised: bool = False) -> Path:
+    """Write ``x (batch, 3, 8, 8) -> y (batch, 4)``: three convolutions with ReLU, a mean and a product.
+
+    Args:
+        normalised: whether each channel is normalised before its ReLU.
+    """
     rng = np.random.default_rng(5)
     nodes, constants, value, channels = [], [], "x", 3
     for layer in range(3):
         weight = (rng.standard_normal((8, channels, 3, 3)) / np.sqrt(9 * channels)).astype(np.float32)
         constants.append(numpy_helper.from_array(weight, f"k{layer}"))
         nodes.append(helper.make_node("Conv", [value, f"k{layer}"], [f"c{layer}"], f"conv{layer}", pads=[1, 1, 1, 1]))
-        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"], f"relu{layer}"))
+        before = f"c{layer}"
+        if normalised:
+            constants += [
+                numpy_helper.from_array(np.ones(8, np.float32), f"{name}{layer}") for name in ("scale", "shift")
+            ]
+            given = [before, f"scale{layer}", f"shift{layer}"]
+            before = f"n{layer}"
+            nodes.append(helper.make_node("InstanceNormalization", given, [before], f"norm{layer}"))
+        nodes.append(helper.make_node("Relu", [before], [f"r{layer}"], f"relu{layer}"))
         value, channels = f"r{layer}", 8
     constants.append(numpy_helper.from_array(rng.standard_normal((8, 4)).astype(np.float32), "head"))
     nodes.append(helper.make_node("GlobalAveragePool", [value], ["mean"], "mean"))

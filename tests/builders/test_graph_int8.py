@@ -160,20 +160,39 @@ def test_old_files_without_names_are_quantised(tmp_path):
         assert onnx.load(str(out)).opset_import[0].version >= 13
 
 
-def test_a_shared_bias_takes_nobodys_name(tmp_path):
-    """ONNX Runtime's quantiser copies it under its name with a number: here that of the second convolution's output."""
-    plain, out = convnet(tmp_path / "plain.onnx"), tmp_path / "int8.onnx"
-    model = onnx.load(str(plain))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(8, np.float32), "c"))
+def share(path, operator, name, bias):
+    """Let all nodes of an operator have one bias: ONNX Runtime's copy is called ``name`` and the node's number."""
+    model = onnx.load(str(path))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(bias, name))
     for node in model.graph.node:
-        if node.op_type == "Conv":
-            node.input.append("c")
-        node.op_type = node.op_type.replace("Relu", "Neg")  # a Relu shares the pair of its convolution
-    onnx.save_model(model, str(plain))
+        if node.op_type == operator:
+            node.input[2:] = [name]
+        node.op_type = node.op_type.replace("Relu", "Sigmoid")  # a Relu takes the pair of what is before it
+    onnx.save_model(model, str(path))
+
+
+@pytest.mark.parametrize("operator", ["Conv", "InstanceNormalization"])
+def test_a_shared_bias_takes_nobodys_name(tmp_path, operator):
+    """ONNX Runtime's quantiser copies it under its name with a number: here that of another node's output."""
+    plain, out = convnet(tmp_path / "plain.onnx", normalised=operator != "Conv"), tmp_path / "int8.onnx"
+    share(plain, operator, "c" if operator == "Conv" else "n", np.ones(8, np.float32))
     made = feeds(8, (4, 3, 8, 8))
     judge = partial(sqnr_db, plain, feed=made[-1])
-    found = convolutions.quantize(plain, out, made[:-1], judge, 15.0, reduce_range=False)
+    found = convolutions.quantize(plain, out, made[:-1], judge, 10.0, reduce_range=False)
     assert found.chosen.quantised >= 2
+
+
+def test_files_of_the_working_directory_do_not_matter(tmp_path, monkeypatch):
+    """Exporters leave their weights there, by the name that ONNX Runtime's quantiser wants for its own."""
+    plain, out = convnet(tmp_path / "plain.onnx"), tmp_path / "int8.onnx"
+    (there := tmp_path / "there").mkdir()
+    for name in ("int8.onnx.data", "trial.onnx.data", "model.onnx.data"):
+        (there / name).write_bytes(b"mine")
+    monkeypatch.chdir(there)
+    made = feeds(8, (4, 3, 8, 8))
+    convolutions.quantize(plain, out, made[:-1], partial(sqnr_db, plain, feed=made[-1]), 10.0, reduce_range=False)
+    assert open_cpu(out).run(None, made[0])
+    assert {file.read_bytes() for file in there.iterdir()} == {b"mine"}
 
 
 def test_a_pooled_activation_is_not_taken_for_the_mask(tmp_path):

@@ -36,6 +36,18 @@ def test_a_product_whose_pairs_were_not_fused_is_not_counted(tmp_path: Path) -> 
     assert found["pairs_not_fused"] == ["fc3"]
 
 
+def test_dynamic_int8_is_built_whatever_the_working_directory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exporters leave their weights there, by the name that ONNX Runtime's quantiser wants for its own."""
+    (there := tmp_path / "there").mkdir()
+    (there / "model.onnx.data").write_bytes(b"mine")
+    monkeypatch.chdir(there)
+    found = facts(tmp_path, small_onnx.mlp(tmp_path / "m.onnx"), "ort-int8-dynamic", VECTORS, (32,))
+    assert found["int8_nodes"] == 4
+    assert {file.name: file.read_bytes() for file in there.iterdir()} == {"model.onnx.data": b"mine"}
+
+
 def test_one_small_product_of_a_network_of_convolutions_is_no_dynamic_int8(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"0\.037 % of the multiplications \(1 of 4 products\)") as raised:
         facts(tmp_path, small_onnx.convnet(tmp_path / "m.onnx"), "ort-int8-dynamic", CONVOLUTIONS, (3, 8, 8))

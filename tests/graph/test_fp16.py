@@ -31,9 +31,12 @@ def planted(tmp_path_factory):
     return source, out, fp16.convert(source, out, to="fp16", feeds=feeds(), threads=1)
 
 
-def test_an_overflow_that_the_cpu_hides_is_caught(planted, tmp_path):
+def test_an_overflow_that_the_cpu_hides_is_caught(planted, tmp_path, monkeypatch):
     source, out, report = planted
     naive = tmp_path / "naive.onnx"
+    (there := tmp_path / "there").mkdir()
+    (there / "naive.onnx.data").touch()
+    monkeypatch.chdir(there)  # onnx takes a file there for one beside the model
     python = environments.python("modelopt")
     with processes.Worker(tmp_path / "log", threads=1, timeout_s=300, python=python) as worker:
         worker.call(autocast, source, naive, "fp16", ())

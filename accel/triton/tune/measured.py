@@ -23,6 +23,7 @@ from accel.core import document, hardware
 from accel.core.errors import CheckFailed, InputError, StageError, UsageError
 from accel.core.feeds import Feed
 from accel.core.values import PYTHON_BACKEND, from_json, sha256_json, to_json
+from accel.report.formats import figures
 from accel.triton import manifest as manifests
 from accel.triton.launch import CACHE_BYTES
 from accel.triton.servers import server as servers
@@ -333,8 +334,8 @@ class Measuring:
     def _difference(runner: ConfigurationRunner) -> str:
         predicted = runner.expected
         if runner.held < runner.most < predicted:
-            return f"{runner.name}: predicted {predicted:.4g}/s, {runner.most:.4g}/s did not hold"
-        return f"{runner.name}: predicted {predicted:.4g}/s, measured {runner.held:.4g}/s"
+            return f"{runner.name}: predicted {figures(predicted)}/s, {figures(runner.most)}/s did not hold"
+        return f"{runner.name}: predicted {figures(predicted)}/s, measured {figures(runner.held)}/s"
 
     def _fall_back(self, options: Sequence[Option], wrong: Sequence[str]) -> list[Option]:
         """Search under real load, since the prediction does not hold here; return what that finds, the best first."""

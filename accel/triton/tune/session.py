@@ -19,6 +19,7 @@ from accel.core import document, hardware, temporary
 from accel.core.errors import CheckFailed
 from accel.core.files import write_text
 from accel.core.values import SCHEMA, MachineNoise, to_json
+from accel.report.formats import figures
 from accel.triton import settings as schedules
 from accel.triton.rescheduled import emit
 from accel.triton.settings import Settings
@@ -194,17 +195,17 @@ class _Session(Measuring):
         others = [c for c in self.runners if c is not chosen and c.name not in self._unfit]
         others = [c for c in others if not c.held or within(self._judged(c))]
         gain = chosen.held / default.held if default.held else None
-        reason = f"{chosen.name} carries {chosen.held:.4g}/s with {limit}"
+        reason = f"{chosen.name} carries {figures(chosen.held)}/s with {limit}"
         if self._asked.offline and (best := chosen.search.best) is not None:
             items = sum(chosen.subject.sizes) / len(chosen.subject.sizes)
             clients = f"{best.load:g} client{'s' * (best.load > 1)}"
-            reason = f"{chosen.name} carries {chosen.held:.4g} items/s in requests of {items:g} from {clients}"
+            reason = f"{chosen.name} carries {figures(chosen.held)} items/s in requests of {items:g} from {clients}"
         if chosen is default:
             beyond = "nothing that was proved carries more than 3 % beyond it"
             if self._verdict != "undecided":
                 reason += f", and {beyond if others else 'no other configuration was proved'}"
         elif gain is not None:
-            reason += f", {gain:.2f} times what ships ({default.settings}: {default.held:.4g}/s)"
+            reason += f", {gain:.2f} times what ships ({default.settings}: {figures(default.held)}/s)"
         elif default.search.next() is None:
             reason += "; what ships does not hold the budget at any rate"
         else:
@@ -212,7 +213,7 @@ class _Session(Measuring):
         second = max(others, key=lambda c: c.held, default=None)
         rivals = [c for c in others if c.most > (1 + WITHIN) ** 2 * chosen.held]
         if rivals and self._verdict == "undecided":
-            named = ", ".join(f"{c.name} ({c.held:.4g}/s so far)" for c in rivals)
+            named = ", ".join(f"{c.name} ({figures(c.held)}/s so far)" for c in rivals)
             reason += f"; undecided between it and {named}, which may carry more"
         elif self._verdict == "undecided":
             reason += "; undecided, since not all was measured in the time"
@@ -261,7 +262,7 @@ class _Session(Measuring):
         if held := [c for c in self.runners if c.held and c.name not in self._unfit]:
             near = min(held, key=lambda c: (sum(j.lacks for j in self._judged(c)), -c.held))
             missed = "; ".join(str(j) for j in self._judged(near) if j.lacks)
-            return f"nothing keeps every limit: nearest is {near.name} at {near.held:.4g}/s: {missed}"
+            return f"nothing keeps every limit: nearest is {near.name} at {figures(near.held)}/s: {missed}"
         limit = self._goal.words
         tried = [c for c in self.runners if c.search.probes]
         alone = min((1e3 * (c.alone_s[0] + c.overhead_s), n) for n, cs in self._curves.items() for c in cs.values())

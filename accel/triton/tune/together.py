@@ -21,6 +21,7 @@ from accel.core import document, environments, hardware, temporary
 from accel.core.errors import CheckFailed, StageError, UsageError
 from accel.core.files import replacing
 from accel.core.values import from_json, sha256_json, to_json
+from accel.report.formats import figures
 from accel.triton import manifest as manifests
 from accel.triton.tune import predict as model
 from accel.triton.tune.constraints import TuneLimits
@@ -249,7 +250,7 @@ class _Together:
             self._warnings.append(f"{NO_TIME}: not ended is the search of {', '.join(unended)}")
         for c in alive:
             if c.held and abs(differs(c)) > DIFFERS:
-                self._warnings.append(f"{c.name}: predicted {c.expected:.4g}/s, measured {c.held:.4g}/s")
+                self._warnings.append(f"{c.name}: predicted {figures(c.expected)}/s, measured {figures(c.held)}/s")
 
     def _runner(self, combination: tuple[Option, ...]) -> ConfigurationRunner:
         shares, predicted = self._shares(combination), self._predicted[combination]
@@ -359,19 +360,18 @@ class _Together:
                 reason = f"no load held {words} in the time there was"
             if tried:
                 share, near, probe = min(tried, key=lambda t: (t[0], len(t[2].over), t[2].load))
-                reason += (
-                    f": nearest is {near}, where at {probe.load:.4g}/s {share:.0%} of one model's requests are late"
-                )
+                at = f"{figures(probe.load)}/s"
+                reason += f": nearest is {near}, where at {at} {share:.0%} of one model's requests are late"
             return {"verdict": self._verdict, "chosen": None, "reason": reason, "warnings": self._warnings}
         best = chosen.search.best
         assert best is not None
-        each = ", ".join(f"{name} {found['throughput_per_s']:.4g}/s" for name, found in best.by_model.items())
+        each = ", ".join(f"{name} {figures(found['throughput_per_s'])}/s" for name, found in best.by_model.items())
         gain = chosen.held / default.held if default.held else None
-        reason = f"{chosen.name} carries {chosen.held:.4g}/s ({each}) with every budget kept"
+        reason = f"{chosen.name} carries {figures(chosen.held)}/s ({each}) with every budget kept"
         if chosen is default:
             reason += ", and nothing that was proved carries more than 3 % beyond what ships"
         elif gain is not None:
-            reason += f", {gain:.2f} times what ships ({default.held:.4g}/s)"
+            reason += f", {gain:.2f} times what ships ({figures(default.held)}/s)"
         else:
             reason += "; what ships held no load that was tried"
         others = [c for c in self._runners if c is not chosen and c.name not in self._unfit]
