@@ -5,6 +5,7 @@ taking out the FakeQuantize nodes around it. The whole model is tried first; whe
 """
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -319,6 +320,7 @@ class _Quantised:
         from nncf.quantization.algorithms.accuracy_control import openvino_backend
         from nncf.quantization.passes import find_shapeof_subgraphs
 
+        _name_apart(quantised)
         self._backend = openvino_backend.OVAccuracyControlAlgoBackend()
         self._model, self._graph = quantised, build_graph(quantised)
         before = build_graph(model)
@@ -361,6 +363,19 @@ class _Quantised:
             self._backend.is_node_with_weight,
             self._backend.get_weight_tensor_port_ids,
         )
+
+
+def _name_apart(model: Any) -> None:
+    """Give every node a name of its own: a bias that layers share NNCF corrects for each, and calls all alike."""
+    taken = {op.get_friendly_name() for op in model.get_ops()}
+    seen: set[str] = set()
+    for op in model.get_ordered_ops():
+        name = op.get_friendly_name()
+        if name in seen:
+            name = next(own for number in itertools.count(1) if (own := f"{name}/{number}") not in taken)
+            op.set_friendly_name(name)
+            taken.add(name)
+        seen.add(name)
 
 
 def save(model: Any, ir: Path, marked: Collection[str]) -> None:

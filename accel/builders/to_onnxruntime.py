@@ -483,6 +483,7 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
         passes.rewrite(plain, ready, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes())
         model = onnx.load(str(ready))
     model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
+    fp32 = {w.name for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}
     with (
         raised_as(StageError, (RuntimeError, ValueError, KeyError), f"onnxruntime could not quantise {plain.name}"),
         passes.by_library(out_dir / ENTRY) as made,
@@ -491,6 +492,7 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
             model,
             str(made),
             op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=[n.name for n in model.graph.node if fp32.isdisjoint(n.input)],  # no kernel takes FP16
             per_channel=True,
             reduce_range=not hardware.detect().cpu.has_vnni,
             weight_type=QuantType.QInt8,
@@ -500,8 +502,8 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
     written = onnx.load(str(out_dir / ENTRY), load_external_data=False)
     count = sum(n.op_type == "MatMulInteger" for n in written.graph.node)
     if count == 0:
-        raise StageError(
-            f"dynamic INT8 found no matrix product with constant weights in {plain.name}",
+        raise UnavailableError(
+            f"dynamic INT8 works on matrix products with constant weights in FP32, and {plain.name} has none",
             fix=_NOT_INT8["ort-int8-dynamic"],
         )
     return {"int8_nodes": count, "per_channel": True}

@@ -59,7 +59,36 @@ def check_file(path: Path) -> None:
         fix="export it again",
         say=first_line,
     ):
-        onnx.checker.check_model(str(path), full_check=True)
+        try:
+            onnx.checker.check_model(str(path), full_check=True)
+        except onnx.checker.ValidationError as error:
+            if "topologically sorted" not in str(error):
+                raise
+            onnx.checker.check_model(_in_order(path), full_check=True)
+
+
+def _in_order(path: Path) -> "onnx.ModelProto":
+    """Return a file's graph, its nodes sorted as ONNX wants them and as ONNX Runtime sorts them by itself.
+
+    Converters to half precision put their casts at the end. Weights in external data are inputs here: the checker would
+    look for their files in the working directory.
+
+    Raises:
+        ValueError: the graph has a cycle.
+    """
+    import onnx_ir as ir
+    from onnx_ir.passes.common import TopologicalSortPass
+
+    from accel.graph import passes
+
+    model = passes.load(path)
+    TopologicalSortPass()(model)
+    for name, value in list(model.graph.initializers.items()):
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape)
+            del model.graph.initializers[name]
+            model.graph.inputs.append(value)
+    return ir.to_proto(model)
 
 
 def graph_specs(model: "onnx.ModelProto") -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -311,15 +340,17 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
 def copy(source: ModelSource, origin: Path, path: Path) -> None:
     """Copy a source's ONNX file and its external data to ``path``'s folder, under the names the file uses.
 
-    An opset that is ``too_old`` is raised. Inputs take what clients send, with a cast where the model wants another
-    type. Axes get the source's names, those that are fixed their size, and scalars
-    one axis; an ``If`` that the declared ranges and shapes decide gives way to its branch. All else stays byte for
-    byte. A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
+    Nodes that are not in their order are sorted, and an opset that is ``too_old`` is raised. Inputs take what clients
+    send, with a cast where the model wants another type. Axes get the source's names, those that are fixed their size,
+    and scalars one axis; an ``If`` that the declared ranges and shapes decide gives way to its branch. All else stays
+    byte for byte. A size that contradicts a branch which never runs, as it would for ONNX Runtime, stays undeclared.
 
     Raises:
         InputError: external data outside the source's folder, missing or truncated.
         OutputError: the folder cannot be written.
     """
+    from onnx_ir.passes.common import TopologicalSortPass
+
     from accel.graph import passes
     from accel.graph.branches import TakeBranches
     from accel.graph.interface import CastInputs, DeclareAxes, ScalarsAsVectors
@@ -329,9 +360,9 @@ def copy(source: ModelSource, origin: Path, path: Path) -> None:
     specs = (*source.inputs, *source.outputs)
     ranges = {s.name: s.range for s in source.inputs if s.range is not None}
     taken = TakeBranches(ranges=ranges, shapes=source.profile)
-    raising = [RaiseOpset(OLDEST)] if too_old(origin) else []
+    first = [TopologicalSortPass(), *([RaiseOpset(OLDEST)] if too_old(origin) else [])]
     casts = CastInputs({s.name: s.dtype for s in source.inputs if s.name in source.native})
-    passes.rewrite(origin, path, *raising, ScalarsAsVectors(), casts, DeclareAxes(specs), taken)
+    passes.rewrite(origin, path, *first, ScalarsAsVectors(), casts, DeclareAxes(specs), taken)
     branches = any(node.op_type == "If" for node in nodes(parse(path).graph))
     if branches and not kernel_check(optimised=True)(str(path)):
         free = [
@@ -340,4 +371,4 @@ def copy(source: ModelSource, origin: Path, path: Path) -> None:
             )
             for s in specs
         ]
-        passes.rewrite(origin, path, *raising, ScalarsAsVectors(), casts, DeclareAxes(free))
+        passes.rewrite(origin, path, *first, ScalarsAsVectors(), casts, DeclareAxes(free))

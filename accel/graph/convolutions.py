@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from accel.core.errors import StageError, raised_as
 from accel.core.feeds import Feed
-from accel.graph import passes, qdq, sensitivity
+from accel.graph import fp16, passes, qdq, sensitivity
 from accel.graph.opset import RaiseOpset
 
 EVALUATIONS = 9
@@ -43,6 +43,7 @@ def quantize(
 
     Raises:
         StageError: the quantiser failed.
+        UnavailableError: the model is typed already.
     """
     from onnxruntime import quantization as q
 
@@ -69,6 +70,7 @@ def quantize(
 
     with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
         ranges, plain = Path(name) / "ranges.json", Path(name) / "plain.onnx"
+        fp16.check_plain(passes.load(path), path)
         passes.rewrite(path, plain, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), OwnBiases())
         graph = onnx.load(str(plain), load_external_data=False).graph
         products = [n.name for n in graph.node if n.op_type in _PRODUCTS]

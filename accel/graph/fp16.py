@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from accel.core import environments
 from accel.core.accuracy import parity
-from accel.core.errors import InputError, StageError, UnavailableError, UsageError
+from accel.core.errors import StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
 from accel.core.processes import Worker
 from accel.core.values import TensorSpec
@@ -104,8 +104,8 @@ def convert(
 
     Raises:
         UsageError: an unknown precision, a margin below 1, or ``out`` is the source.
-        UnavailableError: the ``modelopt`` environment is not installed.
-        InputError: the source is not FP32, or its types cannot be inferred.
+        UnavailableError: the ``modelopt`` environment is not installed, or the source is not FP32.
+        InputError: its types cannot be inferred.
         SampleError: there are no feeds, or one does not fit the model.
         StageError: autocast failed, or its result breaks the contract or leaves a kept node in half precision.
     """
@@ -169,16 +169,16 @@ def check_plain(model: ir.Model, source: Path) -> None:
     """Refuse a model that is typed already.
 
     Raises:
-        InputError: it holds half-precision weights or Q/DQ nodes.
+        UnavailableError: it holds half-precision weights or Q/DQ nodes; what was to be made of it is skipped.
     """
     if typed := [n for n, v in model.graph.initializers.items() if v.dtype in _HALVES]:
-        raise InputError(
+        raise UnavailableError(
             f"{source.name} holds weights in half precision already ({typed[0]!r}), expected FP32",
             fix="start from the FP32 export: ranges are measured there",
         )
     quantised = [n.name for n in model.graph if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
     if quantised:
-        raise InputError(
+        raise UnavailableError(
             f"{source.name} is quantised already (node {quantised[0]!r}), expected FP32",
             fix="convert first and quantise the result: accel.graph.quantize.for_tensorrt(..., base=...)",
         )

@@ -138,10 +138,10 @@ def prepare(
 
     Raises:
         UsageError: an unknown precision or method.
-        InputError: the source is typed already, or its types cannot be inferred.
+        InputError: its types cannot be inferred.
         SampleError: there are no feeds, or one does not fit the model.
         StageError: there is no product with a constant weight, an activation is not finite, or a conversion failed.
-        UnavailableError: a half-precision base without the environment that makes it.
+        UnavailableError: the source is typed already, or a half-precision base without the environment that makes it.
     """
     for given, known, what in ((to, SCHEMES, "precision"), (method, METHODS, "method"), (base, BASES, "base")):
         if given not in known:

@@ -162,6 +162,23 @@ def test_the_layers_that_cannot_bear_it_stay_finer(fragile, tmp_path, name, gate
     session.close()
 
 
+def test_layers_that_share_a_bias_are_told_apart(tmp_path):
+    """NNCF corrects it for each of them, under one name; copies of a layer have one, and so do ALBERT's."""
+    random, nodes = np.random.default_rng(0), []
+    values = {"bias": random.standard_normal(SIZE), **{f"w{i}": random.standard_normal((SIZE, SIZE)) for i in range(3)}}
+    for i in range(3):
+        nodes.append(helper.make_node("MatMul", [f"h{i}" if i else "x", f"w{i}"], [f"p{i}"], f"product{i}"))
+        nodes.append(helper.make_node("Add", [f"p{i}", "bias"], [f"s{i}" if i < 2 else "y"], f"sum{i}"))
+        nodes += [helper.make_node("Tanh", [f"s{i}"], [f"h{i + 1}"], f"tanh{i}")] if i < 2 else []
+    ends = [helper.make_tensor_value_info(n, 1, ["batch", 3, SIZE, SIZE]) for n in "xy"]
+    constants = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()]
+    graph = helper.make_graph(nodes, "sharing", ends[:1], ends[1:], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "m.onnx")
+    source = prepared(tmp_path / "p", fragile=False, path=tmp_path / "m.onnx")
+    _, built = build(source, "openvino-int8", tmp_path / "out", gates={"int8": 45.0})
+    assert built.facts["whole_missed"]
+
+
 @pytest.mark.parametrize("name", [pytest.param("openvino-bf16", marks=pytest.mark.bf16), "openvino-int8"])
 def test_a_whole_model_that_holds_its_gate_is_built_as_without_a_search(robust, tmp_path, name):
     gates = {"shape_db": -100.0}  # of a picture of one colour INT8 keeps nothing here

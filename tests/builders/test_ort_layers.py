@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import small_onnx
+from onnxruntime.transformers import float16
 
 from accel import pipeline
 from accel.builders import ort_layers, targets
@@ -52,6 +54,17 @@ def test_one_small_product_of_a_network_of_convolutions_is_no_dynamic_int8(tmp_p
     with pytest.raises(UnavailableError, match=r"0\.037 % of the multiplications \(1 of 4 products\)") as raised:
         facts(tmp_path, small_onnx.convnet(tmp_path / "m.onnx"), "ort-int8-dynamic", CONVOLUTIONS, (3, 8, 8))
     assert "ort-int8" in str(raised.value.fix)
+
+
+@pytest.mark.parametrize("target", ["ort-int8", "ort-int8-dynamic"])
+@pytest.mark.parametrize("make", [small_onnx.mlp, small_onnx.convnet])
+def test_half_precision_is_no_start_for_int8(tmp_path: Path, target: str, make: Any) -> None:
+    """A group asks for INT8 of whatever it is given: that is no failure."""
+    model = onnx.load(str(make(tmp_path / "plain.onnx")))
+    onnx.save(float16.convert_float_to_float16(model, keep_io_types=True), str(tmp_path / "m.onnx"))
+    given = (CONVOLUTIONS, (3, 8, 8)) if make is small_onnx.convnet else (VECTORS, (32,))
+    with pytest.raises(UnavailableError, match=r"half precision already|FP32, and model\.onnx has none"):
+        facts(tmp_path, tmp_path / "m.onnx", target, *given)
 
 
 def test_pairs_that_the_runtime_leaves_alone_are_no_static_int8(

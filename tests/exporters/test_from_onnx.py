@@ -12,6 +12,7 @@ import pytest
 from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.feeds import read_feeds
 from accel.exporters import describe, export_onnx, load
+from accel.exporters.from_onnx import copy
 from accel.exporters.samples import make_samples
 from accel.exporters.source_model import another_way
 from accel.exporters.sources import quick_key, recognise
@@ -240,6 +241,20 @@ def test_a_cycle_is_refused(make_onnx: MakeOnnx) -> None:
     onnx.save(model, str(path))
     with pytest.raises(InputError, match="not a valid ONNX model"):
         describe(recognise(str(path)))
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_nodes_out_of_their_order_are_sorted(make_onnx: MakeOnnx, tmp_path: Path, *, external: bool) -> None:
+    """Converters to half precision put their casts at the end, and ONNX Runtime takes that."""
+    path = make_onnx(external=external)
+    model = onnx.load(str(path), load_external_data=False)
+    model.graph.node.reverse()
+    path.write_bytes(model.SerializeToString())
+    source = describe(recognise(str(path)))
+    (made := tmp_path / "made").mkdir()
+    copy(source, path, made / "m.onnx")
+    onnx.checker.check_model(str(made / "m.onnx"), full_check=True)
+    assert [node.op_type for node in onnx.load(str(made / "m.onnx")).graph.node] == ["MatMul", "Relu"]
 
 
 def test_a_graph_that_fails_at_a_declared_shape_is_told(make_onnx: MakeOnnx) -> None:

@@ -10,7 +10,7 @@ from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unma
 
 from accel.builders.tensorrt import network_rules
 from accel.core import environments, processes
-from accel.core.errors import InputError, SampleError, UnavailableError, UsageError
+from accel.core.errors import SampleError, UnavailableError, UsageError
 from accel.core.values import to_json
 from accel.graph import fp16, measured
 from accel.graph.autocast import autocast
@@ -176,7 +176,7 @@ def test_bad_input_is_refused_with_its_fix(tmp_path, monkeypatch):
         inputs={"x": (TensorProto.FLOAT16, ["batch", 16])},
         outputs={"y": (TensorProto.FLOAT16, ["batch", 16])},
     )
-    with pytest.raises(InputError, match="half precision already"):
+    with pytest.raises(UnavailableError, match="half precision already"):
         fp16.convert(half, out, to="fp16", feeds=feeds())
     monkeypatch.setenv("ACCEL_HOME", str(tmp_path / "nowhere"))
     with pytest.raises(UnavailableError) as missing:

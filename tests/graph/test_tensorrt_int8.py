@@ -11,7 +11,7 @@ from typed_graphs import FLOAT, answers, feeds, overflowing, save, sqnr_db, unma
 
 from accel.builders.tensorrt import network_rules
 from accel.core import environments
-from accel.core.errors import InputError, SampleError, StageError, UsageError
+from accel.core.errors import SampleError, StageError, UnavailableError, UsageError
 from accel.core.values import to_json
 from accel.graph import calibration, fp16, measured, passes, qdq, quantize
 
@@ -235,7 +235,7 @@ def test_bad_input_is_refused_with_its_fix(tmp_path):
     with pytest.raises(StageError, match="nothing to quantise"):
         quantize.for_tensorrt(none, out, to="int8", feeds=feeds())
     quantize.for_tensorrt(path, tmp_path / "q.onnx", to="int8", feeds=feeds(), threads=1)
-    with pytest.raises(InputError, match="quantised already"):
+    with pytest.raises(UnavailableError, match="quantised already"):
         quantize.for_tensorrt(tmp_path / "q.onnx", out, to="int8", feeds=feeds())
     assert not out.exists()
     assert not list(tmp_path.glob(".quantise*"))
