@@ -480,7 +480,7 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
 
     with tempfile.TemporaryDirectory(prefix="accel-dynamic-", dir=out_dir.parent) as scratch:
         ready = Path(scratch) / ENTRY
-        passes.rewrite(plain, ready, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes())
+        passes.rewrite(plain, ready, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), qdq.FoldTransposes())
         model = onnx.load(str(ready))
     model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
     fp32 = {w.name for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}

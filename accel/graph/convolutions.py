@@ -71,7 +71,7 @@ def quantize(
     with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
         ranges, plain = Path(name) / "ranges.json", Path(name) / "plain.onnx"
         fp16.check_plain(passes.load(path), path)
-        passes.rewrite(path, plain, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), OwnBiases())
+        passes.rewrite(path, plain, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), qdq.FoldTransposes(), OwnBiases())
         graph = onnx.load(str(plain), load_external_data=False).graph
         products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
         with passes.by_library(out) as made:

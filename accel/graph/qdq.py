@@ -101,13 +101,15 @@ class Recipe:
 
 
 def load(path: Path) -> ir.Model:
-    """Load a model that pairs can be put into, every node named, each ``Gemm`` on a constant split into MatMul and Add.
+    """Load a model that pairs can be put into.
+
+    Every node is named, constants are transposed, each ``Gemm`` on a constant is split into MatMul and Add.
 
     Raises:
         InputError: as ``passes.load``; StageError: its opset cannot be raised.
     """
     model = passes.load(path)
-    passes.run(model, RaiseOpset(FIRST_OPSET), NameNodes(), SplitGemm())
+    passes.run(model, RaiseOpset(FIRST_OPSET), NameNodes(), FoldTransposes(), SplitGemm())
     return model
 
 
@@ -125,6 +127,29 @@ class NameNodes(passes.ContractPass):
                 node.name = next(n for n in names if n not in known)
                 modified = True
             taken.add(node.name)
+        return ir.passes.PassResult(model, modified)
+
+
+class FoldTransposes(passes.ContractPass):
+    """Transpose constants here: behind a Transpose no product has a constant weight.
+
+    Exporters leave it before weights that layers share (ALBERT, copies of one layer), and without constant folding
+    before every one.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Write the transposed constants of the main graph."""
+        graph, modified = model.graph, False
+        for node in list(graph):
+            given, made = node.inputs[0] if node.inputs else None, node.outputs[0]
+            if node.op_type != "Transpose" or node.domain or given is None or made.is_graph_output():
+                continue
+            if graph.initializers.get(str(given.name)) is given and given.const_value is not None:
+                turned = np.transpose(given.const_value.numpy(), node.attributes.get_ints("perm", None))
+                own = constant(graph, f"{made.name}_folded", np.ascontiguousarray(turned))
+                made.replace_all_uses_with(own)
+                graph.remove(node, safe=True)
+                modified = True
         return ir.passes.PassResult(model, modified)
 
 

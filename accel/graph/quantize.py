@@ -15,7 +15,7 @@ from typing import Any, Literal
 import onnx
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from accel.core.errors import StageError, UsageError, nearest
+from accel.core.errors import StageError, UnavailableError, UsageError, nearest
 from accel.core.feeds import Feed
 from accel.graph import MARGIN, METHOD, METHODS, Method, calibration, fp16, measured, passes, qdq, sensitivity
 from accel.graph.calibration import QuantRange
@@ -140,8 +140,9 @@ def prepare(
         UsageError: an unknown precision or method.
         InputError: its types cannot be inferred.
         SampleError: there are no feeds, or one does not fit the model.
-        StageError: there is no product with a constant weight, an activation is not finite, or a conversion failed.
-        UnavailableError: the source is typed already, or a half-precision base without the environment that makes it.
+        StageError: an activation is not finite, or a conversion failed.
+        UnavailableError: the source is typed already, has no product with a constant weight, or is to have a
+            half-precision base without the environment that makes it.
     """
     for given, known, what in ((to, SCHEMES, "precision"), (method, METHODS, "method"), (base, BASES, "base")):
         if given not in known:
@@ -151,7 +152,7 @@ def prepare(
     fp16.check_plain(model, source)
     found = [p for p in qdq.products(model) if p.op == "MatMul" or not scheme.folded]
     if not found:
-        raise StageError(
+        raise UnavailableError(
             f"{source.name} has no matrix product or convolution with a constant weight: nothing to quantise"
         )
     path = folder / "plain.onnx"

@@ -57,6 +57,20 @@ def test_one_small_product_of_a_network_of_convolutions_is_no_dynamic_int8(tmp_p
 
 
 @pytest.mark.parametrize("target", ["ort-int8", "ort-int8-dynamic"])
+def test_weights_that_layers_share_behind_a_transpose_become_int8(tmp_path: Path, target: str) -> None:
+    """So exporters write ALBERT, and every model that they are not asked to fold constants of."""
+    model = onnx.load(str(small_onnx.mlp(tmp_path / "plain.onnx")))
+    nodes = [onnx.helper.make_node("Transpose", ["w0"], ["turned"], "turn", perm=[1, 0])]
+    for node in model.graph.node:
+        node.input[:] = ["turned" if name.startswith("w") else name for name in node.input]
+    nodes += model.graph.node
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    assert facts(tmp_path, tmp_path / "m.onnx", target, VECTORS, (32,))["share_of_products"] == {"int8": 1.0}
+
+
+@pytest.mark.parametrize("target", ["ort-int8", "ort-int8-dynamic"])
 @pytest.mark.parametrize("make", [small_onnx.mlp, small_onnx.convnet])
 def test_half_precision_is_no_start_for_int8(tmp_path: Path, target: str, make: Any) -> None:
     """A group asks for INT8 of whatever it is given: that is no failure."""

@@ -232,7 +232,7 @@ def test_bad_input_is_refused_with_its_fix(tmp_path):
         inputs={"x": (FLOAT, ["batch", 16])},
         outputs={"y": (FLOAT, ["batch", 16])},
     )
-    with pytest.raises(StageError, match="nothing to quantise"):
+    with pytest.raises(UnavailableError, match="nothing to quantise"):
         quantize.for_tensorrt(none, out, to="int8", feeds=feeds())
     quantize.for_tensorrt(path, tmp_path / "q.onnx", to="int8", feeds=feeds(), threads=1)
     with pytest.raises(UnavailableError, match="quantised already"):

@@ -629,24 +629,23 @@ def _verdict(
             value: float | None = figures[0].db if figures else None
             for figure in figures:
                 own, row = (least, None) if name == "tolerance_db" else _least(least, noise, figure)
+                told = _told(noise, row, figure.place)
                 if figure.max_rel <= LAST_PLACES:
                     own = min(own, figure.db)
                 if figure.db < own:
-                    reasons.append(
-                        f"{name} {figure.shown} is below the gate of {own:.4g} ({figure}){_told(noise, row)}"
-                    )
+                    reasons.append(f"{name} {figure.shown} is below the gate of {own:.4g} ({figure}){told}")
                     break
                 if name == "sqnr_db" and figure.low_db < own == least >= GATES_DB["fp32"]:
                     reasons.append(
                         f"{name} {figure.shown} holds the gate of {own:.4g} by chance: other samples may give "
-                        f"{figure.low_db:.4g} ({figure}){_told(noise, row)}"
+                        f"{figure.low_db:.4g} ({figure}){told}"
                     )
                     break
                 if figure.db < least and own == -math.inf:
-                    notes.append(f"{name} {figure.shown} says nothing ({figure}){_told(noise, row)}: as little there")
+                    notes.append(f"{name} {figure.shown} says nothing ({figure}){told}: as little there")
                 elif figure.db < least:
                     held[name] = min(held[name], own)
-                    place = f"in place of {least:g} ({figure}){_told(noise, row)}"
+                    place = f"in place of {least:g} ({figure}){told}"
                     notes.append(f"{name} {figure.shown} is held to {own:.4g} {place}")
         else:
             value = values.get(name)
@@ -661,8 +660,8 @@ def _verdict(
         for c, spec in zip(compared, outputs, strict=True)
         if c.worst_db < floor and not _is_integer(spec)
     ]
-    told = {name: both for name, both in scores.items() if all(map(math.isfinite, both))}
-    return Parity(not reasons, held, found, tuple(rows), tuple(reasons), tuple(notes), told)
+    known = {name: both for name, both in scores.items() if all(map(math.isfinite, both))}
+    return Parity(not reasons, held, found, tuple(rows), tuple(reasons), tuple(notes), known)
 
 
 def settled(verdict: Parity) -> bool:
@@ -693,12 +692,14 @@ def accept(verdict: Parity) -> str | None:
     return f"if that is accurate enough for you: {asked}"
 
 
-def _told(noise: Noise | None, row: OutputParity | None) -> str:
-    """Say how the error compares with the source's own noise."""
+def _told(noise: Noise | None, row: OutputParity | None, place: str | None) -> str:
+    """Say how the error compares with the source's own noise, at the same place where it is known there."""
     if noise is None:
         return ""
     if row is None:
         return f"; the source itself, {noise.how}, gives equal values"
+    if place is not None and (there := row.by_shape_db.get(place)) is not None:
+        return f"; the source itself, {noise.how}, gives {there:.4g} dB there"
     own = "no figure" if row.sqnr_db is None else f"{row.sqnr_db:.4g} dB"
     return f"; the source itself, {noise.how}, gives {own} (largest error {row.max_abs:.2g})"
 
