@@ -476,11 +476,10 @@ def _dynamic_int8(request: BuildRequest, options: OrtOptions, plain: Path, out_d
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     from accel.graph import passes, qdq
-    from accel.graph.opset import RaiseOpset
 
     with tempfile.TemporaryDirectory(prefix="accel-dynamic-", dir=out_dir.parent) as scratch:
         ready = Path(scratch) / ENTRY
-        passes.rewrite(plain, ready, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), qdq.FoldTransposes())
+        passes.rewrite(plain, ready, *qdq.quantisable())
         model = onnx.load(str(ready))
     model.graph.ClearField("value_info")  # the exporter's own shapes make the quantiser fail
     fp32 = {w.name for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}

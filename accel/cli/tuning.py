@@ -11,7 +11,6 @@ import typer
 from accel.cli.options import command_of
 from accel.cli.output import Json, Quiet, Verbose, note, print_json, show, watching
 from accel.core.errors import UsageError, nearest
-from accel.report.formats import figures
 
 if TYPE_CHECKING:
     from accel.triton.tune.request import TuneRequest
@@ -110,6 +109,8 @@ def _by_model(text: str | None, key: str, models: Collection[str]) -> dict[str, 
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:
+    from accel.report.formats import figures
+
     predicted, measured = row["predicted"], row["measured"]
     return {
         "": "★" if row["chosen"] else "as it ships" if row["default"] else "",
@@ -124,6 +125,8 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _cost(one: dict[str, Any]) -> str:
+    from accel.report.formats import figures
+
     words = [f"{one['hardware']}: {figures(one['per_minute'])} invocations a minute at most ({one['configuration']})"]
     if one["machines"] is not None:
         words.append(f"{one['machines']} needed for the rate")

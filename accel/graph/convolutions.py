@@ -17,7 +17,6 @@ import onnx_ir as ir
 from accel.core.errors import StageError, raised_as
 from accel.core.feeds import Feed
 from accel.graph import fp16, passes, qdq, sensitivity
-from accel.graph.opset import RaiseOpset
 
 EVALUATIONS = 9
 """Each takes a quantisation of the whole network: all, none, and the halving of a hundred layers."""
@@ -71,7 +70,7 @@ def quantize(
     with tempfile.TemporaryDirectory(prefix=".quantise.", dir=out.parent) as name:
         ranges, plain = Path(name) / "ranges.json", Path(name) / "plain.onnx"
         fp16.check_plain(passes.load(path), path)
-        passes.rewrite(path, plain, RaiseOpset(qdq.FIRST_OPSET), qdq.NameNodes(), qdq.FoldTransposes(), OwnBiases())
+        passes.rewrite(path, plain, *qdq.quantisable(), OwnBiases())
         graph = onnx.load(str(plain), load_external_data=False).graph
         products = [n.name for n in graph.node if n.op_type in _PRODUCTS]
         with passes.by_library(out) as made:

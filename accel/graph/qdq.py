@@ -109,8 +109,13 @@ def load(path: Path) -> ir.Model:
         InputError: as ``passes.load``; StageError: its opset cannot be raised.
     """
     model = passes.load(path)
-    passes.run(model, RaiseOpset(FIRST_OPSET), NameNodes(), FoldTransposes(), SplitGemm())
+    passes.run(model, *quantisable(), SplitGemm())
     return model
+
+
+def quantisable() -> tuple[passes.ContractPass, ...]:
+    """Return the passes that any quantiser needs first: an opset with pairs, names, and weights behind no Transpose."""
+    return RaiseOpset(FIRST_OPSET), NameNodes(), FoldTransposes()
 
 
 class NameNodes(passes.ContractPass):

@@ -160,25 +160,27 @@ def test_old_files_without_names_are_quantised(tmp_path):
         assert onnx.load(str(out)).opset_import[0].version >= 13
 
 
-def share(path, operator, name, bias):
+def share(path, operator, name, activation):
     """Let all nodes of an operator have one bias: ONNX Runtime's copy is called ``name`` and the node's number."""
     model = onnx.load(str(path))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(bias, name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(8, np.float32), name))
     for node in model.graph.node:
         if node.op_type == operator:
             node.input[2:] = [name]
-        node.op_type = node.op_type.replace("Relu", "Sigmoid")  # a Relu takes the pair of what is before it
+        node.op_type = node.op_type.replace("Relu", activation)  # a Relu takes the pair of what is before it
     onnx.save_model(model, str(path))
 
 
-@pytest.mark.parametrize("operator", ["Conv", "InstanceNormalization"])
-def test_a_shared_bias_takes_nobodys_name(tmp_path, operator):
+@pytest.mark.parametrize(
+    ("operator", "name", "activation"), [("Conv", "c", "Neg"), ("InstanceNormalization", "n", "Sigmoid")]
+)
+def test_a_shared_bias_takes_nobodys_name(tmp_path, operator, name, activation):
     """ONNX Runtime's quantiser copies it under its name with a number: here that of another node's output."""
     plain, out = convnet(tmp_path / "plain.onnx", normalised=operator != "Conv"), tmp_path / "int8.onnx"
-    share(plain, operator, "c" if operator == "Conv" else "n", np.ones(8, np.float32))
+    share(plain, operator, name, activation)
     made = feeds(8, (4, 3, 8, 8))
     judge = partial(sqnr_db, plain, feed=made[-1])
-    found = convolutions.quantize(plain, out, made[:-1], judge, 10.0, reduce_range=False)
+    found = convolutions.quantize(plain, out, made[:-1], judge, 15.0, reduce_range=False)
     assert found.chosen.quantised >= 2
 
 
