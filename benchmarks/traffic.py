@@ -6,7 +6,8 @@
 The requests are the run's gate samples, each of its own length, up to 256, in the samples' order. Each variant answers
 all of them in these ways, in processes of their own, way after way in a drawn order, round after round:
 
-    fixed     every batch padded to the typical length (128 in the zoo), as a service of one shape does
+    fixed     every batch padded to the typical length (``--length``; 128 in most of the zoo), as a service of one
+              shape does
     alone     one request at a time, at its own length rounded up to 8
     arrival   batches in order of arrival, padded to the longest of each, rounded up to 8
     sorted    batches of one bucket of at most 8, longest first, padded to it (docs/traffic.md)
@@ -39,6 +40,7 @@ from accel.run.tasks import Described
 
 MOST = 256
 """Requests that are taken of a run, unless fewer are asked for."""
+WAYS = ("fixed", "alone", "arrival", "sorted")
 THREADS = hardware.cpu_threads()
 Requests = Sequence[Mapping[str, np.ndarray]]
 
@@ -54,12 +56,14 @@ def opened(run: Path) -> tuple[ModelSource, list[dict[str, np.ndarray]]]:
     return described.source, found[:MOST]
 
 
-def ways(source: ModelSource, requests: Requests, batch: int) -> dict[str, list[tuple[list[int], Feed]]]:
-    """Return for each way its batches: which requests are in it, and the feed."""
+def ways(
+    source: ModelSource, requests: Requests, batch: int, length: int | None
+) -> dict[str, list[tuple[list[int], Feed]]]:
+    """Return for each way its batches: which requests are in it, and the feed; ``length`` is what `fixed` pads to."""
     axis = traffic.length_axis(source)
     if axis is None or source.mask is None:
         raise SystemExit(f"{source.name} has no mask, or no one axis of lengths")
-    typical = extents(source.inputs, source.profile)[axis].opt
+    typical = length or extents(source.inputs, source.profile)[axis].opt
 
     def padded(size: int, fixed: int | None = None) -> list[tuple[list[int], Feed]]:
         made: list[tuple[list[int], Feed]] = []
@@ -98,17 +102,19 @@ def agreement(truth: Mapping[int, Feed], found: Mapping[int, Feed]) -> float:
     return least
 
 
-def of_run(run: Path, wanted: Sequence[str], batch: int, rounds: int, most: int) -> dict[str, Any]:
-    """Time every way of every variant of a run, in turn; returns the raw seconds of all passes."""
+def of_run(
+    run: Path, wanted: Sequence[str], timed: Sequence[str], batch: int, length: int | None, rounds: int, most: int
+) -> dict[str, Any]:
+    """Time the ``timed`` ways of every variant of a run, in turn; returns the raw seconds of all passes."""
     source, every_request = opened(run)
     requests = every_request[:: max(1, len(every_request) // most)][:most]
     records = [
         v for v in document.read(run).variants if v.status == "ok" and not v.static and (not wanted or v.id in wanted)
     ]
-    made = ways(source, requests, batch)
+    made = ways(source, requests, batch, length)
     grouped = {way: [group for group, _ in batches] for way, batches in made.items()}
     feeds = {f"{way}.{n}": feed for way, batches in made.items() for n, (_, feed) in enumerate(batches)}
-    seconds: dict[str, dict[str, list[float]]] = {v.id: {way: [] for way in grouped} for v in records}
+    seconds: dict[str, dict[str, list[float]]] = {v.id: {way: [] for way in timed} for v in records}
     cosines: dict[str, dict[str, float]] = {v.id: {} for v in records}
     truth: dict[int, Feed] = {}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as held:
@@ -129,10 +135,10 @@ def of_run(run: Path, wanted: Sequence[str], batch: int, rounds: int, most: int)
             log = Path(scratch, f"{record.id}.log")
             worker = held.enter_context(Worker(log, threads=THREADS, timeout_s=1800, python=python))
             worker.call(open_timed, artifact, folder, THREADS, "throughput", file, tuple(feeds))
-            for way in grouped:
+            for way in timed:
                 worker.call(time_round, "traffic", way, 0.0, 1)  # meets every shape
             workers[record.id] = worker
-        turns = [(id, way) for id in workers for way in grouped]
+        turns = [(id, way) for id in workers for way in timed]
         for number in range(rounds):
             random.Random(number).shuffle(turns)
             for id, way in turns:
@@ -148,6 +154,7 @@ def of_run(run: Path, wanted: Sequence[str], batch: int, rounds: int, most: int)
         "weights": source.weights,
         "requests": len(requests),
         "batch": batch,
+        "length": length,
         "tokens": {"sum": sum(tokens), "mean": statistics.mean(tokens), "median": statistics.median(tokens)},
         "places": places,
         "shapes": shapes,
@@ -174,16 +181,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--variants", default="", help="ids, separated by commas  [default: all that passed]")
+    parser.add_argument("--ways", default=",".join(WAYS), help="those that are timed; fixed is always one of them")
+    parser.add_argument("--length", type=int, help="what is padded to  [default: the model's typical length]")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=MOST, help="fewer, taken at even distances")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/traffic.json"))
     asked = parser.parse_args()
+    wanted = [id for id in asked.variants.split(",") if id]
+    timed = [way for way in WAYS if way == "fixed" or way in asked.ways.split(",")]
     rows = []
     for run in asked.runs:
-        rows.append(
-            of_run(run, [id for id in asked.variants.split(",") if id], asked.batch, asked.rounds, asked.requests)
-        )
+        rows.append(of_run(run, wanted, timed, asked.batch, asked.length, asked.rounds, asked.requests))
         show(rows[-1])
         asked.out.write_text(
             json.dumps({"hardware": hardware.detect().id, "threads": THREADS, "rows": rows}, indent=1) + "\n"

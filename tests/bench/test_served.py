@@ -556,7 +556,11 @@ def test_a_running_server_is_measured_on_real_data_only(running, tmp_path):
     (point,) = document["measurements"]
     assert (document["model"], document["via"], document["twin"]) == ("echo", "url", False)
     assert (point["load"], point["batch"], point["failures"]) == ("concurrency 2", 2, 0)
-    assert point["server"]["inferences"] == 2 * point["server"]["requests"]
+    # the server counts a request and its inferences one after the other: those two in flight may be between the two
+    off = point["server"]["inferences"] - 2 * point["server"]["requests"]
+    assert point["server"]["requests"] > 4
+    assert abs(off) <= 2 * 2
+    assert off % 2 == 0
 
 
 @pytest.mark.slow
@@ -609,7 +613,8 @@ def test_the_batching_sweep(null_root, tmp_path):
     points = shown[0]["measurements"]
     assert [(p["dynamic_batching"], p["instances"]) for p in points] == [(False, 1), (False, 2), (True, 1), (True, 2)]
     plain, more, batching, _ = points
-    assert plain["server"]["inferences"] == plain["server"]["executions"]
+    off = plain["server"]["inferences"] - plain["server"]["executions"]  # counted one after the other, too
+    assert abs(off) <= 16 < plain["server"]["executions"]
     assert batching["server"]["inferences"] > 2 * batching["server"]["executions"]
     assert more["throughput_per_s"] > 1.2 * plain["throughput_per_s"]
     assert [load_test.row(p)["batching"] for p in points] == ["without", "without", "with", "with"]
