@@ -55,8 +55,6 @@ def rank_correlation(outputs: Sequence[Item], labels: Sequence[Item], inputs: Se
     Formula: Spearman's rank correlation of the upper triangles of the two cosine-similarity matrices.
     Source: the usual measure of sentence encoders, https://aclanthology.org/C16-1009/.
     """
-    from scipy.stats import rankdata
-
     ranks = []
     for side in (outputs, labels):
         vectors = embeddings(side, inputs)
@@ -64,7 +62,9 @@ def rank_correlation(outputs: Sequence[Item], labels: Sequence[Item], inputs: Se
             return -1.0
         # Rounding makes the similarities of a constant predictor ties instead of noise.
         pairs = np.round((vectors @ vectors.T)[np.triu_indices(len(vectors), k=1)], 9)
-        ranks.append(rankdata(pairs))
+        # As scipy.stats.rankdata, whose import takes 0.7 s in every process that compares.
+        _, place, equal = np.unique(pairs, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(equal) - (equal - 1) / 2)[place])
     a, b = (r - r.mean() for r in ranks)
     power = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / power if power else 0.0

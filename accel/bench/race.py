@@ -17,15 +17,18 @@ LEAST_ROUNDS = 6
 """Rounds that whatever may win takes part in: an interval from fewer is too wide to find equivalents."""
 FIRST_LOOK = 3
 """Rounds after which what is slower beyond even so wide an interval may leave, where its percentiles do not matter."""
-IN_EACH = 1.3
-"""Or what is so many times slower in each of them: of 20,000 threes of recorded rounds of one and the same artifact
-none were on a quiet machine, and 33 beside a neighbour that takes half a core.
+IN_EACH = {FIRST_LOOK: 1.3, LEAST_ROUNDS: 1.1}
+"""Or what is so many times slower in each of them, of as many rounds or more. Of 20,000 draws of recorded rounds of one
+and the same artifact none were on a quiet machine; beside a neighbour of half a core 33 threes, one six and no ten.
 """
 FAR, ALIKE = 2.0, 1.1
 """After the first round a runner whose best is so many times slower than the best of all goes on with one point: of
 those within a tenth of its best the first, which is the cheapest. What it might gain by the others brings it nowhere.
 What others are shown relative to keeps all points in the first round, and then its best.
 """
+OWN = {"first round": 3, "first look": 2}
+"""Points of a runner that go on after the first round, and after the first look: its fastest ones. Which of the others
+is a little faster decides nothing between runners, and batch sizes that gain no more differ by a few per cent."""
 AT_ONCE, BEHIND = 2, 1.2
 """Points of a runner that open its first round; the others follow where they may bring it within so many times the best
 time so far: two single rounds may differ by as much.
@@ -44,10 +47,17 @@ def slower(ratio: Ratio) -> bool:
     return ratio[1] > 1
 
 
-def behind(times: Sequence[float], others: Sequence[float]) -> bool:
-    """Say whether one is ``IN_EACH`` times slower in each round that both had, of which there are ``FIRST_LOOK``."""
-    pairs = list(zip(times, others, strict=False))
-    return len(pairs) >= FIRST_LOOK and all(own > IN_EACH * other for own, other in pairs)
+def behind(times: Sequence[float], others: Sequence[float]) -> tuple[float, int, int] | None:
+    """Return by what factor one is slower at least, in how many of the rounds that both had, and how many those are.
+
+    None where it is not ``IN_EACH`` times slower in each, one of ten left out. A machine that changes its speed in the
+    middle of a session gives ratios so unlike that their interval is wide, also where each of them says the same.
+    """
+    ratios = sorted(own / other for own, other in zip(times, others, strict=False))
+    count = len(ratios)
+    kept = ratios[count // 10 :]
+    far = any(count >= rounds and kept[0] > by for rounds, by in IN_EACH.items())
+    return (kept[0], len(kept), count) if far else None
 
 
 def equivalent(ratio: Ratio) -> bool:
@@ -135,7 +145,7 @@ class Contest:
         if self.settled or not self.racing:
             return
         if number == 1 < self._next and self.first is not None:
-            self._leave_one_point({entry: series for entry, series in times.items() if entry[0] not in disturbed})
+            self._leave_points({entry: series for entry, series in times.items() if entry[0] not in disturbed})
         if number < self._next:
             return
         early = number < self.least
@@ -152,8 +162,9 @@ class Contest:
         best = min(self.racing, key=speed)
         against = {e: ratio_interval(times[e], times[best]) for e in self.racing if e != best}
         self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
+        self.racing -= {entry for entry in against if behind(times[entry], times[best])}
         if early:
-            self.racing -= {entry for entry in against if behind(times[entry], times[best])}
+            self._keep_fastest(OWN["first look"], {entry: speed(entry) for entry in self.racing})
             self.racing |= {min(own, key=speed) for own in shown if own}
             return
         open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}
@@ -164,8 +175,14 @@ class Contest:
     def _end(self, number: int) -> None:
         self.racing = {entry for entry in self.racing if number < self.most and not self.enough(entry)}
 
-    def _leave_one_point(self, times: Mapping[Entry, Sequence[float]]) -> None:
-        """Let what is far behind go on with one of its points."""
+    def _keep_fastest(self, most: int, times: Mapping[Entry, float]) -> None:
+        """Let each runner of ``times`` go on with so many of its points."""
+        for name in {entry[0] for entry in times}:
+            own = sorted((entry for entry in times if entry[0] == name), key=times.__getitem__)
+            self.racing -= set(own[most:])
+
+    def _leave_points(self, times: Mapping[Entry, Sequence[float]]) -> None:
+        """Let what is far behind go on with one of its points, and others with their fastest."""
         spent = {entry: times[entry][0] for entry in self.racing if entry in times}
         fastest = self._best(times)
         for name in {entry[0] for entry in spent}:
@@ -175,6 +192,7 @@ class Contest:
                 alike = 1.0 if name in self.compared else ALIKE
                 kept = next(entry for entry in own if spent[entry] <= alike * best)
                 self.racing -= set(own) - {kept}
+        self._keep_fastest(OWN["first round"], {entry: spent[entry] for entry in self.racing if entry in spent})
 
 
 @dataclass(slots=True)

@@ -168,7 +168,7 @@ def for_gate(
     room = request.room * room_db + more_db
     floors = {name: least + room * (name in parity.IN_DB) for name, least in gate_of(request, precision).items()}
     judges = {str(number): feeds[number] for number in range(len(feeds) - count, len(feeds))}
-    made = coverage.first(coverage.variations(request.source, feeds[len(feeds) - count]))
+    made = coverage.first(coverage.variations(request.source, feeds[len(feeds) - count]), precision)
     judges |= {name: feed for name, feed in made.items() if coverage.asked(name, precision)}
     held = HeldBack(request, reference, judges, floors, open_model, seconds=seconds, labels=_labels(request))
     return list(feeds[: len(feeds) - count]) or list(feeds), held

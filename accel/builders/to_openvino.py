@@ -165,10 +165,12 @@ class OpenVinoBuilder(Builder):
         return missing_gpu(target) or missing(*packages) or missing_bf16(target, self.targets[target.name].precision)
 
     def same_as(self, target: Target) -> str | None:
-        """Name ``openvino-fp32`` for the plugin's own choice on an x86 CPU without BF16: that is FP32."""
-        if target.name != "openvino" or not hardware.emulates_bf16():
+        """Name what the plugin chooses by itself on an x86 CPU: BF16 where there are instructions for it, else FP32."""
+        if target.name != "openvino" or target.device != "cpu":
             return None
-        return "openvino-fp32" if "avx2" in hardware.detect().cpu.flags else None
+        if hardware.computes_bf16():
+            return "openvino-bf16"
+        return "openvino-fp32" if hardware.emulates_bf16() and "avx2" in hardware.detect().cpu.flags else None
 
     def build(self, request: BuildRequest, options: OpenVinoOptions, out_dir: Path) -> Built:
         """Convert the ONNX file or the SavedModel to an IR with float32 weights, fixed to one shape for a static build.

@@ -120,6 +120,11 @@ def emulates_bf16() -> bool:
     return bool(found) and {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(found)
 
 
+def computes_bf16() -> bool:
+    """Say whether this is an x86 CPU with instructions for bfloat16."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo("flags|Features").split())
+
+
 def cpu_threads() -> int:
     """Return how many CPUs this process may keep busy: its affinity, cut by the cgroup's quota (at least 1).
 

@@ -39,8 +39,9 @@ SIZES = 32
 MOST_VALUES = 1 << 20
 EVERY_BATCH = 16
 """Up to here every number of items is tried, beyond it the neighbours of powers of two."""
-FIRST_FEEDS, FIRST_ITEMS = 8, 64
-"""Of the samples a first proof takes at least so many feeds, and so many items."""
+FIRST_FEEDS, FIRST_ITEMS = 8, {"fp32": 16, "tf32": 32, "fp16": 32, "bf16": 32, "int8": 64, "fp8": 64}
+"""Of the samples a first proof takes at least so many feeds, and so many items, by precision: the finer it is, the less
+the error differs from item to item."""
 ROOM_BYTES = 128 << 20
 """Batches that are not timed, and sizes of an axis, are tried as long as their inputs take less than this together."""
 VALUES_BYTES = 512 << 20
@@ -56,7 +57,7 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
     sizes = points(source.inputs, source.profile)
     axis = batch_axis(source)
     opt = shapes_at(source.inputs, sizes["opt"])
-    few = _sized(opt, min(4, _most(source)) if axis else None)
+    few = _sized(opt, min(2, _most(source)) if axis else None)
     made: dict[str, Feed] = {timed(n): make(_sized(opt, n if axis else None)) for n in batches(source)}
     made |= _other_batches(source, make)
     base = make(few)
@@ -110,19 +111,24 @@ def needed(name: str) -> bool:
     return (name[0] in "bn" and name[1:].isdigit()) or traffic.point(name) is not None
 
 
-def first(feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+def first(feeds: Mapping[str, Feed], precision: str, *, batch: int | None = None) -> dict[str, Feed]:
     """Choose what a first proof asks: some samples, every feed that is timed, and one or two of each other kind.
 
     Of a kind (sizes of an axis, values of a range, batches that are not timed) that is its first and its largest feed.
     The largest checked shape is left out: the largest batch and the largest size are there, each at less cost.
+
+    Args:
+        batch: of a build for one batch, which answers larger ones in parts: they are left out.
     """
     samples = [name for name in feeds if parity.is_sample(name)]
     items = sum(next((v.shape[0] for v in feeds[name].values() if v.ndim), 1) for name in samples)
-    chosen = set(samples[:: max(1, min(len(samples) // FIRST_FEEDS, items // FIRST_ITEMS))])
+    least = FIRST_ITEMS.get(precision, max(FIRST_ITEMS.values()))
+    chosen = set(samples[:: max(1, min(len(samples) // FIRST_FEEDS, items // least))])
     kinds: dict[str, list[str]] = {}
     for name in feeds:
-        if not parity.is_sample(name) and name != "max":
-            alone = traffic.point(name) is not None or (name[0] == "b" and name[1:].isdigit())
+        sized = int(name[1:]) if name[0] in "bn" and name[1:].isdigit() else None
+        if not parity.is_sample(name) and name != "max" and (batch is None or sized is None or sized <= batch):
+            alone = traffic.point(name) is not None or (sized is not None and name[0] == "b")
             kinds.setdefault(name if alone else name.rstrip("0123456789"), []).append(name)
     for names in kinds.values():
         chosen |= {names[0], max(names, key=lambda name: sum(value.size for value in feeds[name].values()))}

@@ -1,7 +1,7 @@
 """The least time that an FP32 build of a model can take here: what its products multiply, at this machine's best speed.
 
-It stays a bound: products of two activations count nothing, a convolution a quarter of its multiplications, and a
-library may be half more as fast as NumPy.
+It stays a bound: products of two activations count nothing, a convolution whose kernel has neighbours a quarter of its
+multiplications, and a library may be half more as fast as NumPy.
 """
 
 import math
@@ -65,7 +65,9 @@ def measure(path: Path, feed: Feed, *, batch: int, scratch: Path, threads: int) 
         found = {made[p.node]: p for p in qdq.products(model)}
         passes.save(model, copy, data=f"{copy.name}.data")
         sizes = measured.measure_ranges(copy, list(found), [feed], threads=threads) if found else {}
-    work = (2.0 * sizes[name].size * p.inner / (WINOGRAD if p.op == "Conv" else 1) for name, p in found.items())
+        kernels = {name: model.graph.initializers[p.weight].shape for name, p in found.items() if p.op == "Conv"}
+    spread = {name for name, shape in kernels.items() if shape is None or set(shape.numpy()[2:]) != {1}}
+    work = (2.0 * sizes[name].size * p.inner / (WINOGRAD if name in spread else 1) for name, p in found.items())
     return Arithmetic(sum(work) / batch, _flops_per_s())
 
 

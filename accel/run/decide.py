@@ -91,7 +91,7 @@ def decide(
         allowed = [(m, _broken(m, constraints)) for m in newest.values()]
         good = [m for m, broken in allowed if broken is None]
         if good:
-            points[candidate.id] = min(good, key=_time)
+            points[candidate.id] = min(_longest(good), key=_time)
         else:
             lacks = ": not every request fits its shape" if objective == "traffic" else ""
             rejected[candidate.id] = next((b for _, b in allowed if b), f"has no {objective} measurement{lacks}")
@@ -174,7 +174,7 @@ def finalists(
             kept = [m for m in newest.values() if _broken(m, constraints) is None]
             if not kept:
                 continue
-            place = _place(min(kept, key=_time))
+            place = _place(min(_longest(kept), key=_time))
             shown[candidate.id] = tuple(m for m in _points(candidate, objective) if _place(m) == place)
     best: list[str] = []
     while shown and len(best) < most:
@@ -211,6 +211,14 @@ def _points(candidate: Candidate, objective: Objective) -> tuple[Measurement, ..
     """Return the points of an objective; those of one round, which compare with nothing, only where all are such."""
     found = tuple(m for m in candidate.measurements if m.scenario == objective)
     return tuple(m for m in found if len(m.rounds_ms) != 1) or found
+
+
+def _longest(points: Sequence[Measurement]) -> list[Measurement]:
+    """Return those that took part in their session longest: the others were behind them, by fewer rounds."""
+    most: dict[str, int] = {}
+    for m in points:
+        most[m.session] = max(most.get(m.session, 0), len(m.rounds_ms))
+    return [m for m in points if len(m.rounds_ms) == most[m.session]]
 
 
 def _place(point: Measurement) -> tuple[int, int]:
@@ -278,7 +286,7 @@ def _beaten(a: Sequence[Measurement], b: Sequence[Measurement], ratio: Ratio) ->
         ratio: its time over the other's.
     """
     both = _paired(a, b)
-    return slower(ratio) or (both is not None and behind(*both))
+    return slower(ratio) or (both is not None and behind(*both) is not None)
 
 
 def _to_base(points: Sequence[Measurement], base: Candidate | None, objective: Objective) -> Ratio | None:
@@ -363,9 +371,11 @@ def _lost(
     if how == "undecided":
         return f"undecided: takes {figure} the time of {winner.id}; measure longer (--budget-s, --rounds)"
     if how == "slower":
-        if not slower(ratio) and both is not None and behind(*both):  # so few rounds that their interval says nothing
-            least, rounds = min(own / other for own, other in zip(*both, strict=False)), min(map(len, both))
-            return f"takes {ratio[0]:.2f}× the time of {winner.id}, at least {least:.2f}× in each of {rounds} rounds"
+        # So few rounds, or a machine that changed so much between them, that their interval says nothing.
+        if not slower(ratio) and both is not None and (seen := behind(*both)) is not None:
+            least, rounds, of = seen
+            which = f"each of {of}" if rounds == of else f"{rounds} of {of}"
+            return f"takes {ratio[0]:.2f}× the time of {winner.id}, at least {least:.2f}× in {which} rounds"
         return f"takes {figure} the time of {winner.id}"
     if _PRECISION.get(winner.precision, 0) > _PRECISION.get(loser.precision, 0):
         held = f"which is held to the gate of {winner.precision}, not {loser.precision}"

@@ -34,6 +34,8 @@ from accel.run.tasks import Described
 from accel.triton.servers import server as servers
 
 THROUGHPUT_ROUND_S, THROUGHPUT_WARM_S = 0.3, 0.2
+WARM_S = 0.5
+"""The same for latency: what is slow after that shows in the first of the rounds, and hits all alike."""
 MOST_TAIL_S = 15.0
 """What has won is timed for at most so much longer where that gives it a p99."""
 LEAST_CALLS = 4
@@ -184,7 +186,7 @@ def measure_in_process(
                 runners,
                 _race(runners, {id: candidate(built[id]) for id in chosen}, compared, job),
                 stage="measure",
-                opening="loading and warming up",
+                opening="loading",
                 turn="round",
                 raw_dir=folder / "raw",
                 raw_name=f"measurements/{scenario}-{number}/{scenario}-{{}}.npz",
@@ -411,7 +413,7 @@ def _plan(scenario: Objective, job: Job) -> MeasurementPlan:
     if scenario == "traffic":
         plan = replace(plan, scenario="traffic")
     if scenario == "latency":
-        plan = MeasurementPlan("latency", job.rounds, job.round_s, min(1.5, 3 * job.round_s), least=LEAST_CALLS)
+        plan = MeasurementPlan("latency", job.rounds, job.round_s, min(WARM_S, job.round_s), least=LEAST_CALLS)
     if (limit := job.constraints.max_p99_ms) is None:
         return plan
     return replace(plan, least=p99_calls(min(LEAST_ROUNDS, job.min_rounds, plan.rounds)), limit_ms=limit)

@@ -518,15 +518,18 @@ class Stages:
                 verdict = own.call(check_streams, *given)
             return Proof(verdict, ran.precision, held, ran.feeds, groups, ran.of)
 
-        return self._proof(f"proof-{artifact.variant.id}", parts, make, first=first)
+        rebuilt = artifact.built.expected is True
+        return self._proof(f"proof-{artifact.variant.id}", parts, make, first=first, rebuilt=rebuilt)
 
-    def _proof(self, name: str, parts: dict[str, Any], make: Callable[..., Proof], *, first: bool) -> Stage[Proof]:
+    def _proof(
+        self, name: str, parts: dict[str, Any], make: Callable[..., Proof], *, first: bool, rebuilt: bool = True
+    ) -> Stage[Proof]:
         """Return the stored proof on all feeds, a first one where that is wanted and settles it, or a new one."""
         key = store.key(**parts)
         if first and self._store.get(name, key, Proof) is None:
             key_of_first = store.key(**parts, first=True)
             stage = self._stage(f"first-{name}", key_of_first, Proof, functools.partial(make, first=True))
-            if parity.settled(stage.value.parity):
+            if parity.settled(stage.value.parity, rebuilt=rebuilt):
                 return stage
         return self._stage(name, key, Proof, functools.partial(make, first=False))
 

@@ -35,7 +35,7 @@ from accel.core.values import (
     Skipped,
     file_refs,
 )
-from accel.exporters.axes import cut, hidden_axes, sizes_of
+from accel.exporters.axes import batch_axis, cut, hidden_axes, sizes_of
 from accel.exporters.check import Point, check_onnx, lost_axes, read_checked, read_onnx
 from accel.exporters.request import SourceRequest
 from accel.exporters.source_model import IN_FLOAT64, IN_MOVED_INPUTS, SourceModel, another_way, with_moved_inputs
@@ -276,7 +276,6 @@ def arithmetic(
         folder: where the files of ``onnx`` lie.
         out_dir: folder for a copy of the file, which is removed.
     """
-    from accel.exporters.axes import batch_axis
     from accel.graph import arithmetic
 
     source = described.source
@@ -336,10 +335,11 @@ def precision_converted_answers(
     assert isinstance(builder, ConvertingBuilder)
     session = builder.open_precision_converted(converted, folder, source=described.source, threads=threads)
     with contextlib.closing(session):
-        feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[target].precision)
-        asked = coverage.first(feeds) if first else feeds
+        precision = builder.targets[target].precision
+        feeds = proof_feeds(described.samples, samples_folder, reference, precision)
+        asked = coverage.first(feeds, precision) if first else feeds
         write_feeds(out, {name: session.run(feed) for name, feed in asked.items()})
-        return Ran(len(asked), len(feeds), builder.targets[target].precision)
+        return Ran(len(asked), len(feeds), precision)
 
 
 def answers(
@@ -364,13 +364,16 @@ def answers(
 
     variant, source = artifact.variant, described.source
     builder = targets.discover()[variant.target.name]
-    feeds = proof_feeds(described.samples, samples_folder, reference, builder.targets[variant.target.name].precision)
+    precision = builder.targets[variant.target.name].precision
+    feeds = proof_feeds(described.samples, samples_folder, reference, precision)
     session = builder.open(artifact, folder, threads=threads, mode="latency")
     with contextlib.closing(session):
+        batch = None
         if variant.static:
             fixed = {name: shape.opt for name, shape in variant.profile.items()}
             feeds = {name: feed for name, feed in feeds.items() if holds(source, fixed, feed)}
-        asked = coverage.first(feeds) if first else feeds
+            batch = fixed[source.inputs[0].name][0] if batch_axis(source) is not None else None
+        asked = coverage.first(feeds, precision, batch=batch) if first else feeds
         if variant.static:
             results = {name: _run_fixed(session.run, feed, source, fixed) for name, feed in asked.items()}
         else:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.bench.race import FIRST_LOOK, IN_EACH, LEAST_ROUNDS, Contest, Race, equivalent, slower
+from accel.bench.race import FIRST_LOOK, IN_EACH, LEAST_ROUNDS, Contest, Race, behind, equivalent, slower
 from accel.bench.stability import ratio_interval
 
 ROUNDS = 60
@@ -172,11 +172,22 @@ def test_what_is_far_behind_in_each_of_the_first_rounds_leaves_whatever_its_inte
 
 
 @pytest.mark.parametrize("setting", ["quiet", "half_core", "lowest_priority"])
-def test_the_same_artifact_twice_is_hardly_ever_far_behind_in_three_rounds(recorded, setting):
-    series = recorded[setting]
-    drawn = np.lib.stride_tricks.sliding_window_view(series, FIRST_LOOK, axis=0)  # (start, column, round)
-    ratios = (drawn[:, :, None] / drawn[:, None]).min(axis=-1)
-    assert (ratios > IN_EACH).mean() <= 0.005
+@pytest.mark.parametrize("rounds", sorted(IN_EACH))
+def test_the_same_artifact_twice_is_hardly_ever_far_behind_in_each_round(recorded, setting, rounds):
+    drawn = np.lib.stride_tricks.sliding_window_view(recorded[setting], rounds, axis=0)  # (start, column, round)
+    pairs = [(a, b) for start in drawn for a in start for b in start if a is not b]
+    assert np.mean([behind(a, b) is not None for a, b in pairs]) <= 0.005
+
+
+def test_a_machine_that_changes_its_speed_hides_nothing_that_each_round_says():
+    """MiniLM in INT8 on a shared machine: both were slower for some rounds, and not by the same factor."""
+    slow = np.array([8.0, 8.25, 8.01, 8.11, 13.18, 13.43, 13.21, 13.42, 13.3, 13.36, 13.67, 13.72, 9.49, 7.98, 7.96])
+    fast = np.array([6.82, 6.67, 6.8, 8.22, 8.15, 8.32, 8.87, 8.26, 8.16, 8.54, 8.42, 8.48, 7.5, 6.8, 6.68])
+    assert not slower(ratio_interval(slow, fast))
+    assert behind(slow[:8], fast[:8]) is None  # one of 0.99
+    assert behind(slow, fast) == (pytest.approx(8.0 / 6.82), 14, 15)
+    contest, taken = run({"slow": slow, "fast": fast}, most=len(slow))
+    assert (contest.settled, taken["slow"]) == (True, 10)
 
 
 def test_noise_keeps_everything_beyond_the_first_look():
@@ -211,12 +222,14 @@ def test_what_is_far_behind_after_one_round_goes_on_with_its_cheapest_good_point
     unsure = Contest(entries, frozenset({"a", "far", "near"}), ROUNDS, first=FIRST_LOOK)
     contest.after_round(1, times)
     assert {batch for name, batch in contest.racing if name == "far"} == {"b2"}
-    assert len([entry for entry in contest.racing if entry[0] in ("a", "near")]) == 8
+    assert {entry for entry in contest.racing if entry[0] != "far"} == {
+        e for e in entries[1:] if e[0] != "far" and e[1] != "b1"
+    }
     compared = Contest(entries, frozenset({"a"}), ROUNDS, first=FIRST_LOOK, compared=frozenset({"far"}))
     compared.after_round(1, times)
     assert {batch for name, batch in compared.racing if name == "far"} == {"b8"}
     unsure.after_round(1, times, disturbed={"far"})
-    assert unsure.racing == set(entries)
+    assert {batch for name, batch in unsure.racing if name == "far"} == {"b1", "b2", "b4", "b8"}
 
 
 def test_where_percentiles_matter_every_point_takes_all_rounds():
@@ -235,3 +248,16 @@ def test_the_baselines_point_stays_the_one_that_took_every_round():
     assert contest.racing == {("a", "b1"), ("base", "b2")}
     contest.after_round(FIRST_LOOK, series)
     assert contest.racing == {("a", "b1"), ("base", "b2")}
+
+
+def test_a_runner_goes_on_with_its_two_fastest_points():
+    """Which of five batch sizes is a little faster decides nothing between runners."""
+    entries = tuple((name, batch) for name in ("a", "b") for batch in ("b1", "b2", "b4"))
+    times = {entry: [ms] * FIRST_LOOK for entry, ms in zip(entries, (11.0, 10.4, 10.2, 10.9, 10.5, 10.3), strict=True)}
+    contest = Contest(entries, frozenset("ab"), ROUNDS, first=FIRST_LOOK)
+    contest.after_round(FIRST_LOOK, times)
+    assert contest.racing <= {(name, batch) for name in "ab" for batch in ("b2", "b4")}
+    assert {name for name, _ in contest.racing} == {"a", "b"}
+    every = Contest(entries, frozenset("ab"), ROUNDS, least=ROUNDS)
+    every.after_round(FIRST_LOOK, times)
+    assert every.racing == set(entries)

@@ -157,7 +157,7 @@ def test_a_first_proof_asks_what_is_timed_and_one_or_two_of_each_kind(feeds):
     samples = {str(i): {"ids": rng.integers(0, 50, (8, 9))} for i in range(32)}
     shapes = {name: {"ids": rng.integers(0, 50, size)} for name, size in [("min", (1, 1)), ("max", (16, 32))]}
     every = {**samples, **shapes, "t8.0": samples["0"], "t8.1": samples["1"], **feeds}
-    chosen = coverage.first(every)
+    chosen = coverage.first(every, "int8")
     assert list(chosen) == [name for name in every if name in chosen]
     assert sum(name.isdigit() for name in chosen) == coverage.FIRST_FEEDS
     assert {"min", "t8.0", "t8.1", "b1", "b2", "b4", "b8", "b16"} <= chosen.keys()
@@ -172,7 +172,18 @@ def test_a_first_proof_asks_what_is_timed_and_one_or_two_of_each_kind(feeds):
     assert sum(name.startswith(("values", "seq", "n")) for name in chosen) <= 5
 
 
-@pytest.mark.parametrize(("count", "items", "asked"), [(4, 8, 4), (31, 1, 31), (256, 1, 64), (40, 8, 8)])
-def test_few_samples_are_all_asked_at_first(count, items, asked):
+def test_of_a_build_for_one_batch_a_first_proof_asks_no_larger_ones(feeds):
+    chosen = coverage.first({"0": {"ids": np.zeros((2, 9), np.int64)}, **feeds}, "fp32", batch=2)
+    assert {"0", "b1", "b2"} <= chosen.keys()
+    assert not {name for name in chosen if name[0] in "bn" and name[1:].isdigit() and int(name[1:]) > 2}
+
+
+@pytest.mark.parametrize(
+    ("count", "items", "int8", "bf16", "fp32"),
+    [(4, 8, 4, 4, 4), (31, 1, 31, 31, 31), (256, 1, 64, 32, 16), (40, 8, 8, 8, 8)],
+)
+def test_few_samples_are_all_asked_at_first(count, items, int8, bf16, fp32):
     samples = {str(i): {"x": np.zeros((items, 3), np.float32)} for i in range(count)}
-    assert len(coverage.first(samples)) == asked
+    assert len(coverage.first(samples, "int8")) == int8
+    assert len(coverage.first(samples, "bf16")) == bf16
+    assert len(coverage.first(samples, "fp32")) == fp32

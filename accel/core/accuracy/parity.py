@@ -664,11 +664,15 @@ def _verdict(
     return Parity(not reasons, held, found, tuple(rows), tuple(reasons), tuple(notes), known)
 
 
-def settled(verdict: Parity) -> bool:
+def settled(verdict: Parity, *, rebuilt: bool = True) -> bool:
     """Say whether a verdict on part of the feeds stands without the others, as far as samples go.
 
     What one feed fails by itself no other feed repairs. A mean over the samples settles nothing near its gate; what is
     asked of each feed alone (coverage) may of course still fail at one that was not asked.
+
+    Args:
+        rebuilt: whether what misses its gate on all feeds would be built again: then that has to be known at once. Else
+            what passes near its gate stands until it is chosen.
     """
     means = {name: verdict.found[name] for name in verdict.gate if name not in ("shape_db", "agreement")}
     if any(not reason.startswith(tuple(f"{name} " for name in means)) for reason in verdict.reasons):
@@ -676,6 +680,8 @@ def settled(verdict: Parity) -> bool:
     if not verdict.passed:
         told = [(verdict.gate[name] - NEAR_DB, value) for name, value in means.items() if name in IN_DB]
         return any(value is not None and value < far for far, value in told)
+    if not rebuilt:
+        return True
     room = {name: NEAR_DB if name in IN_DB else (1 - least) / 2 for name, least in verdict.gate.items()}
     return all(value is None or value >= verdict.gate[name] + room[name] for name, value in means.items())
 

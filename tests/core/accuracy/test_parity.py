@@ -689,3 +689,4 @@ def test_a_coverage_feed_at_which_the_source_knows_no_digit_shows_nothing():
 def test_a_mean_near_its_gate_settles_nothing(gate, found, reason, stands):
     verdict = Parity(reason is None, gate, found, (), (reason,) if reason else ())
     assert parity.settled(verdict) is stands
+    assert parity.settled(verdict, rebuilt=False) is (stands or verdict.passed)

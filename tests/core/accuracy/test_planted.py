@@ -99,7 +99,7 @@ def test_a_first_proof_sees_most_of_it_and_alarms_at_nothing_sound(planted):
     """What it misses, the whole proof of what is chosen refuses (the first test)."""
     module, bench = planted
     run = module.remembered(exporters.load(bench.described.source).run)
-    feeds = coverage.first(bench.feeds)
+    feeds = coverage.first(bench.feeds, "fp32")
     gate = parity.gate_for("fp32", outputs=bench.described.source.outputs, task=None, overrides={})
 
     def passes(answer):
