@@ -35,6 +35,10 @@ time so far: two single rounds may differ by as much.
 """
 BETWEEN_LOOKS = 1.2
 """Each look comes when there are so many times the rounds of the look before."""
+TOLD, MORE_ROUNDS = 1.3, 6
+"""What others are shown relative to goes on beside the winner, for at most so many rounds after the least, while the
+upper end of the interval of their ratio is more than so many times its lower end: 5.0 (2.4 to 10.6) tells nobody much.
+"""
 EQUIVALENT = 0.03
 """Two are equivalent when the interval of their ratio lies inside ±3 %."""
 
@@ -81,7 +85,8 @@ class Contest:
             goes on until it has, and so do its equivalents.
         doubling: whether a runner's entries are batch sizes, each at most twice the one before: the first two then say
             what the others may gain.
-        compared: runners whose best point stays for ``least`` rounds, however slow: others are shown relative to it.
+        compared: runners whose best point stays for ``least`` rounds, however slow, and while the interval of its ratio
+            is wide (``TOLD``): others are shown relative to it.
         racing: entries that the next round times.
         settled: whether the winner is known up to equivalents.
     """
@@ -98,6 +103,8 @@ class Contest:
     racing: set[Entry] = field(init=False)
     settled: bool = False
     _next: int = field(init=False)
+    _best_one: Entry | None = None
+    _telling: set[Entry] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.racing = set(self.entries)
@@ -140,6 +147,12 @@ class Contest:
             disturbed: runners whose turn in this round was disturbed by other processes: a single such round says
                 nothing against them.
         """
+        self.racing -= self._telling
+        self._look(number, times, disturbed)
+        self._telling = self._wide(number, times) - self.racing
+        self.racing |= self._telling
+
+    def _look(self, number: int, times: Mapping[Entry, Sequence[float]], disturbed: Collection[str]) -> None:
         if self.settled:
             self._end(number)
         if self.settled or not self.racing:
@@ -159,7 +172,7 @@ class Contest:
         if not self.racing:
             self.settled = True
             return
-        best = min(self.racing, key=speed)
+        best = self._best_one = min(self.racing, key=speed)
         against = {e: ratio_interval(times[e], times[best]) for e in self.racing if e != best}
         self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
         self.racing -= {entry for entry in against if behind(times[entry], times[best])}
@@ -171,6 +184,18 @@ class Contest:
         self.settled = not open_
         if self.settled or number >= self.most:
             self._end(number)
+
+    def _wide(self, number: int, times: Mapping[Entry, Sequence[float]]) -> set[Entry]:
+        """Return what goes on, and the winner, since the interval of their ratio is wide."""
+        best, wanted = self._best_one, set[Entry]()
+        if best is None or best not in times or not self.least <= number < min(self.most, self.least + MORE_ROUNDS):
+            return wanted
+        for name in self.compared - {best[0]}:
+            for entry in self._own(name):
+                if len(times.get(entry, ())) == len(times[best]) == number:  # both took every round
+                    _, low, high = ratio_interval(times[entry], times[best])
+                    wanted |= {entry, best} if high > TOLD * low else set()
+        return wanted
 
     def _end(self, number: int) -> None:
         self.racing = {entry for entry in self.racing if number < self.most and not self.enough(entry)}
