@@ -73,12 +73,8 @@ def ways(
             made.append((group, traffic.joined(source, [requests[i] for i in group], max(longest, fixed or 0))))
         return made
 
-    return {
-        "fixed": padded(batch, typical),
-        "alone": padded(1),
-        "arrival": padded(batch),
-        "sorted": list(traffic.grouped(source, requests, batch)),
-    }
+    made = padded(batch, typical), padded(1), padded(batch), list(traffic.grouped(source, requests, batch))
+    return dict(zip(WAYS, made, strict=True))
 
 
 def answered(
@@ -189,6 +185,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/traffic.json"))
     asked = parser.parse_args()
     wanted = [id for id in asked.variants.split(",") if id]
+    if unknown := set(asked.ways.split(",")) - set(WAYS):
+        parser.error(f"unknown way {min(unknown)!r}; choose of {', '.join(WAYS)}")
     timed = [way for way in WAYS if way == "fixed" or way in asked.ways.split(",")]
     rows = []
     for run in asked.runs:
