@@ -57,7 +57,7 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
     sizes = points(source.inputs, source.profile)
     axis = batch_axis(source)
     opt = shapes_at(source.inputs, sizes["opt"])
-    few = _sized(opt, min(2, _most(source)) if axis else None)
+    few = _sized(opt, min(4, _most(source)) if axis else None)
     made: dict[str, Feed] = {timed(n): make(_sized(opt, n if axis else None)) for n in batches(source)}
     made |= _other_batches(source, make)
     base = make(few)

@@ -59,7 +59,7 @@ def feeds(row):
 
 def asked_first(described):
     """Return the tokens that a first proof of this model asks."""
-    chosen = coverage.first(proof_feeds(described.value.samples, described.folder))
+    chosen = coverage.first(proof_feeds(described.value.samples, described.folder), "fp32")
     return set(np.concatenate([feed["ids"].ravel() for feed in chosen.values()]).tolist())
 
 

@@ -146,6 +146,9 @@ def test_the_same_files_that_are_opened_otherwise_are_not_the_same(pair):
 
 def test_other_bytes_of_the_same_speed_and_answers_pass(pair):
     change_model(pair[1], rename)
+    data = json.loads((pair[1] / "release.json").read_text())
+    data["margins"]["latency"] = 0.5  # calls of 10 us: two processes with one file were 15 % apart, six rounds alike
+    (pair[1] / "release.json").write_text(json.dumps(data))
     found, compared = rows(pair)
     assert found["b", "answers"].verdict == "same"
     assert "interleaved rounds" in found["b", "latency"].reason
