@@ -26,7 +26,7 @@ FAR, ALIKE = 2.0, 1.1
 those within a tenth of its best the first, which is the cheapest. What it might gain by the others brings it nowhere.
 What others are shown relative to keeps all points in the first round, and then its best.
 """
-OWN = {"first round": 3, "first look": 2}
+OWN_AT_FIRST, OWN = 3, 2
 """Points of a runner that go on after the first round, and after the first look: its fastest ones. Which of the others
 is a little faster decides nothing between runners, and batch sizes that gain no more differ by a few per cent."""
 AT_ONCE, BEHIND = 2, 1.2
@@ -177,7 +177,7 @@ class Contest:
         self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
         self.racing -= {entry for entry in against if behind(times[entry], times[best])}
         if early:
-            self._keep_fastest(OWN["first look"], {entry: speed(entry) for entry in self.racing})
+            self._keep_fastest(OWN, {entry: speed(entry) for entry in self.racing})
             self.racing |= {min(own, key=speed) for own in shown if own}
             return
         open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}
@@ -201,9 +201,9 @@ class Contest:
         self.racing = {entry for entry in self.racing if number < self.most and not self.enough(entry)}
 
     def _keep_fastest(self, most: int, times: Mapping[Entry, float]) -> None:
-        """Let each runner of ``times`` go on with so many of its points."""
+        """Let each runner of ``times`` go on with so many of its points; of equals with the cheaper."""
         for name in {entry[0] for entry in times}:
-            own = sorted((entry for entry in times if entry[0] == name), key=times.__getitem__)
+            own = sorted((entry for entry in self._own(name) if entry in times), key=times.__getitem__)
             self.racing -= set(own[most:])
 
     def _leave_points(self, times: Mapping[Entry, Sequence[float]]) -> None:
@@ -217,7 +217,7 @@ class Contest:
                 alike = 1.0 if name in self.compared else ALIKE
                 kept = next(entry for entry in own if spent[entry] <= alike * best)
                 self.racing -= set(own) - {kept}
-        self._keep_fastest(OWN["first round"], {entry: spent[entry] for entry in self.racing if entry in spent})
+        self._keep_fastest(OWN_AT_FIRST, {entry: spent[entry] for entry in self.racing if entry in spent})
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class Runner(Protocol):
         """Name that no other runner has."""
 
     def open(self) -> None:
-        """Load and warm up; may be called again after ``close``."""
+        """Load, so that turns may begin; may be called again after ``close``."""
 
     @property
     def threads(self) -> int:
