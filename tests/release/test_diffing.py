@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -146,12 +147,9 @@ def test_the_same_files_that_are_opened_otherwise_are_not_the_same(pair):
 
 def test_other_bytes_of_the_same_speed_and_answers_pass(pair):
     change_model(pair[1], rename)
-    data = json.loads((pair[1] / "release.json").read_text())
-    data["margins"]["latency"] = 0.5  # calls of 10 us: two processes with one file were 15 % apart, six rounds alike
-    (pair[1] / "release.json").write_text(json.dumps(data))
     found, compared = rows(pair)
     assert found["b", "answers"].verdict == "same"
-    assert "interleaved rounds" in found["b", "latency"].reason
+    assert re.search("interleaved rounds|6 pairs of processes", found["b", "latency"].reason)
     assert found["b", "latency"].verdict != "worse"
     assert diffing.blocking(compared) == []
 
@@ -172,7 +170,8 @@ def test_a_slower_variant_is_blocked_for_time_and_size(pair):
     assert done.returncode == 1
     assert found["latency"]["verdict"] == found["throughput"]["verdict"] == found["size"]["verdict"] == "worse"
     assert "per s" in found["throughput"]["before"]
-    assert "interleaved rounds" in found["throughput"]["reason"]
+    assert "6 pairs of processes" in found["latency"]["reason"]
+    assert "6 pairs of processes" in found["throughput"]["reason"]
     assert found["answers"]["verdict"] == "same"
     assert "b:latency on here: worse" in done.stderr
     assert (found["cost"]["verdict"], found["cost"]["blocks"]) == ("worse", True)
