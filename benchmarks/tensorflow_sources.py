@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -125,8 +125,11 @@ class Timed:
         self.call = self.make()
         self._median_ms()  # warms up
 
-    def turn(self, points: Collection[str]) -> None:
+    def turn(self, point: str) -> None:
         self.rounds_ms.append(self._median_ms())
+
+    def end_turn(self) -> None:
+        """Do nothing: the answers were compared before."""
 
     def discard(self) -> None:
         self.rounds_ms.pop()

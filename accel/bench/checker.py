@@ -74,6 +74,7 @@ class Checker:
         self.checked = 0
         self.noise: dict[str, float] = {}
         self.worst: dict[str, np.ndarray] = {}
+        self._judged: Parity | None = None
 
     def look(self, feed: str, outputs: Mapping[str, np.ndarray], slot: int = 0) -> None:
         """Compare one answer, where there is time for it.
@@ -96,6 +97,7 @@ class Checker:
             key, noise = f"{feed}/{name}", together if name in self._unordered else own  # a set is kept as a whole
             if noise > self.noise.get(key, -1.0):
                 self.noise[key], self.worst[key] = noise, np.array(outputs[name])
+                self._judged = None
         if self._share is not None:
             end = now_ns()
             # The least of one feed: what was interrupted took longer for another reason. Time and slot are drawn, so
@@ -105,13 +107,13 @@ class Checker:
             self._passing = self._drawn.randrange(self._slots)
 
     def judge(self, check: Check) -> Parity | None:
-        """Hold the worst answers against the gate; None where none was looked at."""
-        if not self.worst:
-            return None
+        """Hold the worst answers against the gate, once as long as they stay the worst; None where there are none."""
+        if not self.worst or self._judged is not None:
+            return self._judged
         found = by_feed(self.worst, "worst answers")
         truth = by_feed(self._expected, "expected answers")
         whole = {feed: {**truth[feed], **answers} for feed, answers in found.items()}
-        return parity.compare(
+        self._judged = parity.compare(
             truth,
             whole,
             outputs=check.outputs,
@@ -120,6 +122,7 @@ class Checker:
             gate=check.gate,
             detections=check.detections,
         )
+        return self._judged
 
     def _distance(self, key: str, found: np.ndarray) -> float:
         """Sum squared errors over what the mask keeps; infinite where shapes differ or one side alone is NaN."""

@@ -1,6 +1,6 @@
 """A variant that is measured in a fresh process of its own: the parent's side of it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,7 +115,7 @@ class ProcessRunner:
     first_pass_ms: dict[str, float] = field(default_factory=dict)
     opened: timed.OpenedSession | None = None
     _worker: Worker | None = None
-    _last: list[str] = field(default_factory=list)
+    _last: str = ""
     _cold: set[str] = field(default_factory=set)
     _call_ms: float = 0.0
 
@@ -149,41 +149,43 @@ class ProcessRunner:
             for point in self.timed_shapes:
                 self.splits[point.key] = worker.call(timed.split, point.key, SPLIT_CALLS)
 
-    def turn(self, points: Collection[str]) -> None:
+    def turn(self, point: str) -> None:
         plan, worker = self.plan, self._worker
         assert worker is not None
-        self._last = [point.key for point in self.timed_shapes if point.key in points]
-        for point in self.timed_shapes:
-            if point.key not in points:
-                continue
-            if point.key in self._cold and self._call_ms <= LONG_CALL_MS:
-                self._call_ms = worker.call(timed.warm, point.key, plan.warm_s)
-            self._cold.discard(point.key)
-            with self.watch.timing(self.name, point.key) if self.watch else nullcontext():
-                answer = worker.call(
-                    timed.time_round, plan.scenario, point.key, plan.round_s, plan.least, plan.limit_ms
-                )
-            times = np.array(answer.times_ns, dtype=np.int64)
-            latency = plan.scenario == "latency"
-            taken_ns = float(np.median(times)) if latency else answer.elapsed_ns / len(times) / point.items
-            self.calls_ns.setdefault(point.key, []).append(times)
-            self.round_ms.setdefault(point.key, []).append(taken_ns / 1e6)
-            self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
-        if reasons := worker.call(timed.wrong):
-            raise CheckFailed(f"timed for {plan.scenario}, it answers otherwise than when it was proved: {reasons[0]}")
+        shape = self._shape(point)
+        if point in self._cold and self._call_ms <= LONG_CALL_MS:
+            self._call_ms = worker.call(timed.warm, point, plan.warm_s)
+        self._cold.discard(point)
+        with self.watch.timing(self.name, point) if self.watch else nullcontext():
+            answer = worker.call(timed.time_round, plan.scenario, point, plan.round_s, plan.least, plan.limit_ms)
+        times = np.array(answer.times_ns, dtype=np.int64)
+        latency = plan.scenario == "latency"
+        taken_ns = float(np.median(times)) if latency else answer.elapsed_ns / len(times) / shape.items
+        self.calls_ns.setdefault(point, []).append(times)
+        self.round_ms.setdefault(point, []).append(taken_ns / 1e6)
+        self.peak_rss_mib = max(self.peak_rss_mib, answer.peak_rss_mib)
+        self._last = point
 
     def discard(self) -> None:
-        for key in self._last:
-            self.calls_ns[key].pop()
-            self.round_ms[key].pop()
+        self.calls_ns[self._last].pop()
+        self.round_ms[self._last].pop()
+
+    def end_turn(self) -> None:
+        assert self._worker is not None
+        if reasons := self._worker.call(timed.wrong):
+            found = f"timed for {self.plan.scenario}, it answers otherwise than when it was proved: {reasons[0]}"
+            raise CheckFailed(found)
 
     def times(self) -> Mapping[str, Sequence[float]]:
         return self.round_ms
 
     def reached(self, point: str) -> Reached:
-        shape = next(p for p in self.timed_shapes if p.key == point)
+        shape = self._shape(point)
         median_ms = float(np.median(np.concatenate(self.calls_ns[point]))) / 1e6
         return Reached(self.peak_rss_mib, median_ms, 1e3 / min(self.item_ms(shape)))
+
+    def _shape(self, point: str) -> TimedShape:
+        return next(shape for shape in self.timed_shapes if shape.key == point)
 
     def leave(self) -> None:
         if self._worker is not None and self.spare is not None:
@@ -207,8 +209,8 @@ class ProcessRunner:
         """Return the ns of all calls."""
         return {f"{key}/{i:03d}": times for key, rounds in self.calls_ns.items() for i, times in enumerate(rounds)}
 
-    def points(self, session: str, raw: str) -> tuple[Measurement, ...]:
-        return tuple(self._summary(point, session, raw) for point in self.timed_shapes if point.key in self.round_ms)
+    def points(self, session: str, raw: str) -> dict[str, Measurement]:
+        return {p.key: self._summary(p, session, raw) for p in self.timed_shapes if p.key in self.round_ms}
 
     def _summary(self, point: TimedShape, session: str, raw: str) -> Measurement:
         round_ms = self.round_ms[point.key]

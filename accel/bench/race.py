@@ -138,27 +138,29 @@ class Contest:
         may_win = (e for e in times if e in self.racing and e[0] in self.choosable and self.fits(e))
         return min((times[entry][0] for entry in may_win), default=None)
 
-    def after_round(self, number: int, times: Mapping[Entry, Sequence[float]], disturbed: Collection[str] = ()) -> None:
+    def after_round(
+        self, number: int, times: Mapping[Entry, Sequence[float]], disturbed: Collection[Entry] = ()
+    ) -> None:
         """Look at what the rounds so far say, where it is time to.
 
         Args:
             number: rounds that were done.
             times: time of a batch item in each of its rounds, of each entry whose runner did not fail.
-            disturbed: runners whose turn in this round was disturbed by other processes: a single such round says
-                nothing against them.
+            disturbed: entries that other processes disturbed in this round: a single such round says nothing against
+                them.
         """
         self.racing -= self._telling
         self._look(number, times, disturbed)
         self._telling = self._wide(number, times) - self.racing
         self.racing |= self._telling
 
-    def _look(self, number: int, times: Mapping[Entry, Sequence[float]], disturbed: Collection[str]) -> None:
+    def _look(self, number: int, times: Mapping[Entry, Sequence[float]], disturbed: Collection[Entry]) -> None:
         if self.settled:
             self._end(number)
         if self.settled or not self.racing:
             return
         if number == 1 < self._next and self.first is not None:
-            self._leave_points({entry: series for entry, series in times.items() if entry[0] not in disturbed})
+            self._leave_points({entry: series for entry, series in times.items() if entry not in disturbed})
         if number < self._next:
             return
         early = number < self.least
@@ -235,6 +237,11 @@ class Race:
         """Return the keys of the points that a runner's next turn times; empty where it has left."""
         return frozenset(key for contest in self.contests for name, key in contest.racing if name == runner)
 
+    def in_order(self, runner: str, points: Collection[str]) -> list[str]:
+        """Return points of a runner in the order of its entries, the cheapest first."""
+        entries = [entry for contest in self.contests for entry in contest.entries]
+        return sorted(points, key=lambda point: entries.index((runner, point)) if entries else 0)
+
     def opening(self, runner: str) -> frozenset[str]:
         """Return the keys of the points that a runner's first turn times before ``after_opening``."""
         return frozenset(key for contest in self.contests for _, key in contest.opening(runner) & contest.racing)
@@ -253,7 +260,7 @@ class Race:
         number: int,
         times: Mapping[Entry, Sequence[float]],
         seconds: float,
-        disturbed: Collection[str] = (),
+        disturbed: Collection[Entry] = (),
     ) -> bool:
         """Look after a round; return whether another one is wanted.
 

@@ -2,14 +2,16 @@
 
 Drift of the machine hits all alike, and every round pairs them. A race says who takes part in the next round and when
 it is over. What stays in memory together is limited: runners that do not fit beside each other are opened anew for each
-round. One that fails leaves; the others go on. A turn that other processes disturbed is repeated. Knows neither what a
-runner is (a process with a variant, a server with a repository) nor what it does in its turn.
+round. One that fails leaves; the others go on. What other processes disturbed is timed again, each point by itself: the
+shorter a look, the more often it is undisturbed. Knows neither what a runner is (a process with a variant, a server
+with a repository) nor what it does in its turn.
 """
 
 import dataclasses
 import random
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ from accel.bench import machine_noise
 from accel.bench.race import Entry, Race
 from accel.core.errors import AccelError, CheckFailed, StageError, WorkerDied
 from accel.core.hardware import available_memory_bytes
-from accel.core.values import Failed, Measurement
+from accel.core.values import Failed, MachineNoise, Measurement
 
 MEMORY_RESERVE = 0.25
 """Share of the memory that was free at the start which must stay free while all runners are open."""
@@ -46,11 +48,18 @@ class Runner(Protocol):
     def threads(self) -> int:
         """CPU threads that it can use at once."""
 
-    def turn(self, points: Collection[str]) -> None:
-        """Do the work of one round for these of its points."""
+    def turn(self, point: str) -> None:
+        """Do the work of one round for one of its points."""
 
     def discard(self) -> None:
-        """Forget what the last turn found."""
+        """Forget what ``turn`` found last."""
+
+    def end_turn(self) -> None:
+        """Look at what it answered at the points of this round.
+
+        Raises:
+            CheckFailed: not what it should.
+        """
 
     def times(self) -> Mapping[str, Sequence[float]]:
         """Return the time of a batch item in each round so far, of each point."""
@@ -83,7 +92,7 @@ class MeasuredRunner(Runner, Protocol):
     def raw(self) -> Mapping[str, np.ndarray]:
         """Return the raw samples of all its turns, keyed ``<point>/<round>``."""
 
-    def points(self, session: str, raw: str) -> tuple[Measurement, ...]:
+    def points(self, session: str, raw: str) -> Mapping[str, Measurement]:
         """Reduce each of its points to its figures.
 
         Args:
@@ -100,10 +109,18 @@ R = TypeVar("R", bound=Runner)
 
 @dataclasses.dataclass(slots=True)
 class TurnNoise:
-    """What else the machine did in a runner's turns, and how many turns were thrown away for it."""
+    """What else the machine did in the turns of a point, and how many turns were thrown away for it."""
 
     turns: list[machine_noise.Turn] = dataclasses.field(default_factory=list)
     repeated: int = 0
+
+    def summary(self, threads: int) -> MachineNoise:
+        """Reduce them.
+
+        Args:
+            threads: CPU threads that the runner can use at once.
+        """
+        return machine_noise.summary(self.turns, threads, self.repeated)
 
 
 def interleave(
@@ -114,7 +131,7 @@ def interleave(
     turn: str,
     progress: Callable[[str, str], None],
     free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
-) -> tuple[dict[str, AccelError], dict[str, TurnNoise]]:
+) -> tuple[dict[str, AccelError], dict[Entry, TurnNoise]]:
     """Give every runner that still races its turn in every round; all leave or are closed, also by an exception.
 
     Args:
@@ -123,10 +140,10 @@ def interleave(
         free_memory: how much memory of each kind is free, in a unit of its own.
 
     Returns:
-        The error of each runner that failed, and what else the machine did in each runner's turns, by its name.
+        The error of each runner that failed, by its name, and what else the machine did in the turns of each point.
     """
     failed: dict[str, AccelError] = {}
-    noises = {runner.name: TurnNoise() for runner in runners}
+    noises: defaultdict[Entry, TurnNoise] = defaultdict(TurnNoise)
     busy = 0
 
     @contextmanager
@@ -164,25 +181,37 @@ def interleave(
     def times() -> dict[Entry, Sequence[float]]:
         return {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
 
-    def take_turn(runner: R, points: Collection[str]) -> bool:
-        """Return whether it stayed disturbed."""
+    def take_turn(runner: R, points: Collection[str]) -> set[Entry]:
+        """Return the points that stayed disturbed."""
+        if not points:
+            return set()
+        before, stayed = machine_noise.NoiseSample.now(), set[Entry]()
+        for point in race.in_order(runner.name, points):
+            disturbed, before = time_point(runner, point, before)
+            stayed |= {(runner.name, point)} if disturbed else set()
+        runner.end_turn()
+        return stayed
+
+    def time_point(runner: R, point: str, before: machine_noise.NoiseSample) -> tuple[bool, machine_noise.NoiseSample]:
+        """Return whether it stayed disturbed, and the counters after it."""
         nonlocal busy
-        noise = noises[runner.name]
+        noise = noises[runner.name, point]
         for attempt in range(1 + REPEATS):
-            before = machine_noise.NoiseSample.now()
-            runner.turn(points)
-            seen = machine_noise.NoiseSample.now().since(before)
+            runner.turn(point)
+            after = machine_noise.NoiseSample.now()
+            seen = after.since(before)
             was_disturbed = machine_noise.disturbed(seen, runner.threads)
             if not was_disturbed or attempt == REPEATS or busy >= BUSY_TURNS or noise.repeated > len(noise.turns):
                 break
             runner.discard()
             noise.repeated += 1
             time.sleep(CALM_S)
+            before = machine_noise.NoiseSample.now()
         noise.turns.append(seen)
         busy = busy + 1 if was_disturbed else 0
         if busy == BUSY_TURNS:
             progress(runner.name, f"the machine is busy: {machine_noise.busiest() or 'CPU time is taken from outside'}")
-        return was_disturbed
+        return was_disturbed, after
 
     try:
         resident = open_all()
@@ -192,7 +221,7 @@ def interleave(
             if number:
                 random.Random(number).shuffle(order)
             number += 1
-            disturbed: set[str] = set()
+            disturbed: set[Entry] = set()
             for runner in order:
                 with watch(runner, f"{turn} {number}"):
                     if not resident:
@@ -200,12 +229,11 @@ def interleave(
                     early = race.opening(runner.name) if number == 1 else frozenset()
                     early = early if early < race.racing(runner.name) else frozenset()
                     if early:
-                        if take_turn(runner, early):
-                            disturbed.add(runner.name)
-                        else:
+                        stayed = take_turn(runner, early)
+                        disturbed |= stayed
+                        if not stayed:
                             race.after_opening(runner.name, times())
-                    if (rest := race.racing(runner.name) - early) and take_turn(runner, rest):
-                        disturbed.add(runner.name)
+                    disturbed |= take_turn(runner, race.racing(runner.name) - early)
                 if not resident:
                     runner.close()
             wanted = race.after_round(number, times(), time.monotonic() - begin, disturbed)
@@ -236,8 +264,8 @@ def measure(
     Args:
         stage: what a ``Failed`` says failed.
         opening / turn / progress / free_memory: as for ``interleave``.
-        raw_dir: folder for the raw samples, one ``.npz`` per runner: what its ``raw`` gives, and ``noise``, a row for
-            each of its turns with the columns of ``machine_noise.Turn``.
+        raw_dir: folder for the raw samples, one ``.npz`` per runner: what its ``raw`` gives, and ``noise/<point>``, a
+            row for each turn with the columns of ``machine_noise.Turn``.
         raw_name: path of such a file relative to the run directory, with ``{}`` for the runner's name.
 
     Returns:
@@ -250,12 +278,13 @@ def measure(
     for runner in runners:
         error, raw = errors.get(runner.name), raw_name.format(runner.name)
         if error is None:
-            noise = noises[runner.name]
-            np.savez_compressed(raw_dir / Path(raw).name, **runner.raw(), noise=np.array(noise.turns))  # type: ignore[arg-type]
+            noise = {point: seen for (name, point), seen in noises.items() if name == runner.name}
+            rows = {f"noise/{point}": np.array(seen.turns) for point, seen in noise.items()}
+            np.savez_compressed(raw_dir / Path(raw).name, **runner.raw(), **rows)  # type: ignore[arg-type]
             try:
-                seen = machine_noise.summary(noise.turns, runner.threads, noise.repeated)
                 results[runner.name] = tuple(
-                    dataclasses.replace(point, noise=seen) for point in runner.points(session, raw)
+                    dataclasses.replace(found, noise=noise[point].summary(runner.threads))
+                    for point, found in runner.points(session, raw).items()
                 )
                 continue
             except StageError as found:

@@ -28,7 +28,7 @@ from accel.run import points as timed, serving, store
 from accel.run.decide import FREE, Candidate, Constraints, Objective, finalists
 from accel.run.job import Job
 from accel.run.results import VariantState, baseline, candidate, status_of
-from accel.run.serving import CONCURRENCY, ServerRunner
+from accel.run.serving import ServerRunner
 from accel.run.stages import FILES, REPOSITORY, Answered, Stage, Stages
 from accel.run.tasks import Described
 from accel.triton.servers import server as servers
@@ -317,7 +317,9 @@ def serve(
         least / rounds / budget_s / limits: as the job has them.
     """
     named = {r.name: r for r in runners}
-    loads = [[(r.name, str(n)) for r in runners for n in CONCURRENCY if (n == 1) == alone] for alone in (True, False)]
+    loads = [
+        [(r.name, str(n)) for r in runners for n in serving.CONCURRENCY if (n == 1) == alone] for alone in (True, False)
+    ]
     names = frozenset(r.name for r in runners)
     most = min(rounds, max(serving.ROUNDS, least))
 

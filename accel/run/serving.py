@@ -6,7 +6,7 @@ answers through the repository's Python-backend variant, and the measurement say
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +79,7 @@ class ServerRunner:
         self._job, self._feeds, self._expected = job, feeds, expected
         self._turns = self._checked = 0
         self._seen = {n: _Seen() for n in CONCURRENCY}
-        self._last: list[int] = []
+        self._last = _Seen()
         self._load_ms = 0.0
         self._open = contextlib.ExitStack()
         self.log = job.run_dir / "logs" / f"{name}.server.log"
@@ -125,32 +125,32 @@ class ServerRunner:
         """CPU threads that it can use at once."""
         return self._job.threads
 
-    def turn(self, points: Collection[str]) -> None:
-        """Put each of these loads on the server for one window."""
+    def turn(self, point: str) -> None:
+        """Put one of the loads on the server for a window."""
         with self._ended_server_told():
-            self._take_turn(points)
-
-    def _take_turn(self, points: Collection[str]) -> None:
-        self._last = [n for n in CONCURRENCY if str(n) in points]
-        for n in self._last:
-            seen = self._seen[n]
-            window, span = self._window(n, ROUND_S)
+            seen = self._last = self._seen[int(point)]
+            window, span = self._window(int(point), ROUND_S)
             seen.windows.append(window)
             seen.spans.append(span)
             seen.failures += self._generator.failures
             seen.error = seen.error or self._generator.error
             seen.first_ms = seen.first_ms or self._generator.first_ms
-        if self._expected is not None and (worst := self._generator.worst()[1]):
-            verdict = self._expected.judge(self._fitted, worst)
-            if not verdict.passed:
-                raise CheckFailed(f"served under load, it answers otherwise than in process: {verdict.reasons[0]}")
-        self._turns += 1
-        if self._turns & (self._turns - 1) == 0:  # after 1, 2, 4, 8… turns, and when it leaves: large shapes take long
-            self._check_after_load()
+
+    def end_turn(self) -> None:
+        """Hold the worst answers under load against their gate, and now and then what comes after it."""
+        with self._ended_server_told():
+            if self._expected is not None and (worst := self._generator.worst()[1]):
+                verdict = self._expected.judge(self._fitted, worst)
+                if not verdict.passed:
+                    raise CheckFailed(f"served under load, it answers otherwise than in process: {verdict.reasons[0]}")
+            self._turns += 1
+            if self._turns & (self._turns - 1) == 0:  # 1, 2, 4, 8…, and when it leaves: large shapes take long
+                self._check_after_load()
 
     def _check_after_load(self) -> None:
-        """Hold the answers against what they were, where the last turn got any and they were not looked at since."""
-        if self._checked < self._turns and all(len(self._seen[n].windows[-1].answered) for n in self._last):
+        """Hold the answers against what they were, where the last windows got any and they were not looked at since."""
+        last = [seen.windows[-1] for seen in self._seen.values() if seen.windows]
+        if self._checked < self._turns and all(len(window.answered) for window in last):
             self._checked = self._turns
             self._check("served, after the load")
 
@@ -177,10 +177,9 @@ class ServerRunner:
             raise self._server.failure() from error
 
     def discard(self) -> None:
-        """Forget the windows of the last turn."""
-        for n in self._last:
-            self._seen[n].windows.pop()
-            self._seen[n].spans.pop()
+        """Forget the last window."""
+        self._last.windows.pop()
+        self._last.spans.pop()
 
     def times(self) -> dict[str, list[float]]:
         """Return the time of an answer in each window, of each load; empty for a load that once got none."""
@@ -213,13 +212,13 @@ class ServerRunner:
         """Return the rows of all windows (see ``Window.rows``)."""
         return {f"{n}/{i:03d}": w.rows for n, seen in self._seen.items() for i, w in enumerate(seen.windows)}
 
-    def points(self, session: str, raw: str) -> tuple[Measurement, ...]:
+    def points(self, session: str, raw: str) -> dict[str, Measurement]:
         """Reduce each load to its figures.
 
         Raises:
             StageError: no request of one of its rounds was answered, so that it pairs with none of the others.
         """
-        return tuple(self._summary(n, session, raw) for n in CONCURRENCY)
+        return {str(n): self._summary(n, session, raw) for n in CONCURRENCY}
 
     def _window(self, concurrency: int, seconds: float) -> tuple[Window, Span]:
         """Return a window, and the marks before and after it."""

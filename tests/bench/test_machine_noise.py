@@ -137,31 +137,31 @@ def test_the_summary_counts_what_stayed_disturbed():
 
 
 class Counting:
-    """A runner that counts its turns; what it finds is the number of the turn."""
+    """A runner that counts what it times; what it finds at a point is that number."""
 
     name, threads, log = "a", 1, None
 
     def __init__(self):
-        self.kept, self.turns = [], 0
+        self.kept, self.timed, self.last = {}, 0, ""
 
     def open(self): ...
 
     def close(self): ...
 
-    leave = close
+    leave = end_turn = close
 
-    def turn(self, points):
-        self.turns += 1
-        self.kept.append(float(self.turns))
+    def turn(self, point):
+        self.timed, self.last = self.timed + 1, point
+        self.kept.setdefault(point, []).append(float(self.timed))
 
     def discard(self):
-        self.kept.pop()
+        self.kept[self.last].pop()
 
     def times(self):
-        return {"b1": self.kept}
+        return self.kept
 
 
-def interleaved(monkeypatch, noises):
+def interleaved(monkeypatch, noises, points=("b1",)):
     """Run three rounds on a machine whose turns are as ``noises`` says, then undisturbed."""
     seen = iter(noises)
 
@@ -176,23 +176,32 @@ def interleaved(monkeypatch, noises):
     monkeypatch.setattr(machine_noise, "NoiseSample", Scripted)
     monkeypatch.setattr(rounds, "CALM_S", 0.0)
     runner = Counting()
-    race = Race([Contest((("a", "b1"),), frozenset("a"), 3, least=3)])
+    race = Race([Contest(tuple(("a", point) for point in points), frozenset("a"), 3, least=3)])
     failed, noise = rounds.interleave([runner], race, opening="", turn="", progress=lambda *_: None)
     assert not isinstance(failed.get("a"), Failed)
-    return runner, noise["a"]
+    return runner, noise
 
 
 def test_a_disturbed_turn_is_thrown_away_and_taken_again(monkeypatch):
     loud = quiet(others_cores=99.0)
-    runner, noise = interleaved(monkeypatch, [quiet(), loud])
-    assert runner.kept == [1.0, 3.0, 4.0]
+    runner, noises = interleaved(monkeypatch, [quiet(), loud])
+    assert runner.kept == {"b1": [1.0, 3.0, 4.0]}
+    noise = noises["a", "b1"]
     assert (len(noise.turns), noise.repeated) == (3, 1)
+
+
+def test_of_several_points_the_disturbed_one_alone_is_taken_again(monkeypatch):
+    loud = quiet(others_cores=99.0)
+    runner, noises = interleaved(monkeypatch, [quiet(), loud], points=("b1", "b2"))
+    assert runner.kept == {"b1": [1.0, 4.0, 6.0], "b2": [3.0, 5.0, 7.0]}
+    assert [noises["a", point].repeated for point in ("b1", "b2")] == [0, 1]
 
 
 def test_on_a_busy_machine_turns_are_kept_and_counted(monkeypatch):
     loud = quiet(others_cores=99.0)
-    runner, noise = interleaved(monkeypatch, [loud] * 50)
-    assert len(runner.kept) == len(noise.turns) == 3
+    runner, noises = interleaved(monkeypatch, [loud] * 50)
+    noise = noises["a", "b1"]
+    assert len(runner.kept["b1"]) == len(noise.turns) == 3
     assert noise.repeated <= 4
     assert all(turn is loud for turn in noise.turns)
 

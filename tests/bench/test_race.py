@@ -258,8 +258,11 @@ def test_what_is_far_behind_after_one_round_goes_on_with_its_cheapest_good_point
     compared = Contest(entries, frozenset({"a"}), ROUNDS, first=FIRST_LOOK, compared=frozenset({"far"}))
     compared.after_round(1, times)
     assert {batch for name, batch in compared.racing if name == "far"} == {"b8"}
-    unsure.after_round(1, times, disturbed={"far"})
+    unsure.after_round(1, times, disturbed={entry for entry in entries if entry[0] == "far"})
     assert {batch for name, batch in unsure.racing if name == "far"} == {"b1", "b2", "b4", "b8"}
+    partly = Contest(entries, frozenset({"a", "far", "near"}), ROUNDS, first=FIRST_LOOK)
+    partly.after_round(1, times, disturbed={("far", "b4")})
+    assert {batch for name, batch in partly.racing if name == "far"} == {"b2", "b4"}
 
 
 def test_where_percentiles_matter_every_point_takes_all_rounds():
@@ -291,3 +294,9 @@ def test_a_runner_goes_on_with_its_two_fastest_points():
     every = Contest(entries, frozenset("ab"), ROUNDS, least=ROUNDS)
     every.after_round(FIRST_LOOK, times)
     assert every.racing == set(entries)
+
+
+def test_points_are_timed_in_the_order_of_the_entries():
+    race = Race([Contest((("a", "b2"), ("b", "b1"), ("a", "b16"), ("a", "b8")), frozenset("ab"), ROUNDS)])
+    assert race.in_order("a", {"b16", "b8", "b2"}) == ["b2", "b16", "b8"]
+    assert Race([]).in_order("a", {"next"}) == ["next"]

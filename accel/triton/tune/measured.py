@@ -502,7 +502,7 @@ class Measuring:
                     runner.open()
                 while (load := runner.search.next()) is not None and not over(runner):
                     self._progress(runner.name, f"probing {load:.4g}", count)
-                    runner.turn((NEXT,))
+                    runner.turn(NEXT)
             except StageError as error:
                 self._unfit[runner.name] = error.message
             finally:

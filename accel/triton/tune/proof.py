@@ -132,13 +132,13 @@ class ConfigurationRunner:
             alone.warm(largest_batch(self.subject, self.settings), self.settings.instances)
             self._trial = alone
 
-    def turn(self, points: Collection[str]) -> None:
+    def turn(self, point: str) -> None:
         """Probe one load; nothing where its time is over."""
-        if points and (level := self.search.next()) is not None:
+        if (level := self.search.next()) is not None:
             if self._trial is None:  # it had left, and what beat it did not hold
                 self.open()
             assert self._trial is not None
-            level, seconds = self.search.broken if AGAIN in points else level, self.probe_s
+            level, seconds = self.search.broken if point == AGAIN else level, self.probe_s
             if self.search.confirms(level):
                 seconds = max(seconds, min(MOST_CONFIRMING_S, CONFIRMING_LIMITS * self.goal.budget_ms / 1e3))
             seed = sum(p.count for p in self.search.probes)  # no two probes have the same arrivals
@@ -149,6 +149,9 @@ class ConfigurationRunner:
             if self.settings.cached:
                 self.hit_share = self._trial.hit_share()
             self.keep(self, probe)
+
+    def end_turn(self) -> None:
+        """Do nothing: a probe looks at the answers of its own."""
 
     def discard(self) -> None:
         """Keep the probe: a disturbed one counts, as another is made of any load that is found."""
@@ -211,7 +214,7 @@ class Bracketing(Race):
         number: int,
         times: Mapping[Entry, Sequence[float]],
         seconds: float,
-        disturbed: Collection[str] = (),
+        disturbed: Collection[Entry] = (),
     ) -> bool:
         """Look after a round; return whether another one is wanted."""
         over = self.budget_s is not None and seconds >= self.budget_s
