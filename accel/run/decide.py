@@ -83,18 +83,19 @@ def decide(
         constraints = replace(constraints, max_gpu_memory_mib=None)
     rejected: dict[str, str] = {}
     points: dict[str, Measurement] = {}
+    allowed: dict[str, set[tuple[int, int]]] = {}
     for candidate in candidates:
         if (reason := _unfit(candidate)) is not None:
             rejected[candidate.id] = reason
             continue
         newest = {_place(m): m for m in _points(candidate, objective)}  # an older session cannot excuse the newest
-        allowed = [(m, _broken(m, constraints)) for m in newest.values()]
-        good = [m for m, broken in allowed if broken is None]
-        if good:
-            points[candidate.id] = min(_longest(good), key=_time)
+        broken = {place: _broken(m, constraints) for place, m in newest.items()}
+        allowed[candidate.id] = {place for place, why in broken.items() if why is None}
+        if allowed[candidate.id]:
+            points[candidate.id] = min(_longest([newest[place] for place in allowed[candidate.id]]), key=_time)
         else:
             lacks = ": not every request fits its shape" if objective == "traffic" else ""
-            rejected[candidate.id] = next((b for _, b in allowed if b), f"has no {objective} measurement{lacks}")
+            rejected[candidate.id] = next((b for b in broken.values() if b), f"has no {objective} measurement{lacks}")
     field = [c for c in candidates if c.id in points]
     base = next((c for c in candidates if c.id == baseline), None)
     verdict = functools.partial(
@@ -114,25 +115,34 @@ def decide(
     tied = [c for c in field if c.id == fastest or ((r := against[c.id]) is not None and equivalent(r))]
     chosen = max(tied, key=lambda c: (_PRECISION.get(c.precision, 0), -c.bytes))
 
-    def lost(id: str, other: str) -> bool:
-        return (found := ratio(id, other)) is not None and _beaten(shown[id], shown[other], found)
+    def defeat(loser: Candidate) -> _Defeat | None:
+        """Return what beats it: what is slower than any other, at any of its points, is not the fastest.
 
-    # What never met the fastest has lost where it lost to another one that did.
-    met = [c.id for c in field if c.id == fastest or against[c.id] is not None]
-    open_ = tuple(
-        c.id for c in field if c not in tied and not any(lost(c.id, o) for o in ([fastest] if c.id in met else met))
-    )
+        A race lets go what is behind the best point of that moment, which need not be the best one in the end.
+        """
+        for other in sorted(field, key=lambda c: (c is not chosen, c.id != fastest, _time(points[c.id]))):
+            if other is loser:
+                continue
+            found = ratio(loser.id, other.id)
+            if found is not None and _beaten(shown[loser.id], shown[other.id], found):
+                return _Defeat(other.id, found, _paired(shown[loser.id], shown[other.id]))
+            for place in allowed[other.id] - {_place(points[other.id])}:
+                there = tuple(m for m in _points(other, objective) if _place(m) == place)
+                both = _paired(shown[loser.id], there)
+                if both is not None and _beaten(shown[loser.id], there, in_turn := ratio_interval(*both)):
+                    return _Defeat(f"{other.id} at batch {place[0]}", in_turn, both)
+        return None
+
+    defeats = {c.id: defeat(c) for c in field if c not in tied}
+    open_ = tuple(id for id, found in defeats.items() if found is None)
     for candidate in field:
-        if candidate.id != chosen.id:
-            how: Literal["tie", "undecided", "slower"] = (
-                "tie" if candidate in tied else "undecided" if candidate.id in open_ else "slower"
-            )
-            by, found = chosen, ratio(candidate.id, chosen.id)
-            if how == "slower" and found is not None and not _beaten(shown[candidate.id], shown[chosen.id], found):
-                # What left early lost to the fastest, in the rounds that both had; the choice ties with that.
-                by, found = next(c for c in tied if c.id == fastest), against[candidate.id]
-            why = _lost(candidate, by, found, how, _paired(shown[candidate.id], shown[by.id]))
-            rejected[candidate.id] = why if by is chosen else f"{why}, with which {chosen.id} ties"
+        if (lost := defeats.get(candidate.id)) is not None:
+            rejected[candidate.id] = lost.told()
+            if lost.by != chosen.id and any(c.id == lost.by for c in tied):
+                rejected[candidate.id] += f", with which {chosen.id} ties"
+        elif candidate.id != chosen.id:
+            found = ratio(candidate.id, chosen.id)
+            rejected[candidate.id] = _not_chosen(candidate, chosen, found, tie=candidate in tied)
     ties = tuple(c.id for c in tied if c.id != chosen.id)
     speedup = _speedup(base, shown[chosen.id], objective)
     return verdict(
@@ -352,35 +362,49 @@ def _disturbed(points: Sequence[Measurement]) -> str | None:
     )
 
 
-def _lost(
-    loser: Candidate,
-    winner: Candidate,
-    ratio: Ratio | None,
-    how: Literal["tie", "undecided", "slower"],
-    both: tuple[Sequence[float], Sequence[float]] | None,
-) -> str:
-    """Say why a candidate was not chosen.
+@dataclass(frozen=True, slots=True)
+class _Defeat:
+    """What a candidate is slower than for certain, or far behind in each round.
 
-    Args:
-        ratio: its time over the winner's, with its interval.
+    Attributes:
+        by: the id, and its batch where that is not the one it is compared at.
+        ratio: the loser's time over that one's, with its interval.
         both: the times that it rests on where both were timed in the same rounds.
     """
-    if ratio is None:
-        return f"was never measured beside {winner.id}, nor beside a common baseline"
-    figure = f"{ratio[0]:.2f}× [{ratio[1]:.2f}, {ratio[2]:.2f}]"
-    if how == "undecided":
-        return f"undecided: takes {figure} the time of {winner.id}; measure longer (--budget-s, --rounds)"
-    if how == "slower":
+
+    by: str
+    ratio: Ratio
+    both: tuple[Sequence[float], Sequence[float]] | None
+
+    def told(self) -> str:
+        """Say by how much."""
         # So few rounds, or a machine that changed so much between them, that their interval says nothing.
-        if not slower(ratio) and both is not None and (seen := behind(*both)) is not None:
+        if not slower(self.ratio) and self.both is not None and (seen := behind(*self.both)) is not None:
             least, rounds, of = seen
             which = f"each of {of}" if rounds == of else f"{rounds} of {of}"
-            return f"takes {ratio[0]:.2f}× the time of {winner.id}, at least {least:.2f}× in {which} rounds"
-        return f"takes {figure} the time of {winner.id}"
-    if _PRECISION.get(winner.precision, 0) > _PRECISION.get(loser.precision, 0):
-        held = f"which is held to the gate of {winner.precision}, not {loser.precision}"
-        return f"ties with {winner.id} ({figure} its time), {held}"
-    return f"ties with {winner.id} ({figure} its time), whose artifact is smaller or came first"
+            return f"takes {self.ratio[0]:.2f}× the time of {self.by}, at least {least:.2f}× in {which} rounds"
+        return f"takes {_figure(self.ratio)} the time of {self.by}"
+
+
+def _figure(ratio: Ratio) -> str:
+    return f"{ratio[0]:.2f}× [{ratio[1]:.2f}, {ratio[2]:.2f}]"
+
+
+def _not_chosen(candidate: Candidate, chosen: Candidate, ratio: Ratio | None, *, tie: bool) -> str:
+    """Say why a candidate that nothing beat was not chosen.
+
+    Args:
+        ratio: its time over the choice's, with its interval.
+        tie: whether the two are equivalent.
+    """
+    if ratio is None:
+        return f"was never measured beside {chosen.id}, nor beside a common baseline"
+    if not tie:
+        return f"undecided: takes {_figure(ratio)} the time of {chosen.id}; measure longer (--budget-s, --rounds)"
+    if _PRECISION.get(chosen.precision, 0) > _PRECISION.get(candidate.precision, 0):
+        held = f"which is held to the gate of {chosen.precision}, not {candidate.precision}"
+        return f"ties with {chosen.id} ({_figure(ratio)} its time), {held}"
+    return f"ties with {chosen.id} ({_figure(ratio)} its time), whose artifact is smaller or came first"
 
 
 def _won(

@@ -354,6 +354,22 @@ def test_what_left_early_since_it_was_far_behind_is_no_open_question():
         assert dict(found.rejected)["lost"].startswith(why)
 
 
+def test_what_lost_to_another_point_than_the_best_one_is_no_open_question():
+    """A neighbour slowed the winner's best batch in the first rounds; the loser left behind another of its batches."""
+
+    def at(batch, *rounds_ms):
+        return dataclasses.replace(point(1, scenario="throughput", batch=batch), rounds_ms=rounds_ms)
+
+    best, other = at(4, 9.0, 9.2, 5.2, 5.1, 5.2, 5.1, 5.2, 5.2, 5.1), at(2, 5.5, 5.4, 5.3)
+    rows = {"ov": (best, other), "lost": (at(1, 8.3, 13.4, 8.2),), "torch": (at(1, *[30.0] * 9),)}
+    field = [dataclasses.replace(candidate(id, 1), measurements=found) for id, found in rows.items()]
+    found = choose(*field, objective="throughput")
+    assert (found.chosen, found.batch, found.verdict) == ("ov", 4, "decided")
+    assert dict(found.rejected)["lost"].startswith("takes 1.80× the time of ov at batch 2, at least 1.51× in each of 3")
+    field[0] = dataclasses.replace(field[0], measurements=(best,))
+    assert choose(*field, objective="throughput").undecided == ("lost",)
+
+
 def test_what_left_early_says_to_whom_it_lost():
     """The machine was slow in three of the first four rounds: the choice was not beside it, and ties with what was."""
     after = (4.2, 4.26, 4.29, 4.22, 4.24, 4.2, 4.2, 4.2, 4.13, 4.28, 4.21, 4.16, 4.17, 4.3, 4.27, 4.25, 4.25)
