@@ -24,6 +24,8 @@ TOLERATED_CORES = 0.15
 """CPU time of others, in cores beyond those that are left over, that does not yet count as a disturbance."""
 TOLERATED_STEAL = 0.05
 NAMED_AFTER_S = 0.3
+LOOK_S = 0.1
+"""How long a look for calm takes: counters tick in hundredths of a second."""
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
@@ -95,6 +97,16 @@ def disturbed(turn: Turn, threads: int) -> bool:
     left_over = max(0, len(os.sched_getaffinity(0)) - threads)
     held_back = max(turn.stolen_cores, turn.throttled_cores)
     return turn.others_cores > left_over + TOLERATED_CORES or held_back > TOLERATED_STEAL
+
+
+def wait_for_calm(threads: int, most_s: float) -> None:
+    """Wait until others leave something with so many threads alone for a moment, or the time is over."""
+    until = time.monotonic() + most_s
+    while time.monotonic() < until:
+        before = NoiseSample.now()
+        time.sleep(LOOK_S)
+        if not disturbed(NoiseSample.now().since(before), threads):
+            return
 
 
 def summary(turns: Sequence[Turn], threads: int, repeated: int) -> MachineNoise:

@@ -28,8 +28,9 @@ from accel.core.values import Failed, MachineNoise, Measurement
 MEMORY_RESERVE = 0.25
 """Share of the memory that was free at the start which must stay free while all runners are open."""
 REPEATS = 2
-"""How often a disturbed turn is repeated, each time after ``CALM_S``."""
-CALM_S = 0.2
+"""How often a disturbed turn is repeated."""
+CALM_S = 1.0
+"""For so long it waits before that until nobody disturbs: what works and rests in turn would meet the repeat as well."""
 BUSY_TURNS = 4
 """Turns in a row that stay disturbed, after which the machine counts as busy and no more turns are repeated."""
 
@@ -205,7 +206,7 @@ def interleave(
                 break
             runner.discard()
             noise.repeated += 1
-            time.sleep(CALM_S)
+            machine_noise.wait_for_calm(runner.threads, CALM_S)
             before = machine_noise.NoiseSample.now()
         noise.turns.append(seen)
         busy = busy + 1 if was_disturbed else 0

@@ -217,3 +217,24 @@ def test_what_others_do_on_cpus_that_it_may_not_use_disturbs_nothing(monkeypatch
     assert NoiseSample.now().busy == 7
     monkeypatch.setattr(machine_noise.psutil, "cpu_times", lambda percpu: cpus(100, 7))  # one of them is offline
     assert NoiseSample.now().busy == 107
+
+
+@pytest.mark.parametrize(("loud", "looks"), [(0, 1), (2, 3)])
+def test_a_repeat_waits_until_nobody_disturbs(monkeypatch, loud, looks):
+    seen = [quiet(others_cores=99.0)] * loud + [quiet()]
+
+    class Scripted:
+        @classmethod
+        def now(cls):
+            return cls()
+
+        def since(self, before):
+            return seen.pop(0)
+
+    slept = []
+    monkeypatch.setattr(machine_noise, "NoiseSample", Scripted)
+    monkeypatch.setattr(machine_noise.time, "sleep", slept.append)
+    machine_noise.wait_for_calm(1, 60.0)
+    assert len(slept) == looks
+    machine_noise.wait_for_calm(1, 0.0)
+    assert len(slept) == looks
