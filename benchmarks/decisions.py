@@ -6,12 +6,15 @@
     python benchmarks/decisions.py table                                the bars, from what was run so far
 
 Every part adds rows and may be stopped and begun again: ``--count`` is how many rows of that kind there shall be in
-all on this machine. A row is one measuring and deciding of what ``build`` built; its neighbour is one of ``noise.py``.
+all on this machine, of the code that measures and decides as it is now: rows of another are kept, and have lines of
+their own in the table. A row is one measuring and deciding of what ``build`` built; its neighbour is one of
+``noise.py``.
 The truth of a variant is the geometric mean, over the long sessions (all variants in all of 40 rounds), of its time
 relative to the baseline's in that session.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -31,9 +34,21 @@ from accel.core import document, hardware
 MODELS = ("minilm", "resnet50")
 TRUTH = ["--min-rounds", "40", "--rounds", "40", "--budget-s", "3600"]
 WITHIN = 1.03
+DECIDES = ("accel/bench", "accel/run/decide.py", "accel/run/measuring.py", "accel/run/points.py")
+"""What rows of one kind have in common: whoever changes it begins anew."""
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}
 """Student's 97.5 % quantile for so many sessions; for other numbers the next smaller one."""
 Rows = list[dict[str, Any]]
+
+
+def code() -> str:
+    """Return a short hash of what measures and decides."""
+    root, found = Path(__file__).parents[1], hashlib.sha256()
+    for name in DECIDES:
+        place = root / name
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            found.update(file.read_bytes())
+    return found.hexdigest()[:8]
 
 
 def convert(model: str, runs: Path, more: list[str]) -> float:
@@ -72,6 +87,7 @@ def session(model: str, kind: str, runs: Path) -> dict[str, Any]:
         "model": model,
         "kind": kind,
         "hardware": found.hardware.id,
+        "code": code(),
         "at": time.time(),
         "s": seconds,
         "load": load,
@@ -104,12 +120,19 @@ def table(rows: Rows) -> None:
     Args:
         rows: of one machine.
     """
-    print(f"{'model':<10} {'objective':<11} {'neighbour':<16} runs decided equivalent right(3%) unwarned outside truth")
+    head = f"{'code':<9} {'model':<10} {'objective':<11} {'neighbour':<16}"
+    print(f"{head} runs decided equivalent right(3%) unwarned outside truth")
+    for of in dict.fromkeys(row["code"] for row in rows if row["kind"] in NEIGHBOURS):
+        _lines(rows, of)
+
+
+def _lines(rows: Rows, of: str) -> None:
+    """Print the lines of one code; the truth is that of all."""
     for model in MODELS:
         for objective in ("latency", "throughput"):
             real, ends = truth(rows, model, objective)
             for kind in NEIGHBOURS:
-                own = [r for r in rows if (r["model"], r["kind"]) == (model, kind)]
+                own = [r for r in rows if (r["model"], r["kind"], r["code"]) == (model, kind, of)]
                 made = [d for r in own for d in r["decisions"] if d["objective"] == objective]
                 if not made or not real:
                     continue
@@ -119,8 +142,8 @@ def table(rows: Rows) -> None:
                 right = sum(real.get(d["chosen"], math.inf) / best <= WITHIN for d in made)
                 outside = sum(_outside(d, ends) and not d["warning"] for d in made)
                 print(
-                    f"{model:<10} {objective:<11} {kind:<16} {len(made):>4} {decided:>7} {equivalent:>10} {right:>9} "
-                    f"{outside:>22}"
+                    f"{of:<9} {model:<10} {objective:<11} {kind:<16} {len(made):>4} {decided:>7} {equivalent:>10} "
+                    f"{right:>9} {outside:>22}"
                 )
 
 
@@ -144,11 +167,16 @@ def main() -> None:
     every: Rows = json.loads(asked.out.read_text()) if asked.out.exists() else []
     here = hardware.detect().id
     rows = [row for row in every if row["hardware"] == here]
-    kind = {"truth": "truth", "run": asked.neighbour}.get(asked.part)
+    kind, now = {"truth": "truth", "run": asked.neighbour}.get(asked.part), code()
+
+    def done(model: str) -> int:
+        alike = [r for r in rows if (r["model"], r["kind"]) == (model, kind)]
+        return sum(kind == "truth" or r["code"] == now for r in alike)
+
     for model in asked.model or MODELS:
         if asked.part == "build":
             print(f"{model}: built in {convert(model, asked.runs, ['--bench', 'none']):.0f} s", flush=True)
-        while kind is not None and sum((r["model"], r["kind"]) == (model, kind) for r in rows) < asked.count:
+        while kind is not None and done(model) < asked.count:
             rows.append(session(model, kind, asked.runs))
             asked.out.parent.mkdir(parents=True, exist_ok=True)
             every.append(rows[-1])

@@ -30,7 +30,7 @@ MEMORY_RESERVE = 0.25
 REPEATS = 2
 """How often a disturbed turn is repeated."""
 CALM_S = 1.0
-"""For so long it waits before that until nobody disturbs: what works and rests in turn would meet the repeat as well."""
+"""For so long it waits before that until nobody disturbs: what works and rests in turn would meet the repeat, too."""
 BUSY_TURNS = 4
 """Turns in a row that stay disturbed, after which the machine counts as busy and no more turns are repeated."""
 
