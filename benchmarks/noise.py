@@ -20,8 +20,9 @@ from onnx import TensorProto, helper
 
 CALLS_S = 0.25
 HALF_CORE = """
-import random, time
-while True:
+import os, random, time
+parent = os.getppid()
+while os.getppid() == parent:
     end = time.time() + random.uniform(.2, 2)
     while time.time() < end: pass
     time.sleep(random.uniform(.2, 2))
@@ -29,8 +30,11 @@ while True:
 LOWEST_PRIORITY = """
 import os
 os.nice(19)
-while True: pass
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(1_000_000): pass
 """
+"""Each ends with the process that started it."""
 NEIGHBOURS = {"quiet": None, "half_core": HALF_CORE, "lowest_priority": LOWEST_PRIORITY}
 TIMED = f"""
 import sys, time, numpy as np, onnxruntime as ort
