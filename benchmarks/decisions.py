@@ -14,7 +14,6 @@ relative to the baseline's in that session.
 """
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -30,25 +29,16 @@ from typing import Any
 from noise import NEIGHBOURS
 
 from accel.core import document, hardware
+from accel.run import store
 
 MODELS = ("minilm", "resnet50")
 TRUTH = ["--min-rounds", "40", "--rounds", "40", "--budget-s", "3600"]
 WITHIN = 1.03
-DECIDES = ("accel/bench", "accel/run/decide.py", "accel/run/measuring.py", "accel/run/points.py")
+DECIDES = ("bench", "run/decide.py", "run/measuring.py", "run/points.py")
 """What rows of one kind have in common: whoever changes it begins anew."""
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}
 """Student's 97.5 % quantile for so many sessions; for other numbers the next smaller one."""
 Rows = list[dict[str, Any]]
-
-
-def code() -> str:
-    """Return a short hash of what measures and decides."""
-    root, found = Path(__file__).parents[1], hashlib.sha256()
-    for name in DECIDES:
-        place = root / name
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            found.update(file.read_bytes())
-    return found.hexdigest()[:8]
 
 
 def convert(model: str, runs: Path, more: list[str]) -> float:
@@ -87,7 +77,7 @@ def session(model: str, kind: str, runs: Path) -> dict[str, Any]:
         "model": model,
         "kind": kind,
         "hardware": found.hardware.id,
-        "code": code(),
+        "code": store.code_hash(*DECIDES)[:8],
         "at": time.time(),
         "s": seconds,
         "load": load,
@@ -167,7 +157,7 @@ def main() -> None:
     every: Rows = json.loads(asked.out.read_text()) if asked.out.exists() else []
     here = hardware.detect().id
     rows = [row for row in every if row["hardware"] == here]
-    kind, now = {"truth": "truth", "run": asked.neighbour}.get(asked.part), code()
+    kind, now = {"truth": "truth", "run": asked.neighbour}.get(asked.part), store.code_hash(*DECIDES)[:8]
 
     def done(model: str) -> int:
         alike = [r for r in rows if (r["model"], r["kind"]) == (model, kind)]

@@ -137,6 +137,7 @@ def campaign(root: Path, *, seconds: float, backends: Path | None, only: list[st
             for attacker in attackers:
                 attacker.join()
         alive = running.alive()
+        ended = None if alive else running.failure().message
         now = "SIGTERM"
         ending.set()
         begun = time.monotonic()
@@ -151,6 +152,7 @@ def campaign(root: Path, *, seconds: float, backends: Path | None, only: list[st
         "backend": "python" if running.python_models else manifest.backend,
         "release": running.endpoint.release,
         "alive_after_all": alive,
+        "ended_by_itself": ended,
         "sigterm_to_end_s": ended_s and round(ended_s, 2),
         "good_requests": sum(c["answered"] for c in counts.values()),
         "good_lost": lost,

@@ -27,6 +27,8 @@ NAMED_AFTER_S = 0.3
 LOOK_S = 0.1
 """How long a look for calm takes: counters tick in hundredths of a second."""
 _PRESSURE = Path("/proc/pressure/cpu")
+_CHILDREN = Path("/proc/thread-self/children")
+"""There where the kernel lists children: it was built with ``CONFIG_PROC_CHILDREN``."""
 
 
 class Turn(NamedTuple):
@@ -186,11 +188,15 @@ def _own() -> list[psutil.Process]:
 def _tree(root: psutil.Process) -> dict[int, psutil.Process]:
     """Return a process and all that descend from it, by number.
 
-    ``psutil`` looks at every process of the machine to find children, which takes ten times as long.
+    ``psutil`` looks at every process of the machine to find children, which takes ten times as long: for other kernels.
 
     Source: Linux ``proc_tid_children(5)``.
     """
     found: dict[int, psutil.Process] = {}
+    if not _CHILDREN.exists():
+        with contextlib.suppress(psutil.Error):
+            found = {process.pid: process for process in (root, *root.children(recursive=True))}
+        return found
     waiting = [root.pid]
     while waiting:
         number = waiting.pop()

@@ -123,14 +123,13 @@ def decide(
         for other in sorted(field, key=lambda c: (c is not chosen, c.id != fastest, _time(points[c.id]))):
             if other is loser:
                 continue
-            found = ratio(loser.id, other.id)
-            if found is not None and _beaten(shown[loser.id], shown[other.id], found):
-                return _Defeat(other.id, found, _paired(shown[loser.id], shown[other.id]))
-            for place in allowed[other.id] - {_place(points[other.id])}:
+            own = _place(points[other.id])
+            for place in (own, *sorted(allowed[other.id] - {own})):
                 there = tuple(m for m in _points(other, objective) if _place(m) == place)
                 both = _paired(shown[loser.id], there)
-                if both is not None and _beaten(shown[loser.id], there, in_turn := ratio_interval(*both)):
-                    return _Defeat(f"{other.id} at batch {place[0]}", in_turn, both)
+                found = ratio_interval(*both) if both else ratio(loser.id, other.id) if place == own else None
+                if found is not None and _beaten(found, both):
+                    return _Defeat(other.id if place == own else f"{other.id} at batch {place[0]}", found, both)
         return None
 
     defeats = {c.id: defeat(c) for c in field if c not in tied}
@@ -289,13 +288,13 @@ def _paired(a: Sequence[Measurement], b: Sequence[Measurement]) -> tuple[Sequenc
     return None
 
 
-def _beaten(a: Sequence[Measurement], b: Sequence[Measurement], ratio: Ratio) -> bool:
-    """Say whether the first is slower for certain, or far behind in each round, as what left the race early may be.
+def _beaten(ratio: Ratio, both: tuple[Sequence[float], Sequence[float]] | None) -> bool:
+    """Say whether one is slower for certain, or far behind in each round, as what left the race early may be.
 
     Args:
-        ratio: its time over the other's.
+        ratio: its time over another's.
+        both: the times of the two where both were timed in the same rounds.
     """
-    both = _paired(a, b)
     return slower(ratio) or (both is not None and behind(*both) is not None)
 
 

@@ -13,10 +13,10 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_no_good_request_is_lost_beside_wrong_ones(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     clients = importlib.import_module("hostile_clients")
-    # Cancelled gRPC requests end a server before 24.12 with signal 11 now and then (docs/triton.md): one of nine here.
+    # Cancelled gRPC requests end a server before 24.12 by signal 11 now and then (docs/triton.md): one of nine here.
     for _ in range(3):
         found = clients.campaign(live.root("ort"), seconds=0.4, backends=None)
-        if found["alive_after_all"]:
+        if "SIGSEGV" not in (found["ended_by_itself"] or ""):
             break
     assert found["backend"] == "python"
     assert found["alive_after_all"]
