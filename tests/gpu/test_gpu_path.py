@@ -20,6 +20,8 @@ from accel.triton import lint
 
 pytestmark = pytest.mark.gpu
 
+MODEL = os.environ.get("ACCEL_GPU_MODEL", "minilm").split()
+"""What the suite converts, and options: ``bert@small --budget-s 10`` where MiniLM has no weights or time is short."""
 ALWAYS = ("torch", "torch-bf16", "torch-fp16", "aoti", "aoti-bf16", "aoti-fp16")
 """Targets that need nothing beyond torch."""
 ORT = ("ort-cuda", "ort-cuda-tf32", "ort-cuda-fp16")
@@ -36,9 +38,9 @@ def accel(*words: str, timeout_s: float = 3000) -> subprocess.CompletedProcess[s
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> tuple[Path, dict[str, Any]]:
     """One run of a small real model over every GPU target, its repositories emitted for a TensorRT 10 release."""
-    folder = tmp_path_factory.mktemp("gpu") / "minilm"
+    folder = tmp_path_factory.mktemp("gpu") / "run"
     release = ("--triton-release", "26.05")
-    done = accel("convert", "minilm", "--targets", "gpu,torch@cpu", *release, "-o", str(folder), "--quiet")
+    done = accel("convert", *MODEL, "--targets", "gpu,torch@cpu", *release, "-o", str(folder), "--quiet")
     assert done.returncode == 0, done.stderr[-4000:]
     document = json.loads((folder / "run.json").read_text())
     rows.append(HEAD)
@@ -173,7 +175,7 @@ def test_the_python_backend_of_a_real_server_answers_from_the_gpu(tmp_path):
     if not environments.installed("triton"):
         pytest.fail("accel env install triton")
     folder = tmp_path / "served"
-    words = ("convert", "minilm", "--targets", "torch-fp16", "--bench", "triton", "-o", str(folder), "--quiet")
+    words = ("convert", *MODEL, "--targets", "torch-fp16", "--bench", "triton", "-o", str(folder), "--quiet")
     done = accel(*words)
     assert done.returncode == 0, done.stderr[-4000:]
     variant = by_target(json.loads((folder / "run.json").read_text()))["torch-fp16"]
@@ -184,7 +186,8 @@ def test_the_python_backend_of_a_real_server_answers_from_the_gpu(tmp_path):
 
 def test_no_gpu_that_is_hidden_is_used(tmp_path):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "accel", "convert", "minilm", "--targets", "torch-fp16", "-o", str(tmp_path / "r")]
+    words = ["convert", *MODEL, "--targets", "torch-fp16", "-o", str(tmp_path / "r")]
+    command = [sys.executable, "-m", "accel", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "hides every NVIDIA GPU" in done.stdout + done.stderr
