@@ -70,6 +70,10 @@ class CardWatch:
             grown = held.now + max(used) - before
             held.peak = grown if held.peak is None else max(held.peak, grown)
 
+    def discard(self, id: str, point: str) -> None:
+        """Forget the point's last round: it is timed again, and its energy belongs to no answer that counts."""
+        self._rounds[id, point].pop()
+
     def free_memory_mib(self) -> float:
         """Return the card's free memory, or infinity where it does not tell."""
         free = self._card.free_mib()

@@ -169,6 +169,8 @@ class ProcessRunner:
     def discard(self) -> None:
         self.calls_ns[self._last].pop()
         self.round_ms[self._last].pop()
+        if self.watch:
+            self.watch.discard(self.name, self._last)
 
     def end_turn(self) -> None:
         assert self._worker is not None

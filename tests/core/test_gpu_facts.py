@@ -26,6 +26,9 @@ if card is None:
 card.processes()
 with watch.loading("a"):
     time.sleep(0.06)
+with watch.timing("a", "b1"):
+    time.sleep(0.5)
+watch.discard("a", "b1")
 for _ in range(2):
     with watch.timing("a", "b1"):
         time.sleep(0.12)
