@@ -37,8 +37,8 @@ BESIDE_DB = 3.0
 """How much further above INT8's floor the bfloat16 beside it stays: half of the noise may be its."""
 BESIDE_SHARE = 0.3
 """Share of the time in which that is found."""
-SMOOTHING_SHARE = 0.5
-"""Share of the time in which other strengths of SmoothQuant are tried."""
+OTHERS_SHARE = 0.5
+"""Share of the time in which other ways to calibrate are tried."""
 FEW_ITEMS = 64
 """With fewer calibration items, those that judged calibrate what is built in the end, too: the quarter of 43 sentences
 is worth up to 0.8 dB of MiniLM."""
@@ -52,8 +52,10 @@ _LIGHT = ("Const", "Eltwise", "Input", "Output", "Reorder")
 _RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence")
 _PRODUCTS = (*_SUMMED, *_RECURRENT, "MatMul")
 
-Quantise = Callable[[Sequence[Feed], float | None], Any]
-"""Takes the feeds that calibrate and the strength of SmoothQuant, None for the usual one."""
+Calibration = Mapping[str, float | str]
+"""Options of the target that say how it is calibrated: ``smooth_quant_alpha``, ``activation_ranges``; none as usual."""
+Quantise = Callable[[Sequence[Feed], Calibration], Any]
+"""Takes the feeds that calibrate, and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,41 +141,47 @@ class Mixing:
         kept, facts = self._search(held, units, model, why, lambda kept: (marked(kept), hint), self.seconds)
         return Mixed(bool(kept), tuple(sorted({n for layer in kept for n in layers[layer]})), facts)
 
-    def int8(self, model: Any, quantise: Quantise, strengths: Sequence[float]) -> tuple[Any, Mixed]:
+    def int8(self, model: Any, quantise: Quantise, others: Sequence[Calibration]) -> tuple[Any, Mixed]:
         """Quantise a model, and return as few layers of it to float as hold the gate; returns the model that does.
 
         What judges does not calibrate: on its own samples INT8 looks better by some decibels. Where the whole model
-        misses the gate, other strengths of SmoothQuant are tried first, which cost no speed. What is float runs in the
+        misses the gate, other ways to calibrate are tried first, which cost no speed. What is float runs in the
         plugin's default precision. Where that is bfloat16 and too coarse, some of it is marked to run in float32.
 
         Args:
             model: as it was before.
             quantise: what NNCF makes of it from some feeds, its weights in float32 behind FakeQuantize nodes.
-            strengths: alphas of SmoothQuant to try beside the usual one.
+            others: ways to calibrate to try beside the usual one, the likeliest first.
         """
         rest, held = self._held(model, "int8")
         start = time.monotonic()
-        quantised, alpha = quantise(rest, None), None
+        chosen: Calibration = {}
+        quantised = quantise(rest, chosen)
         took = time.monotonic() - start
         start = time.monotonic()  # the first one is needed in any case: it is not a part of the search
         why = self._missed(held, "int8", quantised, None)
         facts: dict[str, Any] = {"whole_missed": f"on calibration samples: {why}"} if why else {}
-        if why and strengths:
+        if why and others:
             best = self._score(held, (quantised, None))
-            for strength in strengths:
-                if best >= held.floor or time.monotonic() - start + took > SMOOTHING_SHARE * self.seconds:
+            scores: list[dict[str, Any]] = [{"score": best}]
+            for way in others:
+                if best >= held.floor or time.monotonic() - start + took > OTHERS_SHARE * self.seconds:
                     break
-                other = quantise(rest, strength)
-                if (score := self._score(held, (other, None))) > best:
-                    quantised, alpha, best = other, strength, score
-            if alpha is not None:
-                facts["smooth_quant_alpha"] = alpha
+                further = {**chosen, **way}
+                other = quantise(rest, further)
+                score = self._score(held, (other, None))
+                scores.append({**further, "score": score})
+                if score > best:
+                    quantised, chosen, best = other, further, score
+            tried = [{**way, "score": way["score"] if math.isfinite(way["score"]) else None} for way in scores]
+            facts |= {**chosen, "calibrations": tried}
+            if chosen:
                 why = self._missed(held, "int8", quantised, None, strict=True)
         every = calibration_feeds(self.request)
         final = quantised
         if len(rest) < len(every):
             if self.request.samples.calibration_items < FEW_ITEMS:
-                final = quantise(every, alpha)
+                final = quantise(every, chosen)
             else:
                 facts["held_back_feeds"] = len(every) - len(rest)
         if not why:
@@ -192,7 +200,7 @@ class Mixing:
             for told in ("held_back_score", "float_nodes", "share_of_products", LAYERS):  # of what is not built
                 facts.pop(told, None)
             if facts.pop("held_back_feeds", 0):  # nobody judges any more: what is whole may as well learn from all
-                final = quantise(every, alpha)
+                final = quantise(every, chosen)
             little = f"only {100 * share:.2g} % of the multiplications were found to hold the gate in INT8"
             return final, Mixed(False, facts={**facts, "mixed": little if share else NOTHING})
         if final is not quantised:

@@ -21,7 +21,7 @@ from accel.builders import SEARCH_S, Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.openvino_integers import THROUGH_FLOAT
-from accel.builders.openvino_mixing import SHORT, Mixed, Mixing, save
+from accel.builders.openvino_mixing import SHORT, Calibration, Mixed, Mixing, save
 from accel.builders.openvino_packing import pack
 from accel.builders.requirements import demand, missing, missing_bf16, missing_gpu, versions
 from accel.core import hardware
@@ -44,9 +44,11 @@ from accel.core.values import (
 ENTRY = "model.xml"
 HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 """INFERENCE_PRECISION_HINT by target; the others leave the choice to the plugin."""
-STRENGTH, STRENGTHS = 0.8, (0.65, 0.95)
-"""Strength of SmoothQuant for transformers, and those that are tried where it misses the gate. NNCF's own, 0.95, keeps
-less at the same speed (docs/decisions/0027)."""
+STRENGTH = 0.8
+"""Strength of SmoothQuant for transformers. NNCF's own, 0.95, keeps less at the same speed (docs/decisions/0027)."""
+OTHER_STRENGTHS: tuple[Calibration, ...] = ({"smooth_quant_alpha": 0.65}, {"smooth_quant_alpha": 0.95})
+OTHER_STATISTICS: tuple[Calibration, ...] = ({"bias_correction": "none"}, {"activation_ranges": "minmax"})
+"""What is tried where the usual calibration misses the gate: for transformers, and for all other models."""
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
 
@@ -60,14 +62,20 @@ class OpenVinoOptions:
             second where OpenVINO refuses the first.
         smooth_quant_alpha: how much of the activations' range SmoothQuant moves into the weights; -1 turns it off,
             None takes 0.8 for the products of a transformer, or another strength where that misses the gate.
-        fast_bias_correction: correct biases from statistics of the float model alone, else layer by layer.
+        activation_ranges: of the range that INT8 covers: ``mean`` takes that of the samples' own minima and maxima,
+            ``minmax`` the least and the greatest of all samples; None takes the mean, or the other where that misses
+            the gate.
+        bias_correction: of what INT8 shifts: ``fast`` takes it from statistics of the float model alone, ``thorough``
+            layer by layer, ``none`` leaves biases as they are; None takes the first, or the last where that misses the
+            gate.
         search_s: how long the search may take for layers that stay in a finer precision, where the whole model in
             bfloat16 or INT8 misses the gate on calibration samples; 0 builds the whole model whatever it misses.
     """
 
     frontend: Literal["onnx", "tensorflow"] | None = None
     smooth_quant_alpha: float | None = None
-    fast_bias_correction: bool = True
+    activation_ranges: Literal["mean", "minmax"] | None = None
+    bias_correction: Literal["fast", "thorough", "none"] | None = None
     search_s: float = SEARCH_S
 
 
@@ -443,18 +451,24 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     Where the whole model misses the gate on feeds that judge, layers return to float until it holds.
     """
     import nncf
-    from openvino._offline_transformations import compress_quantize_weights_transformation
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet
+    from openvino._offline_transformations import (
+        apply_moc_transformations,
+        compress_quantize_weights_transformation,
+    )
 
     request, feeds = mixing.request, calibration_feeds(mixing.request)
     more: dict[str, Any] = {}
+    transformer = request.source.family == "transformer"
+    if not transformer:  # a norm of single operations becomes one: NNCF would quantise inside of it
+        apply_moc_transformations(model, cf=False, smart_reshape=False)
     attention = _activation_products(model)
     if attention:
         more["ignored_scope"] = nncf.IgnoredScope(names=attention)
-    transformer = request.source.family == "transformer"
     if transformer:
         more["model_type"] = nncf.ModelType.TRANSFORMER
 
-    def quantise(chosen: Sequence[Feed], alpha: float | None) -> Any:
+    def quantise(chosen: Sequence[Feed], way: Calibration) -> Any:
         advanced = nncf.AdvancedQuantizationParameters(backend_params={"compress_weights": False})
         if hardware.detect().cpu.has_vnni:  # else NNCF halves the range of some weights, so that sums fit into 16 bits
             advanced.overflow_fix = nncf.OverflowFix.DISABLE
@@ -462,23 +476,29 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
         if own is not None:
             advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(convolution=own, matmul=own)
         elif transformer:
-            advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(matmul=alpha or STRENGTH)
+            alpha = way.get("smooth_quant_alpha", STRENGTH)
+            advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(matmul=alpha)
+        if (options.activation_ranges or way.get("activation_ranges")) == "minmax":
+            advanced.activations_range_estimator_params = RangeEstimatorParametersSet.MINMAX
+        corrects = options.bias_correction or way.get("bias_correction", "fast")
+        advanced.disable_bias_correction = corrects == "none"
         return nncf.quantize(
             model,
             nncf.Dataset(chosen),
             subset_size=len(chosen),
             preset=nncf.QuantizationPreset.MIXED,
-            fast_bias_correction=options.fast_bias_correction,
+            fast_bias_correction=corrects != "thorough",
             advanced_parameters=advanced,
             **more,
         )
 
     mixed = None
     if mixing.possible:
-        tried = STRENGTHS if transformer and options.smooth_quant_alpha is None else ()
-        quantized, mixed = mixing.int8(model, quantise, tried)
+        others = OTHER_STRENGTHS if transformer else OTHER_STATISTICS
+        free = [way for way in others if all(getattr(options, name) is None for name in way)]
+        quantized, mixed = mixing.int8(model, quantise, free)
     else:
-        quantized = quantise(feeds, None)
+        quantized = quantise(feeds, {})
     compress_quantize_weights_transformation(quantized)
     types = Counter(op.get_type_name() for op in quantized.get_ops())
     facts = {
@@ -495,14 +515,14 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
 
 
 def _activation_products(model: Any) -> list[str]:
-    """Return the names of matrix products whose factors are both computed, none a weight."""
+    """Return the names of matrix products whose factors are both computed, none a weight, and of fused attention."""
     constant: set[str] = set()
     products = []
     for op in model.get_ordered_ops():
         factors = [value.get_node().get_name() in constant for value in op.input_values()]
         if op.get_type_name() == "Constant" or (factors and all(factors)):
             constant.add(op.get_name())
-        elif op.get_type_name() == "MatMul" and not any(factors):
+        elif op.get_type_name() == "ScaledDotProductAttention" or (op.get_type_name() == "MatMul" and not any(factors)):
             products.append(op.get_friendly_name())
     return products
 

@@ -259,7 +259,7 @@ def test_where_nothing_holds_all_samples_calibrate_the_whole(tmp_path, monkeypat
     )
     source = prepared(tmp_path / "source", fragile=False, items=210)
     _, built = build(source, "openvino-int8", tmp_path / "out", gates={"shape_db": -100.0, "sqnr_db": 150.0})
-    assert sizes == [7, 9]
+    assert sizes == [7, 7, 7, 9]  # as usual, by two other statistics, and the whole
     assert "mixed" in built.facts
     assert "held_back_feeds" not in built.facts
     assert not built.expected
@@ -268,14 +268,15 @@ def test_where_nothing_holds_all_samples_calibrate_the_whole(tmp_path, monkeypat
 @pytest.mark.parametrize("room", [1.0, 2.0])
 def test_another_strength_of_smoothing_is_tried_before_layers_return_to_float(robust, tmp_path, room):
     """Noise on the weights stands for what a strength leaves."""
-    noise = {None: 0.1, 0.8: 0.01, 0.65: 0.0005}
+    usual, noise = 0.95, {0.95: 0.1, 0.8: 0.01, 0.65: 0.0005}
     folder, described, made, found = robust
     variant = Variant(Target("openvino-int8", "cpu"), described.profile)
     gates = {"shape_db": -100.0}
     request = BuildRequest(variant, described, found, str(folder / "onnx"), made, str(folder), 1, gates, room)
     core, path, asked = import_openvino().Core(), folder / "onnx" / found.file.path, []
 
-    def quantise(feeds: Any, alpha: float | None) -> Any:
+    def quantise(feeds: Any, way: Mapping[str, Any]) -> Any:
+        alpha = way.get("smooth_quant_alpha", usual)
         asked.append(alpha)
         random, rounded = np.random.default_rng(0), onnx.load(path)
         for weight in rounded.graph.initializer:
@@ -286,9 +287,13 @@ def test_another_strength_of_smoothing_is_tried_before_layers_return_to_float(ro
         onnx.save(rounded, written)
         return core.read_model(written)
 
-    _, mixed = Mixing(core, request, tmp_path, 60.0).int8(core.read_model(path), quantise, (0.8, 0.65))
-    assert asked == [None, 0.8, 0.65, 0.65]  # the last one of all samples
+    others = [{"smooth_quant_alpha": alpha} for alpha in (0.8, 0.65)]
+    _, mixed = Mixing(core, request, tmp_path, 60.0).int8(core.read_model(path), quantise, others)
+    assert asked == [usual, 0.8, 0.65, 0.65]  # the last one of all samples
     assert mixed.facts["smooth_quant_alpha"] == 0.65
+    tried = mixed.facts["calibrations"]
+    assert [way.get("smooth_quant_alpha") for way in tried] == [None, 0.8, 0.65]
+    assert tried[0]["score"] < tried[1]["score"] < tried[2]["score"]
     assert "sqnr_db" in mixed.facts["whole_missed"]
     assert mixed.expected
     assert "float_nodes" not in mixed.facts
@@ -380,3 +385,45 @@ def test_what_misses_the_gate_after_all_is_built_again_with_twice_the_room(tmp_p
     assert row["status"] == "ok"
     assert row["artifact"]["facts"]["room"].startswith("2 times")
     assert row["artifact"]["facts"]["float_nodes"] == ["conv0"]
+
+
+def spelt_out(path: Path) -> Path:
+    """Write a network of two convolutions with a layer norm between them, in its single operations."""
+    random = np.random.default_rng(0)
+    constants = {
+        "k0": random.standard_normal((CHANNELS, 3, 3, 3)) / 5,
+        "k1": random.standard_normal((CHANNELS, CHANNELS, 3, 3)) / 8,
+        "scale": random.standard_normal(SIZE - 2),
+        "shift": random.standard_normal(SIZE - 2),
+        "two": np.array(2.0),
+        "epsilon": np.array(1e-5),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "k0"], ["c0"], "conv0"),
+        helper.make_node("ReduceMean", ["c0", "last"], ["mean"], "mean"),
+        helper.make_node("Sub", ["c0", "mean"], ["centred"], "centred"),
+        helper.make_node("Pow", ["centred", "two"], ["squares"], "squares"),
+        helper.make_node("ReduceMean", ["squares", "last"], ["variance"], "variance"),
+        helper.make_node("Add", ["variance", "epsilon"], ["more"], "more"),
+        helper.make_node("Sqrt", ["more"], ["deviation"], "deviation"),
+        helper.make_node("Div", ["centred", "deviation"], ["normal"], "normal"),
+        helper.make_node("Mul", ["normal", "scale"], ["scaled"], "scaled"),
+        helper.make_node("Add", ["scaled", "shift"], ["normed"], "normed"),
+        helper.make_node("Conv", ["normed", "k1"], ["y"], "conv1", pads=[1] * 4),
+    ]
+    held = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()]
+    held.append(numpy_helper.from_array(np.array([-1]), "last"))
+    shapes = ["batch", 3, SIZE, SIZE], ["batch", CHANNELS, SIZE - 2, SIZE - 2]
+    ends = [helper.make_tensor_value_info(n, 1, s) for n, s in zip("xy", shapes, strict=True)]
+    graph = helper.make_graph(nodes, "network", ends[:1], ends[1:], held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+def test_nothing_inside_a_norm_is_quantised(tmp_path):
+    """NNCF puts pairs between its single operations, and of a variance in 8 bits little is left."""
+    source = prepared(tmp_path / "source", fragile=False, path=spelt_out(tmp_path / "m.onnx"))
+    request, built = build(source, "openvino-int8", tmp_path / "out", search_s=0)
+    assert gate_db(source, request, built, tmp_path / "out") > 32  # 29.7 with them
+    model = import_openvino().Core().read_model(tmp_path / "out" / built.entry)
+    assert "MVN" in {op.get_type_name() for op in model.get_ops()}
