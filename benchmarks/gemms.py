@@ -5,9 +5,10 @@
 
 Every FullyConnected that the runtime's own graph shows is put beside the others in one more model: same M, K and N, the
 precision that the graph says, weights of its own (so they are as cold as the variant's), one activation for all of the
-same K, quantised once. Both models are compiled with the settings that the variant ships with and timed in turns, a
-round each, in one process. What is left of the variant's time is told by kind of node, from the runtime's counters in a
-run of their own.
+same K, quantised once. ``--joined MxKxN:PRECISION`` times a third model in which threes of these are one of 3 N: what
+joining the products of query, key and value could bring at most. All are compiled with the settings that the variant
+ships with and timed in turns, a round each, in one process. What is left of the variant's time is told by kind of node,
+from the runtime's counters in a run of their own.
 """
 
 import argparse
@@ -74,6 +75,17 @@ def alone(wanted: list[Gemm]) -> ov.Model:
     return ov.Model(results, [x for x, _ in given.values()], "gemms")
 
 
+def joined(wanted: list[Gemm], which: str) -> list[Gemm]:
+    """Put one GEMM of three times the width in place of every three of a kind."""
+    sizes, precision = which.split(":")
+    m, k, n = map(int, sizes.split("x"))
+    one = Gemm(m, k, n, precision)
+    count, rest = divmod(wanted.count(one), 3)
+    if rest or not count:
+        sys.exit(f"{which} is there {wanted.count(one)} times: no multiple of 3")
+    return [gemm for gemm in wanted if gemm != one] + [Gemm(m, k, 3 * n, precision)] * count
+
+
 def by_kind(model: ov.Model, words: dict[str, Any], calls: int = 50) -> dict[str, float]:
     """Return milliseconds of a call by kind of node and precision, from the runtime's counters."""
     request = ov.Core().compile_model(model, "CPU", words | {"PERF_COUNT": "YES"}).create_infer_request()
@@ -94,12 +106,13 @@ def inputs(model: ov.Model) -> dict[int, np.ndarray]:
 
 
 def main() -> None:
-    """Time both, and write JSON."""
+    """Time all, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("variant")
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--joined", help="MxKxN:PRECISION")
     asked = parser.parse_args()
     variant = next(v for v in document.read(asked.run).variants if v.id == asked.variant)
     artifact = variant.to_artifact()
@@ -115,6 +128,9 @@ def main() -> None:
     if sorted(gemms(bare)) != sorted(wanted):
         sys.exit(f"the GEMMs alone became others:\n{Counter(gemms(bare))}\nin place of\n{Counter(wanted)}")
     both = {"variant": (compiled, whole), "gemms": (bare, bare_model)}
+    if asked.joined:
+        joined_model = alone(joined(wanted, asked.joined))
+        both["joined"] = core.compile_model(joined_model, "CPU", words), joined_model
     runners = {name: (made.create_infer_request(), inputs(model)) for name, (made, model) in both.items()}
     rounds: dict[str, list[float]] = {name: [] for name in runners}
     for number in range(asked.rounds + 1):
@@ -128,6 +144,7 @@ def main() -> None:
             if number:
                 rounds[name].append(statistics.median(taken))
     share = ratio_interval(rounds["gemms"], rounds["variant"])
+    gain = ratio_interval(rounds["joined"], rounds["gemms"]) if asked.joined else None
     told = {
         "hardware": hardware.detect().id,
         "variant": variant.id,
@@ -135,11 +152,14 @@ def main() -> None:
         "gemms": [asdict(gemm) | {"count": count} for gemm, count in Counter(wanted).most_common()],
         "ms": {name: statistics.median(found) for name, found in rounds.items()},
         "gemms_over_variant": list(share),
+        "joined": asked.joined,
+        "joined_over_gemms": list(gain) if gain else None,
         "rounds_ms": rounds,
         "by_kind_ms": {"variant": by_kind(whole, words), "gemms": by_kind(bare_model, words)},
     }
     asked.out.write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps({k: told[k] for k in ("ms", "gemms_over_variant", "by_kind_ms")}, indent=1))
+    shown = ("ms", "gemms_over_variant", "joined_over_gemms", "by_kind_ms")
+    print(json.dumps({k: told[k] for k in shown}, indent=1))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 STRENGTH = 0.8
 """Strength of SmoothQuant for transformers. NNCF's own, 0.95, keeps less at the same speed (docs/decisions/0027)."""
 OTHER_STRENGTHS: tuple[Calibration, ...] = ({"smooth_quant_alpha": 0.65}, {"smooth_quant_alpha": 0.95})
-OTHER_STATISTICS: tuple[Calibration, ...] = ({"bias_correction": "none"}, {"activation_ranges": "minmax"})
+OTHER_STATISTICS: tuple[Calibration, ...] = ({"activation_ranges": "minmax"}, {"bias_correction": "fast"})
 """What is tried where the usual calibration misses the gate: for transformers, and for all other models."""
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
@@ -65,9 +65,9 @@ class OpenVinoOptions:
         activation_ranges: of the range that INT8 covers: ``mean`` takes that of the samples' own minima and maxima,
             ``minmax`` the least and the greatest of all samples; None takes the mean, or the other where that misses
             the gate.
-        bias_correction: of what INT8 shifts: ``fast`` takes it from statistics of the float model alone, ``thorough``
-            layer by layer, ``none`` leaves biases as they are; None takes the first, or the last where that misses the
-            gate.
+        bias_correction: ``none`` leaves biases as they are, ``fast`` takes what INT8 shifts them by from statistics of
+            the float model alone, ``thorough`` layer by layer; None takes the first, or the second where that misses
+            the gate.
         search_s: how long the search may take for layers that stay in a finer precision, where the whole model in
             bfloat16 or INT8 misses the gate on calibration samples; 0 builds the whole model whatever it misses.
     """
@@ -75,7 +75,7 @@ class OpenVinoOptions:
     frontend: Literal["onnx", "tensorflow"] | None = None
     smooth_quant_alpha: float | None = None
     activation_ranges: Literal["mean", "minmax"] | None = None
-    bias_correction: Literal["fast", "thorough", "none"] | None = None
+    bias_correction: Literal["none", "fast", "thorough"] | None = None
     search_s: float = SEARCH_S
 
 
@@ -480,7 +480,7 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
             advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(matmul=alpha)
         if (options.activation_ranges or way.get("activation_ranges")) == "minmax":
             advanced.activations_range_estimator_params = RangeEstimatorParametersSet.MINMAX
-        corrects = options.bias_correction or way.get("bias_correction", "fast")
+        corrects = options.bias_correction or way.get("bias_correction", "none")
         advanced.disable_bias_correction = corrects == "none"
         return nncf.quantize(
             model,
