@@ -53,7 +53,7 @@ _RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence")
 _PRODUCTS = (*_SUMMED, *_RECURRENT, "MatMul")
 
 Calibration = Mapping[str, float | str]
-"""Options of the target that say how it is calibrated: ``smooth_quant_alpha``, ``activation_ranges``; none as usual."""
+"""The option of the target that says how it is calibrated (``smooth_quant_alpha``, ``activation_ranges``), if any."""
 Quantise = Callable[[Sequence[Feed], Calibration], Any]
 """Takes the feeds that calibrate, and how."""
 
@@ -167,12 +167,11 @@ class Mixing:
             for way in others:
                 if best >= held.floor or time.monotonic() - start + took > OTHERS_SHARE * self.seconds:
                     break
-                further = {**chosen, **way}
-                other = quantise(rest, further)
+                other = quantise(rest, way)
                 score = self._score(held, (other, None))
-                scores.append({**further, "score": score})
+                scores.append({**way, "score": score})
                 if score > best:
-                    quantised, chosen, best = other, further, score
+                    quantised, chosen, best = other, way, score
             tried = [{**way, "score": way["score"] if math.isfinite(way["score"]) else None} for way in scores]
             facts |= {**chosen, "calibrations": tried}
             if chosen:

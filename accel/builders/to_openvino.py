@@ -47,7 +47,7 @@ HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 STRENGTH = 0.8
 """Strength of SmoothQuant for transformers. NNCF's own, 0.95, keeps less at the same speed (docs/decisions/0027)."""
 OTHER_STRENGTHS: tuple[Calibration, ...] = ({"smooth_quant_alpha": 0.65}, {"smooth_quant_alpha": 0.95})
-OTHER_STATISTICS: tuple[Calibration, ...] = ({"activation_ranges": "minmax"}, {"bias_correction": "fast"})
+OTHER_RANGES: tuple[Calibration, ...] = ({"activation_ranges": "histogram"}, {"activation_ranges": "minmax"})
 """What is tried where the usual calibration misses the gate: for transformers, and for all other models."""
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
@@ -62,20 +62,19 @@ class OpenVinoOptions:
             second where OpenVINO refuses the first.
         smooth_quant_alpha: how much of the activations' range SmoothQuant moves into the weights; -1 turns it off,
             None takes 0.8 for the products of a transformer, or another strength where that misses the gate.
-        activation_ranges: of the range that INT8 covers: ``mean`` takes that of the samples' own minima and maxima,
-            ``minmax`` the least and the greatest of all samples; None takes the mean, or the other where that misses
-            the gate.
+        activation_ranges: what INT8 covers: ``mean`` from the mean of the samples' minima to that of their maxima,
+            ``minmax`` from the least to the greatest value of all samples, ``histogram`` what loses least of their
+            distribution; None takes the first, or another where that misses the gate.
         bias_correction: ``none`` leaves biases as they are, ``fast`` takes what INT8 shifts them by from statistics of
-            the float model alone, ``thorough`` layer by layer; None takes the first, or the second where that misses
-            the gate.
+            the float model alone, ``thorough`` layer by layer.
         search_s: how long the search may take for layers that stay in a finer precision, where the whole model in
             bfloat16 or INT8 misses the gate on calibration samples; 0 builds the whole model whatever it misses.
     """
 
     frontend: Literal["onnx", "tensorflow"] | None = None
     smooth_quant_alpha: float | None = None
-    activation_ranges: Literal["mean", "minmax"] | None = None
-    bias_correction: Literal["none", "fast", "thorough"] | None = None
+    activation_ranges: Literal["mean", "minmax", "histogram"] | None = None
+    bias_correction: Literal["none", "fast", "thorough"] = "none"
     search_s: float = SEARCH_S
 
 
@@ -478,23 +477,24 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
         elif transformer:
             alpha = way.get("smooth_quant_alpha", STRENGTH)
             advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(matmul=alpha)
-        if (options.activation_ranges or way.get("activation_ranges")) == "minmax":
-            advanced.activations_range_estimator_params = RangeEstimatorParametersSet.MINMAX
-        corrects = options.bias_correction or way.get("bias_correction", "none")
-        advanced.disable_bias_correction = corrects == "none"
+        ranges = options.activation_ranges or way.get("activation_ranges", "mean")
+        if ranges != "mean":
+            estimator = getattr(RangeEstimatorParametersSet, str(ranges).upper())
+            advanced.activations_range_estimator_params = estimator
+        advanced.disable_bias_correction = options.bias_correction == "none"
         return nncf.quantize(
             model,
             nncf.Dataset(chosen),
             subset_size=len(chosen),
             preset=nncf.QuantizationPreset.MIXED,
-            fast_bias_correction=corrects != "thorough",
+            fast_bias_correction=options.bias_correction != "thorough",
             advanced_parameters=advanced,
             **more,
         )
 
     mixed = None
     if mixing.possible:
-        others = OTHER_STRENGTHS if transformer else OTHER_STATISTICS
+        others = OTHER_STRENGTHS if transformer else OTHER_RANGES
         free = [way for way in others if all(getattr(options, name) is None for name in way)]
         quantized, mixed = mixing.int8(model, quantise, free)
     else:

@@ -259,7 +259,7 @@ def test_where_nothing_holds_all_samples_calibrate_the_whole(tmp_path, monkeypat
     )
     source = prepared(tmp_path / "source", fragile=False, items=210)
     _, built = build(source, "openvino-int8", tmp_path / "out", gates={"shape_db": -100.0, "sqnr_db": 150.0})
-    assert sizes == [7, 7, 7, 9]  # as usual, by two other statistics, and the whole
+    assert sizes == [7, 7, 7, 9]  # as usual, with two other ranges, and the whole
     assert "mixed" in built.facts
     assert "held_back_feeds" not in built.facts
     assert not built.expected
