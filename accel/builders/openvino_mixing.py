@@ -163,16 +163,15 @@ class Mixing:
         facts: dict[str, Any] = {"whole_missed": f"on calibration samples: {why}"} if why else {}
         if why and others:
             best = self._score(held, (quantised, None))
-            scores: list[dict[str, Any]] = [{"score": best}]
+            tried: list[dict[str, Any]] = [{"score": _finite(best)}]
             for way in others:
                 if best >= held.floor or time.monotonic() - start + took > OTHERS_SHARE * self.seconds:
                     break
                 other = quantise(rest, way)
                 score = self._score(held, (other, None))
-                scores.append({**way, "score": score})
+                tried.append({**way, "score": _finite(score)})
                 if score > best:
                     quantised, chosen, best = other, way, score
-            tried = [{**way, "score": way["score"] if math.isfinite(way["score"]) else None} for way in scores]
             facts |= {**chosen, "calibrations": tried}
             if chosen:
                 why = self._missed(held, "int8", quantised, None, strict=True)
@@ -370,6 +369,10 @@ class _Quantised:
             self._backend.is_node_with_weight,
             self._backend.get_weight_tensor_port_ids,
         )
+
+
+def _finite(score: float) -> float | None:
+    return score if math.isfinite(score) else None
 
 
 def _name_apart(model: Any) -> None:

@@ -27,6 +27,15 @@ from accel.run.job import assemble
 CHANNELS, SIZE, ITEMS = 8, 12, 96
 
 
+def written(path: Path, nodes: list[Any], constants: list[Any]) -> Path:
+    """Write a network ``x (batch, 3, 12, 12) -> y (batch, 8, 10, 10)``."""
+    shapes = ["batch", 3, SIZE, SIZE], ["batch", CHANNELS, SIZE - 2, SIZE - 2]
+    ends = [helper.make_tensor_value_info(n, 1, s) for n, s in zip("xy", shapes, strict=True)]
+    graph = helper.make_graph(nodes, "network", ends[:1], ends[1:], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
 def network(path: Path, *, fragile: bool) -> Path:
     """Write ``x (batch, 3, 12, 12) -> y``: six convolutions, of which a fragile network has two that need precision.
 
@@ -54,11 +63,7 @@ def network(path: Path, *, fragile: bool) -> Path:
         if layer < 5:
             nodes.append(helper.make_node("Relu", [out], [f"r{layer}"], f"relu{layer}"))
         value, channels = f"r{layer}", CHANNELS
-    shapes = ["batch", 3, SIZE, SIZE], ["batch", CHANNELS, SIZE - 2, SIZE - 2]
-    ends = [helper.make_tensor_value_info(n, 1, s) for n, s in zip("xy", shapes, strict=True)]
-    graph = helper.make_graph(nodes, "network", ends[:1], ends[1:], constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    return path
+    return written(path, nodes, constants)
 
 
 def prepared(folder: Path, *, fragile: bool, path: Path | None = None, items: int = ITEMS) -> Any:
@@ -413,11 +418,7 @@ def spelt_out(path: Path) -> Path:
     ]
     held = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()]
     held.append(numpy_helper.from_array(np.array([-1]), "last"))
-    shapes = ["batch", 3, SIZE, SIZE], ["batch", CHANNELS, SIZE - 2, SIZE - 2]
-    ends = [helper.make_tensor_value_info(n, 1, s) for n, s in zip("xy", shapes, strict=True)]
-    graph = helper.make_graph(nodes, "network", ends[:1], ends[1:], held)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    return path
+    return written(path, nodes, held)
 
 
 def test_nothing_inside_a_norm_is_quantised(tmp_path):
