@@ -12,9 +12,8 @@ sentences of the gate.
 
 import argparse
 import json
-import random
 import statistics
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,12 @@ from accel.core.accuracy import sqnr
 from accel.core.feeds import Feed, read_feeds
 from accel.core.values import to_json
 from benchmarks.children import Child
-from benchmarks.other_kernels import built
+from benchmarks.other_kernels import JUDGED, built, in_turns, timer
 from model_zoo import _text
 
 TYPES = ("float32", "int8_float32")
 LENGTHS = (16, 128)
 OURS = ("openvino-fp32", "openvino-int8")
-ROUNDS, ROUND_S, WARM_S, JUDGED = 16, 0.5, 1.5, 32
 CHILD = """
 import json, sys, time
 import numpy as np
@@ -63,6 +61,11 @@ for line in sys.stdin:
 def unit(rows: np.ndarray) -> np.ndarray:
     """Scale each row to length one."""
     return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True), np.float64)
+
+
+def asked_for(child: Child, ids: list[list[int]], seconds: float) -> list[float]:
+    """Let a child time its own calls; milliseconds of each."""
+    return list(child.ask(ids=ids, seconds=seconds)["ms"])
 
 
 def main() -> None:
@@ -118,22 +121,9 @@ def main() -> None:
     told |= {"versions": {kind: child.version for kind, child in children.items()}, "sqnr_db": kept, "lengths": {}}
     for length in LENGTHS:
         feed = {name: np.resize(value, (1, length)) for name, value in single[0].items()}
-        rounds: dict[str, list[float]] = {name: [] for name in (*OURS, *children)}
-        for number in range(ROUNDS + 1):
-            order = list(rounds)
-            random.Random(number).shuffle(order)
-            for name in order:
-                seconds = ROUND_S if number else WARM_S
-                if name in children:
-                    taken = children[name].ask(ids=ids(feed), seconds=seconds)["ms"]
-                else:
-                    taken, end = [], time.perf_counter() + seconds
-                    while time.perf_counter() < end or len(taken) < 3:
-                        begin = time.perf_counter()
-                        answer(name, feed)
-                        taken.append((time.perf_counter() - begin) * 1e3)
-                if number:
-                    rounds[name].append(statistics.median(taken))
+        timers = {name: timer(partial(answer, name), feed) for name in OURS}
+        timers |= {kind: partial(asked_for, child, ids(feed)) for kind, child in children.items()}
+        rounds = in_turns(timers)
         told["lengths"][length] = {
             name: {
                 "ms": statistics.median(found),

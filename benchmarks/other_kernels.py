@@ -18,7 +18,7 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,8 @@ ROUNDS, ROUND_S, WARM_S = 16, 0.5, 1.5
 JUDGED = 32
 BUILT = ("ort", "ort-int8", "ort-int8-dynamic", "aoti", "openvino-fp32", "openvino-int8")
 Call = Callable[[Feed], np.ndarray]
+Timer = Callable[[float], list[float]]
+"""Calls for so many seconds, and returns what each call took, in milliseconds."""
 
 
 def _onnx_call(path: Path, threads: int) -> Call:
@@ -140,6 +142,34 @@ def built(run: Path, name: str) -> tuple[Artifact, Path] | None:
     return from_json(Artifact, json.loads((found / "value.json").read_text())["value"]), found / "files"
 
 
+def timer(call: Call, feed: Feed) -> Timer:
+    """Return what calls again and again for some seconds, three times at least."""
+
+    def timed(seconds: float) -> list[float]:
+        taken: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(taken) < 3:
+            begin = time.perf_counter()
+            call(feed)
+            taken.append((time.perf_counter() - begin) * 1e3)
+        return taken
+
+    return timed
+
+
+def in_turns(timers: Mapping[str, Timer], count: int = ROUNDS) -> dict[str, list[float]]:
+    """Return the median of each round in milliseconds; a round before the first warms up."""
+    rounds: dict[str, list[float]] = {name: [] for name in timers}
+    for number in range(count + 1):
+        order = list(timers)
+        random.Random(number).shuffle(order)
+        for name in order:
+            taken = timers[name](ROUND_S if number else WARM_S)
+            if number:
+                rounds[name].append(statistics.median(taken))
+    return rounds
+
+
 def rivals(run: Path, work: Path, feeds: Sequence[Feed], threads: int) -> tuple[dict[str, Call], dict[str, str]]:
     """Open everything that there is; the second names what came of each that was made or failed here."""
     calls: dict[str, Call] = {}
@@ -208,19 +238,7 @@ def main() -> None:
     for name, call in calls.items():
         noise = sum(float(np.square(call(f) - t).sum()) for f, t in zip(feeds, true, strict=True))
         kept[name] = sqnr.decibels(signal, noise) if noise else None
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(asked.rounds + 1):
-        order = list(calls)
-        random.Random(number).shuffle(order)
-        for name in order:
-            taken: list[float] = []
-            end = time.perf_counter() + (ROUND_S if number else WARM_S)
-            while time.perf_counter() < end or len(taken) < 3:
-                begin = time.perf_counter()
-                calls[name](feeds[0])
-                taken.append((time.perf_counter() - begin) * 1e3)
-            if number:
-                rounds[name].append(statistics.median(taken))
+    rounds = in_turns({name: timer(call, feeds[0]) for name, call in calls.items()}, asked.rounds)
     fastest = min(rounds, key=lambda name: statistics.median(rounds[name]))
     rows = [
         {
