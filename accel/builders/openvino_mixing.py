@@ -49,8 +49,8 @@ _SUMMED = {"Convolution": 1, "GroupConvolution": 2, "ConvolutionBackpropData": 1
 """Convolution → the axis of its weights from which on all belong to one value of its output (backwards: its input)."""
 _LIGHT = ("Const", "Eltwise", "Input", "Output", "Reorder")
 """Layer types of a compiled model that hold no products, though they may have the name of one that they follow."""
-_RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence")
-_PRODUCTS = (*_SUMMED, *_RECURRENT, "MatMul")
+RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence")
+_PRODUCTS = (*_SUMMED, *RECURRENT, "MatMul")
 
 Calibration = Mapping[str, float | str]
 """The option of the target that says how it is calibrated (``smooth_quant_alpha``, ``activation_ranges``), if any."""
@@ -308,6 +308,10 @@ class Mixing:
         }
 
     def _compile(self, model: Any, hint: str | None) -> Any:
+        """Compile a model as it would be shipped: with weights in 8 bits the plugin may choose other kernels."""
+        if any(op.get_type_name() == "FakeQuantize" for op in model.get_ops()):
+            model = model.clone()
+            store_int8(model)
         settings = {} if hint is None else {"INFERENCE_PRECISION_HINT": hint}
         return self.core.compile_model(model, "CPU", settings)
 
@@ -369,6 +373,13 @@ class _Quantised:
             self._backend.is_node_with_weight,
             self._backend.get_weight_tensor_port_ids,
         )
+
+
+def store_int8(model: Any) -> None:
+    """Store weights that are behind FakeQuantize nodes in 8 bits."""
+    from openvino._offline_transformations import compress_quantize_weights_transformation
+
+    compress_quantize_weights_transformation(model)
 
 
 def _finite(score: float) -> float | None:
@@ -477,7 +488,7 @@ def products(model: Any, request: BuildRequest) -> dict[str, int]:
         shape = [d.get_length() if d.is_static else 1 for d in op.get_output_partial_shape(0)]
         if kind == "MatMul":
             each = shapes[0][-2 if op.get_attributes()["transpose_a"] else -1]
-        elif kind in _RECURRENT:
+        elif kind in RECURRENT:
             shape, each = shapes[0][:2], math.prod(shapes[-3]) + math.prod(shapes[-2])
         else:
             shape, each = (shapes[0] if "Backprop" in kind else shape), math.prod(shapes[1][_SUMMED[kind] :])

@@ -21,7 +21,7 @@ from accel.builders import SEARCH_S, Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
 from accel.builders.openvino_integers import THROUGH_FLOAT
-from accel.builders.openvino_mixing import SHORT, Calibration, Mixed, Mixing, save
+from accel.builders.openvino_mixing import RECURRENT, SHORT, Calibration, Mixed, Mixing, save, store_int8
 from accel.builders.openvino_packing import pack
 from accel.builders.requirements import demand, missing, missing_bf16, missing_gpu, versions
 from accel.core import hardware
@@ -447,14 +447,14 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     wrongly in bf16, its default, wherever the sequence is as long as a head is wide (seen with OpenVINO 2026.4.1; right
     with float32, with the fusion off, and at every other length). In the IR this holds for whoever serves it.
 
+    Recurrent layers stay float: the plugin's INT8 kernel gives the hidden state the scale of the layer's input, and
+    answers wrongly (seen with OpenVINO 2026.4.1 and NNCF 3.4; docs/decisions/0027).
+
     Where the whole model misses the gate on feeds that judge, layers return to float until it holds.
     """
     import nncf
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet
-    from openvino._offline_transformations import (
-        apply_moc_transformations,
-        compress_quantize_weights_transformation,
-    )
+    from openvino._offline_transformations import apply_moc_transformations
 
     request, feeds = mixing.request, calibration_feeds(mixing.request)
     more: dict[str, Any] = {}
@@ -462,8 +462,9 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     if not transformer:  # a norm of single operations becomes one: NNCF would quantise inside of it
         apply_moc_transformations(model, cf=False, smart_reshape=False)
     attention = _activation_products(model)
-    if attention:
-        more["ignored_scope"] = nncf.IgnoredScope(names=attention)
+    recurrent = [op.get_friendly_name() for op in model.get_ops() if op.get_type_name() in RECURRENT]
+    if attention or recurrent:
+        more["ignored_scope"] = nncf.IgnoredScope(names=attention + recurrent)
     if transformer:
         more["model_type"] = nncf.ModelType.TRANSFORMER
 
@@ -499,7 +500,7 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
         quantized, mixed = mixing.int8(model, quantise, free)
     else:
         quantized = quantise(feeds, {})
-    compress_quantize_weights_transformation(quantized)
+    store_int8(quantized)
     types = Counter(op.get_type_name() for op in quantized.get_ops())
     facts = {
         "calibration_items": request.samples.calibration_items,
@@ -508,6 +509,7 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
         "model_type": "transformer" if transformer else "none",
         "fake_quantize_nodes": types["FakeQuantize"],
         "float_activation_products": len(attention),
+        "float_recurrent_layers": len(recurrent),
     }
     if transformer and options.smooth_quant_alpha is None:
         facts["smooth_quant_alpha"] = STRENGTH
