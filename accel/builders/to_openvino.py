@@ -9,7 +9,7 @@ import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +20,23 @@ import numpy as np
 from accel.builders import SEARCH_S, Backend, Builder, Mode, Session, TargetInfo
 from accel.builders.calibration import calibration_feeds
 from accel.builders.declared import reconcile, static_specs
+from accel.builders.held_back import LEAST_SHARE
 from accel.builders.openvino_integers import THROUGH_FLOAT
-from accel.builders.openvino_mixing import RECURRENT, SHORT, Calibration, Mixed, Mixing, save, store_int8
+from accel.builders.openvino_mixing import (
+    RECURRENT,
+    SHORT,
+    Calibration,
+    Mixed,
+    Mixing,
+    precisions,
+    products,
+    save,
+    store_int8,
+)
 from accel.builders.openvino_packing import pack
 from accel.builders.requirements import demand, missing, missing_bf16, missing_gpu, versions
 from accel.core import hardware
-from accel.core.errors import InputError, StageError, UsageError
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.feeds import Feed
 from accel.core.packed import PACKED
 from accel.core.values import (
@@ -183,7 +194,7 @@ class OpenVinoBuilder(Builder):
         """Convert the ONNX file or the SavedModel to an IR with float32 weights, fixed to one shape for a static build.
 
         Raises:
-            UnavailableError: what ``available`` says.
+            UnavailableError: what ``available`` says; or so little became INT8 that it is not.
             UsageError: an unknown frontend.
             InputError: no ONNX file, no TensorFlow model for that frontend, or no calibration samples for INT8.
             StageError: OpenVINO or NNCF failed, or the IR lost a name or a size.
@@ -501,6 +512,8 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     else:
         quantized = quantise(feeds, {})
     store_int8(quantized)
+    if mixed is None or mixed.expected:
+        _demand_int8(mixing.core.compile_model(quantized, "CPU"), products(model, request), recurrent)
     types = Counter(op.get_type_name() for op in quantized.get_ops())
     facts = {
         "calibration_items": request.samples.calibration_items,
@@ -514,6 +527,25 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     if transformer and options.smooth_quant_alpha is None:
         facts["smooth_quant_alpha"] = STRENGTH
     return quantized, facts, mixed
+
+
+def _demand_int8(compiled: Any, work: Mapping[str, int], recurrent: Collection[str]) -> None:
+    """Look at what runs in INT8, or may: of a product whose name the compiled model lost nobody knows.
+
+    Raises:
+        UnavailableError: so few multiplications that it is none.
+    """
+    rows = precisions(compiled, work)
+    found = [share for name, precision, share in rows if precision in ("int8", "none") and name not in recurrent]
+    if sum(found) < LEAST_SHARE:
+        floats = "; recurrent layers stay float, since OpenVINO's INT8 kernel for them answers wrongly" * bool(
+            recurrent
+        )
+        raise UnavailableError(
+            f"{100 * sum(found):.2g} % of the multiplications ({len(found)} of {len(rows)} products) would run in INT8"
+            f"{floats}: less than {100 * LEAST_SHARE:g} % is not INT8",
+            fix="choose openvino-bf16 or openvino-fp32",
+        )
 
 
 def _activation_products(model: Any) -> list[str]:

@@ -20,6 +20,7 @@ from accel.builders.held_back import HeldBack
 from accel.builders.openvino_mixing import ROOM_DB, Mixing, save
 from accel.builders.to_openvino import import_openvino
 from accel.core import hardware
+from accel.core.errors import UnavailableError
 from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, BuildRequest, Built, Target, Variant
 from accel.run.job import assemble
@@ -27,9 +28,11 @@ from accel.run.job import assemble
 CHANNELS, SIZE, ITEMS = 8, 12, 96
 
 
-def written(path: Path, nodes: list[Any], constants: list[Any]) -> Path:
-    """Write a network ``x (batch, 3, 12, 12) -> y (batch, 8, 10, 10)``."""
-    shapes = ["batch", 3, SIZE, SIZE], ["batch", CHANNELS, SIZE - 2, SIZE - 2]
+def written(
+    path: Path, nodes: list[Any], constants: list[Any], size: tuple[int, ...] = (CHANNELS, SIZE - 2, SIZE - 2)
+) -> Path:
+    """Write a network ``x (batch, 3, 12, 12) -> y (batch, *size)``."""
+    shapes = ["batch", 3, SIZE, SIZE], ["batch", *size]
     ends = [helper.make_tensor_value_info(n, 1, s) for n, s in zip("xy", shapes, strict=True)]
     graph = helper.make_graph(nodes, "network", ends[:1], ends[1:], constants)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
@@ -428,3 +431,22 @@ def test_nothing_inside_a_norm_is_quantised(tmp_path):
     assert gate_db(source, request, built, tmp_path / "out") > 32  # 29.7 with them
     model = import_openvino().Core().read_model(tmp_path / "out" / built.entry)
     assert "MVN" in {op.get_type_name() for op in model.get_ops()}
+
+
+def test_what_is_recurrent_alone_is_not_int8(tmp_path):
+    random = np.random.default_rng(0)
+    constants = {
+        "w": random.standard_normal((1, 4 * CHANNELS, SIZE)) / 4,
+        "r": random.standard_normal((1, 4 * CHANNELS, CHANNELS)) / 3,
+    }
+    nodes = [
+        helper.make_node("Reshape", ["x", "rows"], ["values"], "to_rows"),
+        helper.make_node("Transpose", ["values"], ["steps"], "to_steps", perm=[1, 0, 2]),
+        helper.make_node("LSTM", ["steps", "w", "r"], ["states"], "lstm", hidden_size=CHANNELS),
+        helper.make_node("Transpose", ["states"], ["y"], "from_steps", perm=[2, 3, 0, 1]),
+    ]
+    held = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()]
+    held.append(numpy_helper.from_array(np.array([0, 3 * SIZE, SIZE]), "rows"))
+    path = written(tmp_path / "m.onnx", nodes, held, (CHANNELS, 3 * SIZE, 1))
+    with pytest.raises(UnavailableError, match=r"0 % .* \(0 of 1 products\).*recurrent layers stay float.*is not INT8"):
+        build(prepared(tmp_path / "source", fragile=False, path=path), "openvino-int8", tmp_path / "out")
