@@ -39,6 +39,8 @@ BESIDE_SHARE = 0.3
 """Share of the time in which that is found."""
 OTHERS_SHARE = 0.5
 """Share of the time in which other ways to calibrate are tried."""
+HISTOGRAM, HISTOGRAM_COST = "histogram", 3.0
+"""Ranges that take up to so many times as long to find as the usual ones (docs/benchmarks/calibrations.json)."""
 FEW_ITEMS = 64
 """With fewer calibration items, those that judged calibrate what is built in the end, too: the quarter of 43 sentences
 is worth up to 0.8 dB of MiniLM."""
@@ -165,7 +167,8 @@ class Mixing:
             best = self._score(held, (quantised, None))
             tried: list[dict[str, Any]] = [{"score": _finite(best)}]
             for way in others:
-                if best >= held.floor or time.monotonic() - start + took > OTHERS_SHARE * self.seconds:
+                cost = took * (HISTOGRAM_COST if HISTOGRAM in way.values() else 1.0)
+                if best >= held.floor or time.monotonic() - start + cost > OTHERS_SHARE * self.seconds:
                     break
                 other = quantise(rest, way)
                 score = self._score(held, (other, None))

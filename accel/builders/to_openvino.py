@@ -23,6 +23,7 @@ from accel.builders.declared import reconcile, static_specs
 from accel.builders.held_back import LEAST_SHARE
 from accel.builders.openvino_integers import THROUGH_FLOAT
 from accel.builders.openvino_mixing import (
+    HISTOGRAM,
     RECURRENT,
     SHORT,
     Calibration,
@@ -58,7 +59,7 @@ HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 STRENGTH = 0.8
 """Strength of SmoothQuant for transformers. NNCF's own, 0.95, keeps less at the same speed (docs/decisions/0027)."""
 OTHER_STRENGTHS: tuple[Calibration, ...] = ({"smooth_quant_alpha": 0.65}, {"smooth_quant_alpha": 0.95})
-OTHER_RANGES: tuple[Calibration, ...] = ({"activation_ranges": "histogram"}, {"activation_ranges": "minmax"})
+OTHER_RANGES: tuple[Calibration, ...] = ({"activation_ranges": HISTOGRAM},)
 """What is tried where the usual calibration misses the gate: for transformers, and for all other models."""
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
