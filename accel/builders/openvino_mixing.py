@@ -39,8 +39,9 @@ BESIDE_SHARE = 0.3
 """Share of the time in which that is found."""
 OTHERS_SHARE = 0.5
 """Share of the time in which other ways to calibrate are tried."""
-HISTOGRAM, HISTOGRAM_COST = "histogram", 3.0
-"""Ranges that take up to so many times as long to find as the usual ones (docs/benchmarks/calibrations.json)."""
+HISTOGRAM, HISTOGRAM_SHARE = "histogram", 0.12
+"""Ranges that take up to three times as long as the usual ones, for half a decibel (docs/benchmarks/calibrations.json):
+the share of the time that the usual ones may take to have them tried."""
 FEW_ITEMS = 64
 """With fewer calibration items, those that judged calibrate what is built in the end, too: the quarter of 43 sentences
 is worth up to 0.8 dB of MiniLM."""
@@ -167,8 +168,8 @@ class Mixing:
             best = self._score(held, (quantised, None))
             tried: list[dict[str, Any]] = [{"score": _finite(best)}]
             for way in others:
-                cost = took * (HISTOGRAM_COST if HISTOGRAM in way.values() else 1.0)
-                if best >= held.floor or time.monotonic() - start + cost > OTHERS_SHARE * self.seconds:
+                share = HISTOGRAM_SHARE if HISTOGRAM in way.values() else OTHERS_SHARE
+                if best >= held.floor or time.monotonic() - start + took > share * self.seconds:
                     break
                 other = quantise(rest, way)
                 score = self._score(held, (other, None))
@@ -231,7 +232,7 @@ class Mixing:
             *(self.request, (model, "f32"), precision, calibration_feeds(self.request), open_model),
             room_db=ROOM_DB,
             more_db=more_db,
-            seconds=JUDGE_S * self.request.room**2,
+            seconds=JUDGE_S,
             share=(2 if precision == "int8" else 1) if again else 4,
         )
 
@@ -260,6 +261,12 @@ class Mixing:
             return held.score(given)
         except (RuntimeError, StageError):  # some choices compile and then do not run
             return -math.inf
+
+    def _estimate(self, held: held_back.HeldBack, given: tuple[Any, str | None]) -> float:
+        try:
+            return held.estimate(given)
+        except (RuntimeError, StageError):
+            return math.inf
 
     def _search(
         self,
@@ -294,6 +301,7 @@ class Mixing:
             points=1,
             seconds=seconds,
             loss=held.loss,
+            estimate=lambda kept: self._estimate(held, trial(kept)),
         )
         facts["search_s"] = found.search_s
         if not found.holds or not found.chosen.quantised:

@@ -63,7 +63,7 @@ class Search:
             ``quantize.for_tensorrt`` takes. Nothing is quantised where no choice holds it.
         holds: whether the chosen score reaches the floor: False where even the floating-point graph misses it.
         float_score: the score with nothing quantised.
-        units: least harmful per work first; empty where the order was given, or no unit had to be tried.
+        units: least harmful per work first; empty where the order was given or estimated, or no unit had to be tried.
         curve: choices along that order, by share.
         evaluations / exhaustive: how often ``score`` was called, and how often an exhaustive greedy search would.
     """
@@ -86,6 +86,7 @@ def search(
     floor: float,
     *,
     order: Sequence[int] | None = None,
+    estimate: Callable[[tuple[str, ...]], float] | None = None,
     evaluations: int | None = None,
     points: int = CURVE,
     seconds: float = math.inf,
@@ -99,6 +100,8 @@ def search(
             finite counts as the lowest score there is.
         floor: the least score that will do.
         order: in which units are quantised, where that is known; otherwise each is tried alone.
+        estimate: says in less time than ``score`` what is lost, in any unit; where there is no time to score each unit
+            alone, they are ranked by it.
         evaluations: how often ``score`` may be called; by default a quarter of the exhaustive search, at least two
             for each unit.
         points: of the curve that are measured in any case.
@@ -140,17 +143,30 @@ def search(
         # Two trials were made: half of the time is enough for as many as this, if no trial takes longer.
         fit = seconds / max(time.monotonic() - start, 1e-9)
         until = time.monotonic() + seconds / 2
+        quick = estimate if order is None and fit < count else None
+        least = 0.0
+        if quick is not None:
+            least, begin = quick(nothing.kept), time.monotonic()
+            quick(everything.kept)
+            fit = seconds / 2 / max(time.monotonic() - begin, 1e-9)
         if order is None and fit < LEAST_GROUPS:
             groups = [(i,) for i in from_the_middle(count)]
         elif order is None:
             groups = _neighbours(count, fit)
-            alone: dict[tuple[int, ...], ScoredChoice] = {}
-            for group in groups:
-                if time.monotonic() < until:
-                    alone[group] = trial(group)
-            ranked = sorted(alone, key=lambda group: _harm(alone[group], nothing, loss))
-            tried = tuple(Unit(_nodes(units, group), alone[group].share, alone[group].score) for group in ranked)
-            groups = ranked + [group for group in groups if group not in alone]
+            harm: dict[tuple[int, ...], tuple[float, float]] = {}
+            for group in (group for group in groups if time.monotonic() < until):
+                if quick is not None:
+                    lost = quick(_nodes(units, (i for i in range(count) if i not in group))) - least
+                else:
+                    lost = loss(trial(group).score) - loss(nothing.score)
+                share = sum(work[n] for n in _nodes(units, group)) / total
+                # A group that costs nothing has no price: the larger comes first.
+                harm[group] = (lost / share, 0.0) if lost > 0 else (0.0, -share)
+            ranked = sorted(harm, key=lambda group: harm[group])
+            if quick is None:
+                alone = ((_nodes(units, group), trial(group)) for group in ranked)
+                tried = tuple(Unit(nodes, choice.share, choice.score) for nodes, choice in alone)
+            groups = ranked + [group for group in groups if group not in harm]
 
         def more() -> bool:
             return len(known) < allowed and time.monotonic() - start < seconds
@@ -183,13 +199,6 @@ def _neighbours(count: int, limit: float) -> list[tuple[int, ...]]:
 
 def _nodes(units: Sequence[tuple[str, ...]], chosen: Iterable[int]) -> tuple[str, ...]:
     return tuple(node for index in chosen for node in units[index])
-
-
-def _harm(alone: ScoredChoice, nothing: ScoredChoice, loss: Callable[[float], float]) -> tuple[float, float]:
-    """Return what units are sorted by: the loss of one per work. NaN counts as infinite harm."""
-    lost = loss(alone.score) - loss(nothing.score)
-    # A unit that costs nothing has no price: the larger comes first.
-    return (lost / alone.share, 0.0) if lost > 0 else (0.0, -alone.share)
 
 
 def _climb(

@@ -208,3 +208,29 @@ def test_with_little_time_the_middle_is_quantised_first():
     assert "unit2" in found.chosen.kept
     assert found.chosen.share >= 9 / 16
     assert sensitivity.from_the_middle(6) == [3, 2, 1, 4, 0, 5]
+
+
+@pytest.mark.parametrize("enough", [False, True])
+def test_where_there_is_no_time_to_score_each_unit_an_estimate_ranks_them(monkeypatch, enough):
+    """Two units of sixty harm: neighbours that were tried together with them would stay in float, too."""
+    now, estimates = 0.0, 0
+    powers = {f"unit{i}": 1.0 if i in (17, 40) else 1e-6 for i in range(60)}
+    units, work, score, calls = noises(powers)
+
+    def scored(kept):
+        nonlocal now
+        now += 1.0
+        return score(kept)
+
+    def estimate(kept):
+        nonlocal now, estimates
+        now, estimates = now + 0.1, estimates + 1
+        return sum(p for name, p in powers.items() if name not in kept)
+
+    monkeypatch.setattr(sensitivity.time, "monotonic", lambda: now)
+    given = {"evaluations": 999, "seconds": 120.0 if enough else 30.0, "loss": lambda db: 10 ** (-db / 10)}
+    found = sensitivity.search(units, work, scored, 30.0, points=1, estimate=estimate, **given)
+    assert set(found.chosen.kept) == {"unit17", "unit40"}
+    assert estimates == (0 if enough else 62)  # all, none and each alone
+    assert len(calls) == found.evaluations
+    assert bool(found.units) == enough  # what was estimated has no score
