@@ -227,13 +227,14 @@ class Mixing:
             compiled = self._compile(*given)
             return lambda feed: {name: np.array(found[name]) for found in [compiled(dict(feed))] for name in names}
 
-        again = self.request.room > 1  # where few judges were wrong once, more judge: all, or half of what calibrates
+        # Where few judges were wrong once, all judge that need not calibrate: INT8 of half of them would be another one.
+        more = self.request.room > 1 and precision != "int8"
         return held_back.for_gate(
             *(self.request, (model, "f32"), precision, calibration_feeds(self.request), open_model),
             room_db=ROOM_DB,
             more_db=more_db,
             seconds=JUDGE_S,
-            share=(2 if precision == "int8" else 1) if again else 4,
+            share=1 if more else 4,
         )
 
     def _missed(
