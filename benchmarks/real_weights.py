@@ -21,6 +21,7 @@ import accel.run  # noqa: F401  hands the zoo in
 from accel.builders import targets
 from accel.core import document
 from accel.core.accuracy import parity
+from accel.core.errors import UnavailableError
 from accel.core.feeds import read_feeds, write_feeds
 from accel.core.values import Artifact, BuildRequest, Parity, Target, Variant, file_ref, to_json
 from accel.exporters import describe, export_onnx, load, verdict
@@ -97,6 +98,11 @@ def row(model: str, variant: str, status: str, held: Mapping[str, Any], facts: M
     return {"model": model, "variant": variant, "status": status, **verdict_, **told, "streams": streams}
 
 
+def skipped(model: str, variant: str, reason: str) -> dict[str, Any]:
+    """Return the row of a variant that was not built."""
+    return {"model": model, "variant": variant, "status": "skipped", "reasons": [reason]}
+
+
 def main() -> None:
     """Write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,11 +118,18 @@ def main() -> None:
             if variant.parity is not None and variant.artifact is not None:
                 parity, facts = to_json(variant.parity), variant.artifact.facts
                 rows.append(row(told.model.name, variant.id, variant.status, parity, facts))
+            elif variant.status == "skipped":
+                rows.append(skipped(told.model.name, variant.id, str(variant.reason)))
     for name in asked.spoilt:
+        spoilt = "openvino-int8@cpu, one faint sample"
         with tempfile.TemporaryDirectory() as folder:
-            found = Judged(name, Path(folder)).int8()
+            try:
+                found = Judged(name, Path(folder)).int8()
+            except UnavailableError as error:  # there is no INT8 of it
+                rows.append(skipped(name, spoilt, str(error)))
+                continue
         status = "ok" if found.passed else "gate_failed"
-        rows.append(row(name, "openvino-int8@cpu, one faint sample", status, dataclasses.asdict(found), {}))
+        rows.append(row(name, spoilt, status, dataclasses.asdict(found), {}))
         print(f"{name}: {status}: {'; '.join(found.reasons)}", flush=True)
     new = {(r["model"], r["variant"]) for r in rows}
     before = json.loads(asked.json.read_text(encoding="utf-8")) if asked.json.exists() else {"how": "", "rows": []}

@@ -227,7 +227,7 @@ class Mixing:
             compiled = self._compile(*given)
             return lambda feed: {name: np.array(found[name]) for found in [compiled(dict(feed))] for name in names}
 
-        # Where few judges were wrong once, all judge that need not calibrate: INT8 of half of them would be another one.
+        # Where few judges were wrong once, all judge that need not calibrate: with fewer, INT8 would be another one.
         more = self.request.room > 1 and precision != "int8"
         return held_back.for_gate(
             *(self.request, (model, "f32"), precision, calibration_feeds(self.request), open_model),

@@ -26,6 +26,8 @@ LEAST = {
 }
 """What each scores at least on what was made by rule."""
 LONG = ("pp-ocr-rec", "pp-ocr-det", "crepe-full", "basic-pitch", "basic-pitch-tf", "resemblyzer")
+RECURRENT = "resemblyzer"
+"""LSTMs and one small product: OpenVINO has no INT8 of it."""
 EACH = [pytest.param(name, marks=pytest.mark.campaign) if name in LONG else name for name in LEAST]
 
 
@@ -46,7 +48,11 @@ def test_int8_calibrated_on_one_sample_fails_and_the_model_itself_does_its_task(
     [(score, own)] = model.own.scores.values()
     assert score == own >= LEAST[name]
     assert model.own.passed
-    assert not (found := model.int8()).passed, found.found
+    if name == RECURRENT:
+        with pytest.raises(UnavailableError, match="recurrent layers stay float"):
+            model.int8()
+    else:
+        assert not (found := model.int8()).passed, found.found
 
 
 @pytest.mark.campaign  # tests/pipeline/test_minilm_int8.py holds the sound one in every run
