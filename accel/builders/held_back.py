@@ -67,7 +67,7 @@ class HeldBack:
         self._reference = reference
         self._few: tuple[str, Feed, Feed] | None = None
         may = request.source.batched and request.variant.static is None
-        self._cut = {s.name for s in request.source.inputs if may and s.dims[:1] == ("batch",)}
+        self._sizes = {s.name: (FEW,) if may and s.dims[:1] == ("batch",) else () for s in request.source.inputs}
         run, start = open_model(reference), time.monotonic()
         for name, feed in feeds.items():
             if not self._truth or time.monotonic() - start < seconds:
@@ -97,7 +97,7 @@ class HeldBack:
         """
         if self._few is None:
             name, feed = next(iter(self.feeds.items()))
-            feed = {k: v[:FEW] if k in self._cut else v for k, v in feed.items()}
+            feed = _cut(feed, self._sizes)
             self._few = name, feed, self._open(self._reference)(feed)
         name, feed, truth = self._few
         masks, mask_dims = parity.masks_of(self._source.inputs, self._source.mask, {name: feed})

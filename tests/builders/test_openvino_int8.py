@@ -23,11 +23,9 @@ def test_int8_attention_is_right_where_the_sequence_is_as_long_as_a_head_is_wide
     made = samples.make_samples(source, asked, tmp_path / "samples")
     onnx = export_onnx(source, tmp_path / "onnx", model=model)
     variant = Variant(Target("openvino-int8", "cpu"), source.profile)
-    builder = targets.discover()["openvino-int8"]
-    out = tmp_path / "built"
-    out.mkdir()
+    builder, out = targets.discover()["openvino-int8"], tmp_path / "built"
     request = BuildRequest(variant, source, onnx, str(tmp_path / "onnx"), made, str(tmp_path / "samples"), threads=2)
-    built = builder.build(request, builder.options(), out)
+    built = build(request, out)
     assert built.facts["float_activation_products"] == 4
     session = builder.open(Artifact(variant, (), "", built, 0.0), out, threads=2, mode="latency")
     assert session.precision() == "int8"

@@ -318,7 +318,7 @@ def test_ranges_that_would_take_the_time_of_the_search_are_not_tried(robust, tmp
 
     def quantise(feeds: Any, way: Mapping[str, Any]) -> Any:
         asked.append(way)
-        time.sleep(1.0)  # three times as long is more than half of four seconds
+        time.sleep(1.0)  # more than 12 % of four seconds
         return model.clone()
 
     Mixing(core, request, tmp_path, 4.0).int8(model, quantise, [{"activation_ranges": "histogram"}])
