@@ -18,6 +18,15 @@ from accel.core.values import sha256_json
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni", "asimd", "bf16", "i8mm")
 """Features of a CPU that decide which kernels run, as Linux names them."""
+STEPS = (
+    ("amx", ("amx_int8", "amx_bf16")),
+    ("bf16", ("avx512_bf16", "bf16")),
+    ("vnni", ("avx512_vnni", "avx_vnni")),
+    ("i8mm", ("i8mm",)),
+    ("avx512", ("avx512f",)),
+    ("avx2", ("avx2",)),
+)
+"""What a hardware id says of the features, the widest alone: hypervisors call all CPUs "AMD EPYC", and Arm none."""
 
 
 SIMULATE, SIMULATED = "ACCEL_SIMULATE", "simulated"
@@ -36,6 +45,11 @@ class Cpu:
     def has_vnni(self) -> bool:
         """Whether products of 8 bits are summed in 32; without it pairs meet in 16 bits and saturate."""
         return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimd"} & set(self.flags))
+
+    @property
+    def step(self) -> str:
+        """The first of ``STEPS`` that it has a feature of; empty where it has none."""
+        return next((step for step, flags in STEPS if not set(flags).isdisjoint(self.flags)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +73,9 @@ class Hardware:
 
     @property
     def id(self) -> str:
-        """``amd-epyc-2cpu``, with the GPU's name appended where there is one: equal machines share it."""
-        parts = [re.sub(r"\(r\)|\(tm\)|cpu|processor|@.*", "", self.cpu.model.lower()), f"{self.cpu.threads}cpu"]
+        """``amd-epyc-bf16-2cpu``, with the GPU's name appended where there is one: equal machines share it."""
+        model = re.sub(r"\(r\)|\(tm\)|cpu|processor|@.*", "", self.cpu.model.lower())
+        parts = [model, self.cpu.step, f"{self.cpu.threads}cpu"]
         if self.gpus:
             parts.append(f"{len(self.gpus)}x {self.gpus[0].name}" if len(self.gpus) > 1 else self.gpus[0].name)
         return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")

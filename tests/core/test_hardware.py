@@ -22,11 +22,29 @@ def test_this_machine_is_found():
 def test_the_id_is_a_slug_and_names_the_gpus():
     cpu = Cpu("Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz", 8, ("avx512f",))
     alone = Hardware(cpu, (), 1 << 30, "Linux")
-    assert alone.id == "intel-xeon-platinum-8480-8cpu"
+    assert alone.id == "intel-xeon-platinum-8480-avx512-8cpu"
     gpu = Gpu("NVIDIA H200", 141 << 30, "580", "9.0")
     assert Hardware(cpu, (gpu,), 1, "Linux").id.endswith("-nvidia-h200")
     assert Hardware(cpu, (gpu, gpu), 1, "Linux").id.endswith("-2x-nvidia-h200")
     assert Hardware(cpu, (gpu,), 1, "Linux").fingerprint != alone.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), "amd-epyc-2cpu"),
+        (("avx2",), "amd-epyc-avx2-2cpu"),
+        (("avx2", "avx512f", "avx512_vnni"), "amd-epyc-vnni-2cpu"),
+        (("avx2", "avx_vnni"), "amd-epyc-vnni-2cpu"),
+        (("avx2", "avx512f", "avx512_vnni", "avx512_bf16"), "amd-epyc-bf16-2cpu"),
+        (("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"), "amd-epyc-amx-2cpu"),
+        (("asimd", "bf16", "i8mm"), "amd-epyc-bf16-2cpu"),
+        (("asimd", "i8mm"), "amd-epyc-i8mm-2cpu"),
+    ],
+)
+def test_cpus_of_one_name_and_other_instructions_are_other_machines(flags, expected):
+    """Hypervisors show one name for all: what was built and measured with AVX2 says nothing of one with BF16."""
+    assert Hardware(Cpu("AMD EPYC", 2, flags), (), 1, "Linux").id == expected
 
 
 def test_a_cgroup_quota_counts(monkeypatch):
