@@ -23,6 +23,7 @@ from accel.core.values import MachineNoise
 TOLERATED_CORES = 0.15
 """CPU time of others, in cores beyond those that are left over, that does not yet count as a disturbance."""
 TOLERATED_STEAL = 0.05
+QUOTA = "the CPU quota of this cgroup held accel back"
 NAMED_AFTER_S = 0.3
 LOOK_S = 0.1
 """How long a look for calm takes: counters tick in hundredths of a second."""
@@ -128,7 +129,22 @@ def summary(turns: Sequence[Turn], threads: int, repeated: int) -> MachineNoise:
         throttled_cores=float(np.median(rows[:, 6])),
         own_cores=float(np.median(rows[:, 2])),
         own_cores_least=float(rows[:, 2].min()),
+        stolen_cores_most=float(rows[:, 1].max()),
+        throttled_cores_most=float(rows[:, 6].max()),
     )
+
+
+def taker(noise: MachineNoise) -> str:
+    """Say what took CPU time in the worst rounds, and how much of it."""
+    stolen = noise.stolen_cores if noise.stolen_cores_most is None else noise.stolen_cores_most
+    throttled = noise.throttled_cores if noise.throttled_cores_most is None else noise.throttled_cores_most
+    by_share = {
+        noise.others_cores_most
+        / TOLERATED_CORES: f"other processes took up to {noise.others_cores_most:.0%} of a core",
+        stolen / TOLERATED_STEAL: f"the hypervisor gave other machines up to {stolen:.0%} of a core",
+        throttled / TOLERATED_STEAL: QUOTA,
+    }
+    return by_share[max(by_share)]
 
 
 def busiest() -> str | None:

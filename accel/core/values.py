@@ -659,8 +659,9 @@ class MachineNoise:
 
     Attributes:
         others_cores: CPU time of other processes over time, in cores: the median of the rounds; ``_most`` the worst.
-        stolen_cores: CPU time that the hypervisor gave to other machines, the median of the rounds.
-        throttled_cores: time for which the quota of accel's cgroup held its threads back, the median of the rounds.
+        stolen_cores: CPU time that the hypervisor gave to other machines, likewise.
+        throttled_cores: time for which the quota of accel's cgroup held its threads back, likewise; ``_most`` of these
+            two are None in documents of before 2026-11-28.
         own_cores: CPU time that accel's processes got, over time: the median of the rounds, ``_least`` the lowest; None
             in documents of before 2026-11-25.
         load1: the highest load average over a minute.
@@ -677,6 +678,8 @@ class MachineNoise:
     throttled_cores: float = 0.0
     own_cores: float | None = None
     own_cores_least: float | None = None
+    stolen_cores_most: float | None = None
+    throttled_cores_most: float | None = None
 
 
 class LengthTime(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from accel.bench.machine_noise import QUOTA, taker
 from accel.bench.race import behind, equivalent, slower
 from accel.bench.stability import Ratio, ratio_interval
 from accel.core.values import Decision, Measurement, Rejected, Status
@@ -347,18 +348,10 @@ def _disturbed(points: Sequence[Measurement]) -> str | None:
     worst = max((p.noise for p in points if p.noise), key=lambda n: n.disturbed_rounds, default=None)
     if worst is None or worst.disturbed_rounds == 0:
         return None
-    taken = f"{worst.others_cores_most:.0%} of a core"
-    if worst.stolen_cores > worst.others_cores:
-        taken = f"the hypervisor {worst.stolen_cores:.0%} of a core"
-    if worst.throttled_cores > max(worst.others_cores, worst.stolen_cores):
-        return (
-            f"the CPU quota of this cgroup held accel back in {worst.disturbed_rounds} rounds, which does not slow all "
-            "variants alike; give it a larger quota, or fewer --threads, before relying on the speed-up"
-        )
-    return (
-        f"the machine was busy: other processes took up to {taken} in {worst.disturbed_rounds} rounds, which does not "
-        "slow all variants alike; measure again when it is quiet (--remeasure) before relying on the speed-up"
-    )
+    found = f"{taker(worst)} in {worst.disturbed_rounds} rounds, which does not slow all variants alike"
+    if taker(worst) == QUOTA:
+        return f"{found}; give it a larger quota, or fewer --threads, before relying on the speed-up"
+    return f"the machine was busy: {found}; measure again when it is quiet (--remeasure) before relying on the speed-up"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from accel.bench import machine_noise, rounds
-from accel.bench.machine_noise import NoiseSample, Turn, disturbed, summary
+from accel.bench.machine_noise import NoiseSample, Turn, disturbed, summary, taker
 from accel.bench.race import Contest, Race
 from accel.core.values import Failed
 
@@ -134,6 +134,20 @@ def test_the_summary_counts_what_stayed_disturbed():
     found = summary([quiet(), quiet(others_cores=cores + 1.0), quiet()], cores, repeated=2)
     assert (found.disturbed_rounds, found.repeated, found.others_cores_most) == (1, 2, cores + 1.0)
     assert found.others_cores == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("worst", "expected"),
+    [
+        ({"others_cores": 0.4}, "other processes took up to 40% of a core"),
+        ({"stolen_cores": 0.12}, "the hypervisor gave other machines up to 12% of a core"),
+        ({"throttled_cores": 0.3}, "the CPU quota of this cgroup held accel back"),
+    ],
+)
+def test_what_took_time_in_the_worst_round_is_named(worst, expected):
+    """One round of three: the medians know nothing of it."""
+    found = summary([quiet(), quiet(**worst), quiet()], 2, repeated=0)
+    assert taker(found) == expected
 
 
 class Counting:

@@ -252,8 +252,8 @@ class _Session(Measuring):
         noise = self._seen_noise()
         if noise is not None and noise.disturbed_rounds > len(self._noise) / 4:
             found.append(
-                f"the machine was busy: other processes took {noise.others_cores:.1f} of {self._cores} cores during "
-                f"the proof ({noise.disturbed_rounds} of {len(self._noise)} probes): figures of a quiet hour are higher"
+                f"the machine was busy during the proof: {machine_noise.taker(noise)} in {noise.disturbed_rounds} of "
+                f"{len(self._noise)} probes: figures of a quiet hour are higher"
             )
         return found
 
