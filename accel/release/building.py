@@ -153,9 +153,11 @@ def _assemble(plan: ReleasePlan, store: Path, duties: Duties) -> Release:
     folder = store / plan.version
     before = read(folder) if (folder / FILENAME).is_file() else None
     if before is not None:
-        same = dataclasses.replace(release, created=before.created, compared=before.compared)
+        was, again = before.compared, before.compare_again
+        same = dataclasses.replace(release, created=before.created, compared=was, compare_again=again)
         if _sealed(same, files) == before:
             return before
+        release = dataclasses.replace(release, compare_again=again if was is None else was.before)
     if (folder / signing.SIGNATURE).exists():
         raise OutputError(
             f"{folder} is signed, and what would be built differs from it: a signed release does not change",

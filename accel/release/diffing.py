@@ -124,7 +124,7 @@ def diff(
     if not signed:
         if sha256_file(after / FILENAME) != as_read or (after / signing.SIGNATURE).exists():
             raise OutputError(f"{after} was built or signed anew while it was compared", fix="compare it again")
-        _record(after, dataclasses.replace(new, compared=compared))
+        _record(after, dataclasses.replace(new, compared=compared, compare_again=None))
     return compared
 
 

@@ -147,6 +147,7 @@ class Release:
         missing: required variants that are not ``ok``, each with its reason; a complete release has none.
         margins: what may be worse than before, and by how much.
         compared: what changed since the release before, where that was looked at.
+        compare_again: the release that what stood here was compared with before this was built in its place.
         toolchains: hardware id → package → version.
         files: every file of the release but this one and the signature.
     """
@@ -164,6 +165,7 @@ class Release:
     schema: int
     margins: Mapping[str, float] = field(default_factory=dict)
     compared: Compared | None = None
+    compare_again: str | None = None
 
 
 def read(folder: Path) -> Release:

@@ -143,6 +143,8 @@ def fit(folder: Path, key: Trusted) -> Release:
     wrong += [f"{id} is not hardware: it was made up by {SIMULATE}" for id in made_up]
     if release.compared is not None:
         wrong += [f"{r.model}:{r.what} on {r.pool} is {r.verdict}" for r in blocking(release.compared)]
+    if release.compare_again is not None:
+        wrong.append(f"what stood here was compared with {release.compare_again}, and this was built since")
     if wrong:
         said = "\n  ".join(wrong[:10])
         raise CheckFailed(f"{folder} is not published:\n  {said}", fix="accel release verify, diff and build say more")

@@ -378,6 +378,13 @@ def test_a_retrained_model_is_found_from_the_command_line(built, tmp_path, key_p
     before = document.read(both[1])
     assert {r.accepted for r in before.compared.rows if r.blocks} >= {"retrained on more data", "replaced by b"}
     assert building.build(plan, folder / "store") == before
+    write_model(folder / "b.onnx", 1, shift=0.25)
+    anew = building.build(plan, folder / "store")
+    assert (anew.compared, anew.compare_again) == (None, "1"), "what blocked is not forgotten by building it anew"
+    assert building.build(plan, folder / "store") == anew
+    accel("release", "diff", *both, *short)
+    again = document.read(both[1])
+    assert (again.compared.before, again.compare_again) == ("1", None)
     accel("release", "sign", both[1], "--key", key_pair(tmp_path, "key")[0])
     with pytest.raises(OutputError, match="nothing can be accepted"):
         diffing.diff(*both, accept={"b:answers": "x"}, asked=QUICK)
