@@ -23,7 +23,7 @@ from accel.bench import usage
 from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.values import TensorSpec
-from accel.triton.config import BATCHING, model_config
+from accel.triton.config import LIMITED, model_config
 from accel.triton.manifest import read
 from accel.triton.python_variant import write_python_variant
 from accel.triton.servers import hosts, processes, server
@@ -581,9 +581,16 @@ def test_a_failed_server_leaves_its_log(tmp_path):
     kept.unlink()
 
 
+def test_a_repository_in_a_folder_with_a_space_is_served(tmp_path):
+    """The Python backend gives its path to a shell, whose model then ends, and the server waited ten minutes for it."""
+    root = bare(tmp_path / "my models", first="pass")
+    with server.start(root, via="embedded", log=tmp_path / "log", timeout_s=60) as running:
+        assert " " not in str(running.root)
+
+
 def test_the_queue_refuses_what_waits_too_long(tmp_path):
     """Requests of clients that went away must not be computed for ever before those of clients that wait."""
-    config = model_config("slow", (), (), max_batch_size=4, version=1, backend="python", dynamic_batching=BATCHING)
+    config = model_config("slow", (), (), max_batch_size=4, version=1, backend="python", dynamic_batching=LIMITED)
     batching = config.dynamic_batching
     batching.default_queue_policy.max_queue_size = 8
     batching.default_queue_policy.default_timeout_microseconds = 400_000

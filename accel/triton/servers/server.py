@@ -29,6 +29,7 @@ from accel.core import environments, temporary
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, nearest
 from accel.core.values import PYTHON_BACKEND
 from accel.triton import manifest as manifests, python_variant
+from accel.triton.folders import link_tree
 from accel.triton.lint import plans
 from accel.triton.reading import read_configs
 from accel.triton.servers import Via, hosts
@@ -49,6 +50,11 @@ from accel.triton.servers.processes import (
 from accel.triton.verify import changes
 
 START_S = 600.0
+SPLIT_BY_SHELLS = re.compile(r"[^\w@%+=:,./-]")
+"""The Python backend starts a model by a shell's command that has its path as it is: with a space the model's process
+ends ("what(): stol"), and the server waits for it without an end (24.10). Source: python_backend,
+src/stub_launcher.cc, Launch.
+"""
 """What a server has to become ready, as ``kubernetes.yaml`` gives it: a model of many GB is read, and warmed up at
 every length. One that ends before is seen at once."""
 ATTEMPTS = 3
@@ -174,6 +180,9 @@ def start(
             host = hosts.with_backends(host, backend_directory, scratch)
         plans.check(root, None if plans.BACKEND in _lacking(root, host) else host.release)
         served, python_models = _served(root, host, scratch, python_backend=python_backend)
+        if served == root and SPLIT_BY_SHELLS.search(str(root)):
+            served = scratch / "repository"
+            link_tree(root, served)
         deadline = time.monotonic() + timeout_s
         for attempt in range(1, ATTEMPTS + 1):
             ports = choose_ports(fixed)
