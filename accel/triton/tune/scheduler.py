@@ -37,6 +37,9 @@ from accel.triton.settings import Settings
 SLEEP_S = 0.5
 WARM = 0.1
 """The first tenth of the requests fills the queue and counts nowhere."""
+LEFT, TAKES, SECONDS, TAKEN, MADE = range(5)
+"""Of a batch: the share left of it, what the whole takes at the speed of now, what it takes while 1, 2, … instances are
+busy, its requests, its size and shape."""
 
 Service = Callable[[int, int, int], Sequence[float]]
 """Takes a batch's items, its requests and the kind of their shape; returns the seconds that an instance is held by it
@@ -160,27 +163,35 @@ def simulate_together(
         ValueError: a model has neither loop.
     """
     lanes = [_Lane(server, sent, seed + number) for number, (server, sent) in enumerate(models)]
-    now = 0.0
-    while any(lane.arriving or lane.busy or lane.waiting or lane.delayed for lane in lanes):
-        wake = min(lane.begin(now) for lane in lanes)
-        wanted = sum(lane.threads for lane in lanes)
-        soonest, first, index, paces = math.inf, lanes[0], -1, []
+    shared = len(lanes) > 1
+    now, slower = 0.0, 1.0
+    while True:
+        wake = comes = soonest = math.inf
+        first = coming = lanes[0]
+        index, working = -1, False
         for lane in lanes:
-            slower = max(1.0, wanted / cores) / max(1.0, lane.threads / cores)
-            paces.append(slower)
+            working = working or bool(lane.arriving or lane.busy or lane.waiting or lane.delayed)
+            wake = min(wake, lane.begin(now))
+        if not working:
+            break
+        wanted = sum([lane.threads for lane in lanes]) if shared else 0.0
+        for lane in lanes:
+            if shared:
+                slower = max(1.0, wanted / cores) / max(1.0, lane.threads / cores)
             level = len(lane.busy) - 1
             for place, batch in enumerate(lane.busy):
-                if (left := batch[0] * batch[1][level] * slower) < soonest:
+                batch[TAKES] = batch[SECONDS][level] * slower
+                if (left := batch[LEFT] * batch[TAKES]) < soonest:
                     soonest, first, index = left, lane, place
-        coming = min((lane for lane in lanes if lane.arriving), key=lambda lane: lane.arriving[0][0], default=None)
-        then = min(now + soonest, wake, coming.arriving[0][0] if coming else math.inf)
-        for lane, slower in zip(lanes, paces, strict=True):
-            level = len(lane.busy) - 1
+            if lane.arriving and lane.arriving[0][0] < comes:
+                comes, coming = lane.arriving[0][0], lane
+        then = min(now + soonest, wake, comes)
+        for lane in lanes:
             for batch in lane.busy:
-                batch[0] -= (then - now) / (batch[1][level] * slower)
+                batch[LEFT] -= (then - now) / batch[TAKES]
         if then == now + soonest and index >= 0:
             first.end(index, then)
-        elif then < wake and coming is not None:
+        elif then < wake and comes < math.inf:
             coming.arrive(then)
         now = then
     return [lane.outcome() for lane in lanes]
@@ -215,7 +226,7 @@ class _Lane:
         self._queue = server.queue if server.settings.batching else QueuePolicy()
         self.waiting: deque[int] = deque()
         self.delayed: deque[int] = deque()  # they waited too long, and come after those
-        self.busy: list[list] = []  # [share left, seconds by busy instances, its requests, its size and shape]
+        self.busy: list[list] = []  # LEFT to MADE of each batch
         self._idle: list[tuple[int, int] | None] = [None] * server.settings.instances  # what each had last
         self._each = server.threads
 
@@ -255,7 +266,7 @@ class _Lane:
             factor, made = self._noise[taken[0]], (items, self._kind[taken[0]])
             more_s = server.switch(items) if self._idle.pop() not in (None, made) else 0.0
             seconds = [factor * s + more_s for s in server.service(items, count, made[1])]
-            self.busy.append([1.0, seconds, taken, made])
+            self.busy.append([1.0, math.inf, seconds, taken, made])
         return math.inf
 
     def _expire(self, now: float) -> None:
@@ -270,10 +281,10 @@ class _Lane:
 
     def end(self, place: int, now: float) -> None:
         """Answer the requests of a batch."""
-        *_, taken, made = self.busy.pop(place)
-        self._asleep_until = now + SLEEP_S if self._misses[taken[0]] else -math.inf
-        self._idle.append(made)
-        for n in taken:
+        batch = self.busy.pop(place)
+        self._asleep_until = now + SLEEP_S if self._misses[batch[TAKEN][0]] else -math.inf
+        self._idle.append(batch[MADE])
+        for n in batch[TAKEN]:
             self._ended[n] = now + self._server.overhead_s
             self._again(self._ended[n])
 
