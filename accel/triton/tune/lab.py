@@ -444,7 +444,8 @@ class Trial:
         rows = rows[np.argsort(rows[:, SENT])]
         took_s = (rows[:, END] - rows[:, SENT]) / 1e9
         other = np.append(False, rows[1:, FEED] != rows[:-1, FEED])
-        of = {size: took_s[other & (rows[:, FEED] == n)] for n, size in enumerate(sizes)}
+        awake = took_s < np.array([alone_s[size] for size in sizes])[rows[:, FEED].astype(int)] + SLEPT_S
+        of = {size: took_s[other & awake & (rows[:, FEED] == n)] for n, size in enumerate(sizes)}
         seen = {size: float(np.median(found)) for size, found in of.items() if len(found)}
         return tuple(max(0.0, seen.get(size, usual_s) - usual_s) for size, usual_s in alone_s.items())
 
