@@ -16,7 +16,13 @@ from accel.core.dtypes import DATATYPES, datatype
 from accel.core.errors import InputError, UsageError
 from accel.core.values import PYTHON_BACKEND, TensorSpec
 
-BATCHING: Mapping[str, Any] = {
+BATCHING: Mapping[str, Any] = {}
+"""``dynamic_batching``: whatever waits is merged, no request waits for others, and the queue has no limit: with one the
+batcher sleeps while requests wait (decision 28).
+
+Source: server docs/user_guide/batcher.md, "Recommended Configuration Process".
+"""
+LIMITED: Mapping[str, Any] = {
     "default_queue_policy": {
         "timeout_action": "REJECT",
         "default_timeout_microseconds": 10_000_000,
@@ -24,13 +30,10 @@ BATCHING: Mapping[str, Any] = {
         "max_queue_size": 1024,
     }
 }
-"""``dynamic_batching``: whatever waits is merged, no request waits for others, and a full queue refuses (UNAVAILABLE).
+"""The same with a limit, for models that return at once and compute in threads of their own: a full queue refuses
+(UNAVAILABLE), a request waits ten seconds at most, and a client may ask for less.
 
-A request waits ten seconds at most, a client may ask for less: without a limit those of clients that went away are all
-computed before those of clients that wait.
-
-Source: server docs/user_guide/batcher.md, "Recommended Configuration Process"; common protobuf/model_config.proto,
-ModelQueuePolicy.
+Source: common protobuf/model_config.proto, ModelQueuePolicy.
 """
 
 
@@ -134,7 +137,9 @@ def model_config(
     from tritonclient.grpc import model_config_pb2 as pb
 
     # Source: triton-inference-server/core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig.
-    if steps and (accelerators or any(fields.get(f) for f in ("backend", "dynamic_batching", "model_warmup"))):
+    if steps and (
+        accelerators or any(fields.get(f) is not None for f in ("backend", "dynamic_batching", "model_warmup"))
+    ):
         raise InputError(f"ensemble {name!r} has a backend, batching, warmup or accelerators: they belong to its steps")
     model = pb.ModelConfig(
         name=check_model_name(name),

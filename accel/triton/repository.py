@@ -29,6 +29,7 @@ from accel.core.values import (
 from accel.triton import manifest as manifests, overrides as changes
 from accel.triton.config import (
     BATCHING,
+    LIMITED,
     allow_lengths,
     byte_size,
     check,
@@ -137,7 +138,7 @@ def emit(
             backend=served.backend,
             platform=served.platform,
             default_model_filename=own_file if is_python else served.filename,
-            dynamic_batching=BATCHING if contract.batch > 1 and not kept else None,
+            dynamic_batching=(LIMITED if groups else BATCHING) if contract.batch > 1 and not kept else None,
             sequence_batching=scheduling(kept, begin, implicit=implicit, batch=contract.batch) if kept else None,
             model_warmup=warm.renamed(served.input_names if renamed else {}),
         )

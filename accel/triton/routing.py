@@ -16,7 +16,7 @@ from accel.core.errors import InputError, OutputError
 from accel.core.files import link_or_copy, replacing, write_text
 from accel.core.values import PYTHON_BACKEND, Repository
 from accel.triton import ensemble, manifest as manifests, overrides
-from accel.triton.config import BATCHING, allow_lengths, check, copy_fields, model_config, parse, to_text
+from accel.triton.config import LIMITED, allow_lengths, check, copy_fields, model_config, parse, to_text
 from accel.triton.contract import Contract, largest_batch
 from accel.triton.folders import describe, link_tree
 from accel.triton.launch import DEPLOYMENT, require, write_launch
@@ -189,7 +189,7 @@ def _write_router(origin: Path, folder: Path, manifest: Manifest, core: Core, co
         version=manifest.version,
         backend=PYTHON_BACKEND,
         default_model_filename=ROUTED,
-        dynamic_batching=BATCHING,
+        dynamic_batching=LIMITED,
     )
     allow_lengths(model)
     asked = overrides.parse(manifest.overrides).HasField("dynamic_batching")  # else its sizes are one shape's

@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, UsageError
 from accel.core.values import TensorSpec
-from accel.triton.config import BATCHING, check_model_name, model_config, parse, step, tensor, to_text
+from accel.triton.config import BATCHING, LIMITED, check_model_name, model_config, parse, step, tensor, to_text
 
 PLAIN = {
     "name": "model",
@@ -62,7 +62,7 @@ def test_every_field_reaches_its_place():
     config = model_config(
         **SERVED,
         kind="KIND_GPU",
-        dynamic_batching=BATCHING,
+        dynamic_batching=LIMITED,
         model_warmup=[{"name": "w", "batch_size": 4, "count": 1, "inputs": {"x": data | {"input_data_file": "x.bin"}}}],
         accelerators=(("gpu", "tensorrt", {"precision_mode": "FP16"}), ("cpu", "openvino", {})),
         parameters={"key": "value"},

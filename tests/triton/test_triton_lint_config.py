@@ -239,6 +239,20 @@ CORE = [
         severity="warning",
     ),
     Case(
+        "a queue with a limit",
+        "python",
+        add(batching("default_queue_policy { max_queue_size: 64 }")),
+        "dynamic_batching.default_queue_policy",
+        severity="warning",
+    ),
+    Case(
+        "a queue whose requests end",
+        "python",
+        add(batching("default_queue_policy { default_timeout_microseconds: 9 }")),
+        "dynamic_batching.default_queue_policy",
+        severity="warning",
+    ),
+    Case(
         "order and priorities",
         "python",
         add(batching("preserve_ordering: true priority_levels: 2 default_priority_level: 1")),
@@ -250,11 +264,17 @@ CORE = [
         "python",
         add(
             batching(
-                "preserve_ordering: true default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 9 }"
+                "preserve_ordering: true priority_levels: 1 default_priority_level: 1 priority_queue_policy "
+                "{ key: 1 value { timeout_action: DELAY default_timeout_microseconds: 9 } }"
             )
         ),
         "dynamic_batching.preserve_ordering",
-        add(batching("preserve_ordering: true default_queue_policy { default_timeout_microseconds: 9 }")),
+        add(
+            batching(
+                "preserve_ordering: true priority_levels: 1 default_priority_level: 1 priority_queue_policy "
+                "{ key: 1 value { default_timeout_microseconds: 9 } }"
+            )
+        ),
     ),
     Case(
         "cache and sequences",

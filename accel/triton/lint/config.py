@@ -281,7 +281,8 @@ def batch_tensors(model: LintedModel) -> Iterator[Finding]:
 def dynamic_batching(model: LintedModel) -> Iterator[Finding]:
     """Preferred sizes, priorities and queue policies.
 
-    Source: ValidateModelConfig; core src/dynamic_batch_scheduler.cc (without ``max_batch_size`` it merges nothing).
+    Source: ValidateModelConfig; core src/dynamic_batch_scheduler.cc (without ``max_batch_size`` it merges nothing;
+    ``WaitForPayloadSlotAvailable`` sleeps); src/scheduler_utils.cc, PriorityQueue (``support_prefetching_``).
     """
     if not model.config.HasField("dynamic_batching"):
         return
@@ -295,6 +296,16 @@ def dynamic_batching(model: LintedModel) -> Iterator[Finding]:
         why = "is 0, so that levels and their policies are ignored"
         yield model.warning("dynamic_batching.priority_levels", why, "set it")
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    limit = batching.default_queue_policy
+    limits = limit.max_queue_size or limit.default_timeout_microseconds or limit.allow_timeout_override
+    # What accel groups itself returns at once: an instance is always free.
+    if most and not levels and limits and (model.manifest is None or model.manifest.grouping is None):
+        yield model.warning(
+            "dynamic_batching.default_queue_policy",
+            "lets requests wait for up to 0.5 s beside a free instance: where a queue has a limit, the end of a batch "
+            "does not always wake the batcher (24.03 to 26.06 at least)",
+            "leave it out and give clients deadlines, or measure it at small loads",
+        )
     delays = any(p.default_timeout_microseconds and p.timeout_action for p in policies)
     ordered, field = batching.preserve_ordering, "dynamic_batching.preserve_ordering"
     yield from model.errors(
