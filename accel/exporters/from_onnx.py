@@ -11,12 +11,13 @@ import numpy as np
 from accel.core.errors import InputError, StageError, UnavailableError, UsageError, first_line, raised_as
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
+from accel.exporters import masks
 from accel.exporters.axes import Extent, fix_dims, known_input, profile_of, resolve
 from accel.exporters.axis_trial import study
 from accel.exporters.onnx_file import external_files, nodes, parse, refuse_foreign
 from accel.exporters.probe import check_repeats, example_arrays
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import sample_shapes
+from accel.exporters.sample_files import sample_bounds, sample_shapes
 from accel.exporters.sources import content_key
 from accel.graph.evaluate import OLDEST, kernel_check, open_unoptimised
 
@@ -155,6 +156,8 @@ def describe(request: SourceRequest) -> ModelSource:
     if request.samples is None:
         inputs, assumed_ranges = _ranged(inputs, graph.graph)
         notices += assumed_ranges
+    inputs, assumed_mask = _masked(inputs, request)
+    notices += assumed_mask
     shaped = {*request.min_shapes, *request.opt_shapes, *request.max_shapes}
     found = study(
         answer,
@@ -207,6 +210,22 @@ def _ranged(inputs: tuple[TensorSpec, ...], graph: "onnx.GraphProto") -> tuple[t
     inputs = tuple(dataclasses.replace(s, range=(0, rows[s.name] - 1)) if s.name in rows else s for s in inputs)
     said = "input {!r}: values 0 to {} assumed, the rows of the table that it indexes (--range sets them)"
     return inputs, [said.format(name, size - 1) for name, size in rows.items()]
+
+
+def _masked(inputs: tuple[TensorSpec, ...], request: SourceRequest) -> tuple[tuple[TensorSpec, ...], list[str]]:
+    """Bound a mask without a range: by 0 and 1, or what the samples have beyond them.
+
+    Returns:
+        The inputs, and what to tell the user.
+    """
+    name = masks.usual(inputs) if request.mask is None else request.mask
+    found = next((s for s in inputs if s.name == name and "int" in s.dtype and s.range is None), None)
+    if found is None:
+        return inputs, []
+    low, high = sample_bounds(request.samples, found.name) or (0, 1)
+    bounds = (min(low, 0), max(high, 1))
+    said = f"input {name!r}: values {bounds[0]} to {bounds[1]} assumed, as of a mask (--range sets them)"
+    return tuple(dataclasses.replace(s, range=bounds) if s is found else s for s in inputs), [said]
 
 
 def _renamed(

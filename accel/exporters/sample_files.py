@@ -50,12 +50,27 @@ def sample_dtype(reference: str | None, name: str) -> str | None:
     Args:
         reference / name: as of ``sample_shapes``.
     """
+    return next((str(array.dtype) for array in _held(reference, name)), None)
+
+
+def sample_bounds(reference: str | None, name: str) -> tuple[int, int] | None:
+    """Return the least and the largest value of an integer input in all ``.npz``; None where none has it.
+
+    Args:
+        reference / name: as of ``sample_shapes``.
+    """
+    ends = [(int(array.min()), int(array.max())) for array in _held(reference, name) if array.size]
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
+
+
+def _held(reference: str | None, name: str) -> Iterator[np.ndarray]:
+    """Yield what each ``.npz`` has of an input."""
     if reference is None or FACTORY.fullmatch(reference):
-        return None
+        return
     path = Path(reference)
-    files = [f for f in (sample_files(path) if path.is_dir() else [path]) if f.suffix.lower() == ".npz"]
-    held = (array for file in files for array in _arrays(file, name).values())
-    return next((str(array.dtype) for array in held), None)
+    for file in sample_files(path) if path.is_dir() else [path]:
+        if file.suffix.lower() == ".npz":
+            yield from _arrays(file, name).values()
 
 
 def _arrays(file: Path, name: str) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -354,6 +355,39 @@ def table_model(path: Path) -> Path:
     graph = h.make_graph(nodes, "g", inputs, outputs, stored)
     onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9), path)
     return path
+
+
+def masked_model(path: Path) -> Path:
+    """Ids times a mask, and a third input of another name."""
+    h, t = onnx.helper, onnx.TensorProto
+    names = ("input_ids", "attention_mask", "other")
+    inputs = [h.make_tensor_value_info(n, t.INT64, ["batch", "seq"]) for n in names]
+    nodes = [h.make_node("Mul", names[:2], ["m"]), h.make_node("Add", ["m", "other"], ["y"])]
+    outputs = [h.make_tensor_value_info("y", t.INT64, ["batch", "seq"])]
+    onnx.save(
+        h.make_model(h.make_graph(nodes, "g", inputs, outputs), opset_imports=[h.make_opsetid("", 18)], ir_version=9),
+        path,
+    )
+    return path
+
+
+def test_a_mask_is_0_and_1_unless_samples_or_the_user_say_otherwise(tmp_path: Path) -> None:
+    """Without a range its int64 is not proved to fit int32, and OpenVINO is lost to every BERT from elsewhere."""
+    path = masked_model(tmp_path / "m.onnx")
+
+    def ranges(**more: Any) -> list[tuple[int, int] | None]:
+        return [s.range for s in describe(recognise(str(path), **more)).inputs]
+
+    assert ranges() == [None, (0, 1), None]
+    assert "input 'attention_mask': values 0 to 1 assumed, as of a mask" in (
+        describe(recognise(str(path))).notice or ""
+    )
+    assert ranges(ranges={"attention_mask": (0, 3)}) == [None, (0, 3), None]
+    assert ranges(mask="other") == [None, None, (0, 1)]
+    assert ranges(mask="none") == [None, None, None]
+    ids = np.ones((4, 6), np.int64)
+    np.savez(tmp_path / "s.npz", input_ids=ids, attention_mask=ids * 2, other=ids)
+    assert ranges(samples=str(tmp_path / "s.npz")) == [None, (0, 2), None]
 
 
 def test_without_samples_integers_are_bounded_by_the_tables_they_index(tmp_path: Path) -> None:
