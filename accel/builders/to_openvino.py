@@ -482,8 +482,10 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
 
     def quantise(chosen: Sequence[Feed], way: Calibration) -> Any:
         advanced = nncf.AdvancedQuantizationParameters(backend_params={"compress_weights": False})
-        if hardware.detect().cpu.has_vnni:  # else NNCF halves the range of some weights, so that sums fit into 16 bits
-            advanced.overflow_fix = nncf.OverflowFix.DISABLE
+        vnni = (
+            hardware.detect().cpu.has_vnni
+        )  # without it two products are summed in 16 bits: half of the range is left
+        advanced.overflow_fix = nncf.OverflowFix.DISABLE if vnni else nncf.OverflowFix.ENABLE
         own = options.smooth_quant_alpha
         if own is not None:
             advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(convolution=own, matmul=own)

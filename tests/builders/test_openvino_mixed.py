@@ -446,7 +446,7 @@ def test_nothing_inside_a_norm_is_quantised(tmp_path):
     """NNCF puts pairs between its single operations, and of a variance in 8 bits little is left."""
     source = prepared(tmp_path / "source", fragile=False, path=spelt_out(tmp_path / "m.onnx"))
     request, built = build(source, "openvino-int8", tmp_path / "out", search_s=0)
-    assert gate_db(source, request, built, tmp_path / "out") > 32  # 29.7 with them
+    assert gate_db(source, request, built, tmp_path / "out") > 31  # 29.7 with them; 31.5 without VNNI
     model = import_openvino().Core().read_model(tmp_path / "out" / built.entry)
     assert "MVN" in {op.get_type_name() for op in model.get_ops()}
 
