@@ -473,6 +473,7 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     transformer = request.source.family == "transformer"
     if not transformer:  # a norm of single operations becomes one: NNCF would quantise inside of it
         apply_moc_transformations(model, cf=False, smart_reshape=False)
+    convolves = any(op.get_type_name().endswith("Convolution") for op in model.get_ops())
     attention = _activation_products(model)
     recurrent = [op.get_friendly_name() for op in model.get_ops() if op.get_type_name() in RECURRENT]
     if attention or recurrent:
@@ -482,10 +483,10 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
 
     def quantise(chosen: Sequence[Feed], way: Calibration) -> Any:
         advanced = nncf.AdvancedQuantizationParameters(backend_params={"compress_weights": False})
-        vnni = (
-            hardware.detect().cpu.has_vnni
-        )  # without it two products are summed in 16 bits: half of the range is left
-        advanced.overflow_fix = nncf.OverflowFix.DISABLE if vnni else nncf.OverflowFix.ENABLE
+        if hardware.detect().cpu.has_vnni:
+            advanced.overflow_fix = nncf.OverflowFix.DISABLE
+        elif convolves:  # two products are summed in 16 bits, and NNCF halves the range of the first layer alone
+            advanced.overflow_fix = nncf.OverflowFix.ENABLE
         own = options.smooth_quant_alpha
         if own is not None:
             advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(convolution=own, matmul=own)
