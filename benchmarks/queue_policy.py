@@ -38,7 +38,7 @@ from accel.triton.settings import Settings
 from accel.triton.tune.lab import Goal, Subject, largest_batch, subject, trial
 
 PATIENCE_MS, REQUESTS = 2000.0, 500
-OVERLOAD_S, SOON_S, GIVES_UP_S = 8.0, 0.1, 1.0
+OVERLOAD_S, SOON_S, GIVES_UP_S, LONGEST_S = 8.0, 0.1, 1.0, 120.0
 QUEUES = {
     "with a limit": Settings(fields=from_fields({"dynamic_batching": LIMITED}, "the limit")),
     "without a limit": Settings(),
@@ -69,7 +69,7 @@ def overload(one: Subject, settings: Settings, rate: float, deadline_s: float | 
             time.sleep(max(0.0, begin + number / rate - time.monotonic()))
             client.async_infer(one.model, inputs, end, client_timeout=deadline_s)
         over = time.monotonic()
-        while True:
+        while time.monotonic() < over + LONGEST_S:
             asked = time.monotonic()
             try:
                 client.infer(one.model, inputs)
@@ -90,14 +90,14 @@ def measure(root: Path, loads: list[float], rounds: int, rate: float | None) -> 
         folder = Path(scratch)
         (folder / "logs").mkdir()
         one = subject(root, name=root.name, scratch=folder / "subject", logs=folder / "logs")
-        servers = {}
+        trials = {}
         for number, (name, settings) in enumerate(QUEUES.items()):
-            servers[name] = stack.enter_context(trial(one, settings, folder / str(number)))
-            servers[name].warm(largest_batch(one, settings), 1)
+            trials[name] = stack.enter_context(trial(one, settings, folder / str(number)))
+            trials[name].warm(largest_batch(one, settings), 1)
         for round_ in range(rounds):
-            for name, load in order.sample([(n, load) for n in servers for load in loads], len(servers) * len(loads)):
+            for name, load in order.sample([(n, load) for n in trials for load in loads], len(trials) * len(loads)):
                 before = NoiseSample.now()
-                seen = servers[name].probe(goal, load, least=REQUESTS, seed=round_)
+                seen = trials[name].probe(goal, load, least=REQUESTS, seed=round_)
                 others = NoiseSample.now().since(before).others_cores
                 rows.append({"queue": name, "round": round_, "others_cores": others, **to_json(seen)})
                 print(f"{name:20} {load:6.1f}/s: p50 {seen.p50_ms:.1f} ms, p99 {seen.p99_ms or 0:.1f} ms", flush=True)
@@ -108,7 +108,7 @@ def measure(root: Path, loads: list[float], rounds: int, rate: float | None) -> 
             overloads.append({"queue": name, "gives_up_s": after, **found})
     table = {
         f"{name}, {load:g}/s": {
-            key: [v for row in rows if (row["queue"], row["load"]) == (name, load) for v in [row[key]]]
+            key: [row[key] for row in rows if (row["queue"], row["load"]) == (name, load)]
             for key in ("p50_ms", "p99_ms", "throughput_per_s")
         }
         for name in QUEUES

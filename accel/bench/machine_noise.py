@@ -138,13 +138,13 @@ def taker(noise: MachineNoise) -> str:
     """Say what took CPU time in the worst rounds, and how much of it."""
     stolen = noise.stolen_cores if noise.stolen_cores_most is None else noise.stolen_cores_most
     throttled = noise.throttled_cores if noise.throttled_cores_most is None else noise.throttled_cores_most
-    by_share = {
-        noise.others_cores_most
-        / TOLERATED_CORES: f"other processes took up to {noise.others_cores_most:.0%} of a core",
-        stolen / TOLERATED_STEAL: f"the hypervisor gave other machines up to {stolen:.0%} of a core",
-        throttled / TOLERATED_STEAL: QUOTA,
-    }
-    return by_share[max(by_share)]
+    others = noise.others_cores_most
+    takers = [  # of equals the first: documents of before may know of none
+        (others / TOLERATED_CORES, f"other processes took up to {others:.0%} of a core"),
+        (stolen / TOLERATED_STEAL, f"the hypervisor gave other machines up to {stolen:.0%} of a core"),
+        (throttled / TOLERATED_STEAL, QUOTA),
+    ]
+    return max(takers, key=lambda taker: taker[0])[1]
 
 
 def busiest() -> str | None:

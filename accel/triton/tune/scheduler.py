@@ -60,6 +60,11 @@ class QueuePolicy:
     timeout_s: float = 0.0
     delays: bool = False
 
+    @property
+    def limited(self) -> bool:
+        """Whether it refuses anything."""
+        return bool(self.size or self.timeout_s)
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedServer:
@@ -210,8 +215,7 @@ class _Lane:
         self._kind = np.resize(sent.kinds, len(sent.items))[drawn].tolist()
         share = np.linspace(0.0, 1.0, len(server.spread))
         self._noise = np.interp(generator.random(total), share, np.sort(server.spread)).tolist()
-        limited = server.queue.size or server.queue.timeout_s
-        missed = server.missed if limited and server.settings.batching else 0.0
+        missed = server.missed if server.queue.limited and server.settings.batching else 0.0
         self._misses = (generator.random(total) < missed).tolist()
         self._asleep_until = -math.inf
         self._known = (generator.random(total) < sent.hit_rate).tolist()

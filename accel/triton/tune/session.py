@@ -240,10 +240,12 @@ class _Session(Measuring):
         if unended and self._deadline.left() <= 0:
             found.append(f"{NO_TIME}: not ended is the search of {', '.join(unended)}; the same command goes on")
         chosen = self.chosen
-        if chosen is not None and not chosen.settings.batching:
-            limited = model.policy(chosen.subject.config, chosen.subject.default)
-            if limited.size or limited.timeout_s:
-                found.append("without dynamic batching its queue has no limit, as that of what ships has")
+        if (
+            chosen is not None
+            and not chosen.settings.batching
+            and model.policy(chosen.subject.config, chosen.subject.default).limited
+        ):
+            found.append("without dynamic batching its queue has no limit, as that of what ships has")
         wanted, answered = self._goal.hit_rate, chosen.hit_share if chosen is not None else None
         if wanted is not None and answered is not None and abs(answered - wanted) > MISSED_HITS:
             found.append(
