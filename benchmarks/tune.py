@@ -26,6 +26,7 @@ import math
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -62,7 +63,9 @@ def main() -> None:
     sweep.add_argument("-o", "--out", type=Path, required=True)
     sweep.add_argument("--seconds", type=float, default=1.0)
     sweep.add_argument("--requests", type=int, default=200)
-    commands.add_parser("live").add_argument("folder", type=Path)
+    live_parser = commands.add_parser("live")
+    live_parser.add_argument("folder", type=Path)
+    live_parser.add_argument("--modes", nargs="+", choices=LIVE, default=list(LIVE))
     replay_parser = commands.add_parser("replay")
     replay_parser.add_argument("folder", type=Path)
     replay_parser.add_argument("--seeds", type=int, default=20)
@@ -87,14 +90,14 @@ def main() -> None:
         recorded["curves"] = json.loads(given.curves.read_text(encoding="utf-8"))["curves"]
         again(recorded)
     if given.command == "live":
-        found = live(recorded, given.folder)
+        found = live(recorded, given.folder, given.modes)
     else:
         found = replay(recorded, given.seeds) if given.command == "replay" else compare(recorded)
     (given.folder / f"{given.command}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({k: v for k, v in found.items() if k not in ("points", "judged")}, indent=1))
 
 
-def live(recorded: dict[str, Any], folder: Path) -> dict[str, Any]:
+def live(recorded: dict[str, Any], folder: Path, modes: Sequence[str]) -> dict[str, Any]:
     """Return for each mode what it chose on real servers, how long it took, and what that carries beside the best."""
     goal, sweep_s = from_json(Goal, recorded["goal"]), recorded["seconds_in_all"]["search"]
     chosen: dict[str, Option] = {}
@@ -107,7 +110,8 @@ def live(recorded: dict[str, Any], folder: Path) -> dict[str, Any]:
     def told(name: str, doing: str) -> None:
         print(f"{name}: {doing}", flush=True)
 
-    for mode, share in LIVE.items():
+    for mode in modes:
+        share = LIVE[mode]
         shutil.rmtree(folder / mode, ignore_errors=True)
         begin = time.monotonic()
         made, _ = tune(asked(mode, mode=mode, budget_s=share * sweep_s), notice=print, progress=told)

@@ -513,7 +513,7 @@ class Measuring:
 
         with self._timed("search"), contextlib.suppress(_TimeOver):
             if mode == "brute":
-                searches.brute(options, evaluate)
+                searches.brute(options, evaluate, seed=asked.seed)
             else:
                 how = searches.quick if mode == "quick" else searches.optuna
                 how(options, evaluate, trials=trials, seed=asked.seed)

@@ -56,7 +56,8 @@ def policy(config: Any, settings: Settings) -> QueuePolicy:
     if batching.priority_levels and level in batching.priority_queue_policy:
         found = batching.priority_queue_policy[level]
     timeout_s = found.default_timeout_microseconds / 1e6
-    return QueuePolicy(found.max_queue_size, timeout_s, found.timeout_action == found.DELAY)
+    delays = found.timeout_action == found.DELAY
+    return QueuePolicy(found.max_queue_size, timeout_s, delays, found.allow_timeout_override)
 
 
 def probe(

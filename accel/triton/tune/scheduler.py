@@ -54,16 +54,18 @@ class QueuePolicy:
         size: most requests that may wait; 0 for no limit.
         timeout_s: how long one may wait; 0 for no limit.
         delays: one that waited longer is not refused: it comes after all that did not.
+        overrides: a request may name a timeout of its own; none that is sent here does.
     """
 
     size: int = 0
     timeout_s: float = 0.0
     delays: bool = False
+    overrides: bool = False
 
     @property
     def limited(self) -> bool:
-        """Whether it refuses anything."""
-        return bool(self.size or self.timeout_s)
+        """Whether it may refuse a request."""
+        return bool(self.size or self.timeout_s or self.overrides)
 
 
 @dataclass(frozen=True, slots=True)

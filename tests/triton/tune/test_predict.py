@@ -247,6 +247,12 @@ def test_the_queue_is_the_one_that_the_config_has(more, settings, expected):
     assert predict.policy(config.parse(BATCHING % more), settings) == expected
 
 
+def test_a_queue_whose_requests_may_name_a_timeout_has_a_limit():
+    batching = "max_batch_size: 8 dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
+    assert predict.policy(config.parse(batching), Settings()).limited
+    assert not predict.policy(config.parse("max_batch_size: 8 dynamic_batching {}"), Settings()).limited
+
+
 def test_a_queue_that_holds_few_refuses_what_a_long_one_would_answer_in_time():
     """Batches of 8 take 10 ms: within 500 ms hundreds may wait, and this config lets 4."""
     short = goodput(curve(), Settings(), config=config.parse(BATCHING % ""))

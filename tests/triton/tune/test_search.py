@@ -45,10 +45,18 @@ def surface(option):
 BEST = ("b", Settings(2, 1, True, (4,), 500))
 
 
-def test_brute_tries_all():
+def test_brute_tries_all_and_what_ships_first():
     found = search.brute(options(), surface)
-    assert list(found) == options()
+    assert next(iter(found)) == options()[0]
+    assert set(found) == set(options())
     assert max(found, key=found.get) == BEST
+    assert list(search.brute(options(), surface)) == list(found), "a sweep goes on in the order that it began in"
+
+
+def test_half_of_a_sweep_is_of_all_kinds():
+    half = list(search.brute(options(), surface))[: len(options()) // 2]
+    assert {name for name, _ in half} == {name for name, _ in options()}
+    assert {s.preferred for _, s in half} == {s.preferred for _, s in options()}
 
 
 @pytest.mark.parametrize("seed", range(5))
