@@ -63,6 +63,7 @@ def main() -> None:
     sweep.add_argument("-o", "--out", type=Path, required=True)
     sweep.add_argument("--seconds", type=float, default=1.0)
     sweep.add_argument("--requests", type=int, default=200)
+    sweep.add_argument("--budget-s", type=float, help="end here, with what was measured until then")
     live_parser = commands.add_parser("live")
     live_parser.add_argument("folder", type=Path)
     live_parser.add_argument("--modes", nargs="+", choices=LIVE, default=list(LIVE))
@@ -81,6 +82,7 @@ def main() -> None:
             out=given.out,
             probe_s=given.seconds,
             least=given.requests,
+            budget_s=given.budget_s,
         )
         found, _ = tune(asked, notice=print, progress=lambda name, doing: print(f"{name}: {doing}", flush=True))
         print(json.dumps(found["decision"], indent=1))
@@ -212,7 +214,8 @@ class Replay:
             how = search.optuna if importlib.util.find_spec("optuna") else search.quick
             trials = min(len(self.options), search.few(self.options))
             known = set(self._runners)
-            tried = how(self.options, self.measured.__getitem__, trials=trials, seed=seed)
+            first = best[FINALISTS:]
+            tried = how(self.options, self.measured.__getitem__, trials=trials, seed=seed, first=first)
             more = sum(self._probes(o) for o in tried if o not in known)
             chosen = self._prove([chosen, *sorted(tried, key=lambda o: -tried[o])[:FINALISTS]])
         seconds = self.spent["curves"] + self.spent["predict"] + self._each_s * more

@@ -346,7 +346,7 @@ class Measuring:
         mode: Mode = "optuna" if importlib.util.find_spec("optuna") else "quick"
         self._warnings.append(f"{why}: --mode {mode} has searched under real load")
         self._notice(f"{why}: searching under real load (--mode {mode})")
-        return self._search(options, mode)
+        return self._search(options, mode, self.shortlist(options)[FINALISTS:])
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -476,8 +476,12 @@ class Measuring:
         """Return ``search.shortlist`` of what is predicted."""
         return searches.shortlist(options, self._expected)
 
-    def _search(self, options: Sequence[Option], mode: Mode) -> list[Option]:
-        """Return the options in the order of what they carry, measured one after another as the mode says."""
+    def _search(self, options: Sequence[Option], mode: Mode, first: Sequence[Option] = ()) -> list[Option]:
+        """Return the options in the order of what they carry, measured one after another as the mode says.
+
+        Args:
+            first: what is promising, as of ``search.quick``.
+        """
         asked = self._asked
         trials = len(options) if mode == "brute" else min(len(options), asked.trials or searches.few(options))
         found: dict[Option, float] = {}
@@ -516,7 +520,7 @@ class Measuring:
                 searches.brute(options, evaluate, seed=asked.seed)
             else:
                 how = searches.quick if mode == "quick" else searches.optuna
-                how(options, evaluate, trials=trials, seed=asked.seed)
+                how(options, evaluate, trials=trials, seed=asked.seed, first=first)
         if len(found) < trials and self._deadline.left(SEARCH) <= 0:
             self._cut = True
             self._warnings.append(f"the search ended after {len(found)} of {trials} trials: {NO_TIME}")

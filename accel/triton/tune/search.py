@@ -75,10 +75,15 @@ def brute(options: Sequence[Option], evaluate: Evaluate, *, seed: int = 0) -> di
     return {option: evaluate(option) for option in [*options[:1], *others]}
 
 
-def quick(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: int = 0) -> dict[Option, float]:
+def quick(
+    options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: int = 0, first: Sequence[Option] = ()
+) -> dict[Option, float]:
     """Climb: from what ships to the first better neighbour while there is one; then from elsewhere until it is enough.
 
     A neighbour differs in one coordinate, by one step where it has an order.
+
+    Args:
+        first: what is promising: tried after what ships, and the best of them is where it begins.
     """
     drawn = random.Random(seed)
     found: dict[Option, float] = {}
@@ -106,7 +111,7 @@ def quick(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: i
         drawn.shuffle(steps)
         return steps
 
-    place = options[0]
+    place = max([options[0], *first], key=value)
     while len(found) < min(trials, len(options)):
         here = value(place)
         better = next((o for o in near(place) if value(o) > here), None)
@@ -114,8 +119,13 @@ def quick(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: i
     return found
 
 
-def optuna(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: int = 0) -> dict[Option, float]:
+def optuna(
+    options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: int = 0, first: Sequence[Option] = ()
+) -> dict[Option, float]:
     """Let Optuna's TPE sampler choose, what ships first.
+
+    Args:
+        first: what is promising: tried after what ships, and the sampler learns from it.
 
     Raises:
         UnavailableError: Optuna is not installed.
@@ -128,6 +138,7 @@ def optuna(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: 
     known = {coordinates(option): option for option in options}
     values = _values(options)
     names = ("repository", "instances", "merged", "delay", "cached")
+    drawn = random.Random(seed)
     found: dict[Option, float] = {}
     study = library.create_study(
         direction="maximize",
@@ -137,7 +148,8 @@ def optuna(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: 
     def index(option: Option) -> dict[str, int]:
         return {n: v.index(c) for n, v, c in zip(names, values, coordinates(option), strict=True)}
 
-    study.enqueue_trial(index(options[0]))
+    for promising in (options[0], *first):
+        study.enqueue_trial(index(promising))
     for _ in range(20 * trials):  # one that is known already costs nothing
         if len(found) >= min(trials, len(options)):
             break
@@ -146,6 +158,9 @@ def optuna(options: Sequence[Option], evaluate: Evaluate, *, trials: int, seed: 
         if chosen[2] is None:
             chosen[3] = 0
         option = known.get(tuple(chosen))
+        # What is no option, or is known, its sampler would propose for ever: another one is drawn after it.
+        if (option is None or option in found) and (untried := [o for o in options if o not in found]):
+            study.enqueue_trial(index(drawn.choice(untried)))
         if option is None:
             study.tell(trial, state=library.trial.TrialState.FAIL)
             continue

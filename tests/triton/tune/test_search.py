@@ -218,3 +218,15 @@ def test_of_a_run_only_what_was_proved_on_all_feeds_is_tuned(tmp_path):
     found = {name for name, _ in measured.repositories(tmp_path, "embedded")}
     assert whole <= found
     assert "openvino-fp32@cpu" not in found
+
+
+@pytest.mark.parametrize("how", [search.quick, search.optuna])
+def test_what_is_promising_is_tried_after_what_ships(how):
+    first = [BEST, ("a", Settings(1, 2, False))]
+    found = how(options(), surface, trials=3, first=first)
+    assert list(found) == [options()[0], *first]
+
+
+def test_optuna_goes_on_where_its_sampler_proposes_what_is_known_or_is_no_option():
+    some = [o for n, o in enumerate(options()) if n % 3 == 0]
+    assert len(search.optuna(some, surface, trials=len(some))) == len(some)
