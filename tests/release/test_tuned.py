@@ -15,7 +15,7 @@ from accel.release import checking, converting, document, release_file
 from accel.triton import manifest as manifests
 
 served = pytest.mark.skipif(not environments.installed("triton"), reason="the embedded server is not installed")
-TUNE = {"max_p99_ms": 500, "budget_s": 20}  # in half of it a busy machine found no load that is held
+TUNE = {"max_p99_ms": 500, "budget_s": 60}  # in 20 a busy machine found no load that is held
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ DIFFERS = 0.15
 """From this difference on between what was predicted and what was measured, it is said, and real load searched."""
 BUDGET_S = 900.0
 """How long a call measures unless told otherwise; a brute sweep has no limit."""
-CURVES, PROOF, SEARCH = 0.5, 0.65, 0.8
+CURVES, PROOF, SEARCH = 0.35, 0.6, 0.8
 """Shares of that time after which no further curve is begun, no load proves a prediction that another load has
 contradicted, and no further trial of a search is begun."""
 
