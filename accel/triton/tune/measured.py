@@ -493,12 +493,12 @@ class Measuring:
             return beaten or (bool(runner.search.probes) and self._deadline.left(SEARCH) <= 0)
 
         def evaluate(option: Option) -> float:
-            if found and self._deadline.left(SEARCH) <= 0:
-                raise _TimeOver
             if took:
                 self._deadline.expected_s = sum(took) / len(took) * (trials - len(found))
             runner, begin = self._runner(option, confirm=1), time.monotonic()
             new = runner.search.next() is not None
+            if new and found and self._deadline.left(SEARCH) <= 0:
+                raise _TimeOver
             count = f"{len(found) + 1} of {trials}"
             try:
                 if new:
@@ -588,6 +588,11 @@ def differs(runner: ConfigurationRunner) -> float:
 
 
 def contradicts(runner: ConfigurationRunner) -> bool:
-    """Say whether what held lies that far above the prediction, or what broke below it."""
+    """Say whether what held lies that far above the prediction, or what broke below it.
+
+    What broke once, in a search that goes on, contradicts nothing: a stall of the machine may have broken it.
+    """
     predicted = runner.expected
-    return runner.held > (1 + DIFFERS) * predicted or (1 + DIFFERS) * runner.most < predicted
+    broke = sum(p.count for p in runner.search.probes if not p.held and (1 + DIFFERS) * runner.sent(p) < predicted)
+    below = (1 + DIFFERS) * runner.most < predicted and (broke > 1 or runner.search.next() is None)
+    return below or runner.held > (1 + DIFFERS) * predicted

@@ -27,6 +27,8 @@ NEXT, AGAIN = "next", "again"
 """What a turn puts on a server: the next load of its search, or the least one that broke once more."""
 CONFIRM, GROWTH = 3, 1.15
 """Probes of the load found, and how fast the search grows from the load that was predicted."""
+LEAST_PROBES = 6
+"""What ships has so many, whatever the time, while nothing is held: 6 go down to a sixteenth of the load predicted."""
 CONFIRMING_LIMITS, MOST_CONFIRMING_S = 32, 10.0
 """What confirms a load lasts so many times the budget, up to so many seconds: a queue shows that grows by 3 % of
 the time. The eight of a search let through a load 10 % above what a server carries (M/D/1 of 400/s, 200 ms).
@@ -91,16 +93,15 @@ class ConfigurationRunner:
         """
         if (best := self.search.best) is None:
             return 0.0
-        sent, chance = best.load * self._items, 3 / math.sqrt(max(1, best.requests))
-        counted = self.goal.arrivals is None or best.throughput_per_s < (1 - chance) * sent
-        return best.throughput_per_s if counted else sent
+        sent, chance = self.sent(best), 3 / math.sqrt(max(1, best.requests))
+        return best.throughput_per_s if best.throughput_per_s < (1 - chance) * sent else sent
 
     @property
     def expected(self) -> float:
         """Items per second of the greatest load that it was predicted to hold, counted as in ``held``."""
         if self.predicted is None:
             return 0.0
-        return self.predicted.load * self._items if self.goal.arrivals else self.predicted.throughput_per_s
+        return self.sent(self.predicted)
 
     @property
     def _items(self) -> float:
@@ -116,7 +117,11 @@ class ConfigurationRunner:
             return self.held  # more clients were tried, or brought nothing
         if not broken:
             return float("inf")
-        return broken[0].load * self._items if self.goal.arrivals else broken[0].throughput_per_s
+        return self.sent(broken[0])
+
+    def sent(self, probe: Probe) -> float:
+        """Return the items per second that a probe asked for; of a closed loop those that were answered."""
+        return probe.load * self._items if self.goal.arrivals else probe.throughput_per_s
 
     def open(self) -> None:
         """Start its server, unless all is known that it would be asked."""
@@ -194,6 +199,7 @@ class Bracketing(Race):
     stop: Callable[[], bool] = lambda: False
     fits: Callable[[ConfigurationRunner], bool] = lambda runner: True
     _over: bool = False
+    _stopped: bool = False
     _begin: float = field(default_factory=time.monotonic)
 
     def racing(self, runner: str) -> frozenset[str]:
@@ -205,9 +211,15 @@ class Bracketing(Race):
         best = max((c.held for c in self.runners if self.fits(c)), default=0.0)
         beaten = one is not self.runners[0] and one.most < best
         late = self.budget_s is not None and one.search.probes and time.monotonic() - self._begin > self.budget_s
-        if self._over or late or one.search.next() is None or (beaten and not one.search.doubtful):
+        over = self._stopped or ((self._over or late) and not self._without_figure(one))
+        if over or one.search.next() is None or (beaten and not one.search.doubtful):
             return frozenset()
         return frozenset((AGAIN,) if beaten else (NEXT,))
+
+    def _without_figure(self, one: ConfigurationRunner) -> bool:
+        """Say whether to end here would be to have waited for nothing: none held a load, and what ships is not out."""
+        probed = sum(p.count for p in one.search.probes)
+        return one is self.runners[0] and probed < LEAST_PROBES and not any(c.held for c in self.runners)
 
     def after_round(
         self,
@@ -218,7 +230,7 @@ class Bracketing(Race):
     ) -> bool:
         """Look after a round; return whether another one is wanted."""
         over = self.budget_s is not None and seconds >= self.budget_s
-        self._over = over or number >= self.most_rounds or self.stop()
+        self._over, self._stopped = over or number >= self.most_rounds, self.stop()
         return any(self.racing(c.name) for c in self.runners)
 
 
@@ -233,7 +245,7 @@ def prove(
     """Let all search in turns. What each held is in its ``search``.
 
     Args:
-        budget_s: when it is over no further load is put on what was probed once.
+        budget_s: when it is over no further load is put on what was probed once, but for ``LEAST_PROBES``.
         stop: asked after each round whether to end here.
         fits: whether one may be chosen: what others carry is held against those alone.
 

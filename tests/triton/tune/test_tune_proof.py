@@ -15,7 +15,7 @@ from accel.triton.tune.constraints import TuneLimits, judge, keeps_memory, withi
 from accel.triton.tune.cost import Price
 from accel.triton.tune.lab import Goal, Subject
 from accel.triton.tune.limits import Deadline
-from accel.triton.tune.measured import Measuring
+from accel.triton.tune.measured import Measuring, contradicts
 from accel.triton.tune.proof import ConfigurationRunner, choose
 
 ONE = Subject("s", None, None, None, "m", "m", "python", feeds=(), sizes=(1,), max_batch=1, default=Settings())  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ class Answering:
         return None
 
 
-def proved(monkeypatch, *carries, stalls=False, memory_mib=(500.0, 500.0), limits=None):
+def proved(monkeypatch, *carries, stalls=False, memory_mib=(500.0, 500.0), limits=None, **how):
     """Prove what ships and another configuration; the other may stall once."""
     made = [
         ConfigurationRunner(ONE, Settings(n), Goal(100.0, "poisson"), 100.0, 1.0, 1) for n in range(1, 1 + len(carries))
@@ -183,7 +183,7 @@ def proved(monkeypatch, *carries, stalls=False, memory_mib=(500.0, 500.0), limit
     monkeypatch.setattr(proof, "trial", served)
     monkeypatch.setattr(machine_noise, "disturbed", lambda turn, threads: False)  # other tests run beside this one
     fits = (lambda one: keeps_memory(one, limits)) if limits else lambda one: True
-    failed, _ = proof.prove(made, progress=lambda name, doing: None, fits=fits)
+    failed, _ = proof.prove(made, progress=lambda name, doing: None, fits=fits, **how)
     assert not failed
     return made
 
@@ -230,3 +230,38 @@ def test_what_the_first_proof_chose_is_chosen_where_the_search_did_not_try_it(mo
     session._prove(("s", Settings(1)), [("s", Settings(3))])
     assert session.chosen is not None
     assert session.chosen.settings.instances == 2
+
+
+@pytest.mark.parametrize(
+    ("carries", "probed", "held"),
+    [((10.0, 5.0), (6, 1), True), ((0.1, 0.1), (6, 1), False), ((10.0, 240.0), (1, 1), True)],
+)
+def test_time_that_is_over_ends_no_proof_without_a_figure_for_what_ships(monkeypatch, carries, probed, held):
+    """Both begin at 100/s; another one that holds that is a figure, too."""
+    made = proved(monkeypatch, *carries, budget_s=0.0)
+    assert tuple(sum(p.count for p in one.search.probes) for one in made) == probed
+    assert (max(one.held for one in made) > 0) == held
+    assert choose(made, made[0])[1] == "undecided"
+
+
+def test_a_search_that_follows_is_not_held_up_for_a_figure(monkeypatch):
+    made = proved(monkeypatch, 10.0, 5.0, stop=lambda: True)
+    assert [len(one.search.probes) for one in made] == [1, 1]
+
+
+def test_one_stall_contradicts_no_prediction():
+    """What was predicted to hold 100/s broke at 80, once; then at 60 as well."""
+    predicted = Probe(100, 100.0, 1000, 0)
+    one = ConfigurationRunner(
+        *(ONE, Settings(2), Goal(100.0, "poisson"), 100.0, 1.0, 1, predicted), known=[Probe(80, 80.0, 1000, 500)]
+    )
+    assert not contradicts(one)
+    one.search.add(Probe(60, 60.0, 1000, 500))
+    assert contradicts(one)
+
+
+def test_what_breaks_just_below_its_prediction_contradicts_nothing():
+    predicted = Probe(100, 100.0, 1000, 0)
+    known = [Probe(88, 88.0, 1000, 0, count=3), Probe(90, 90.0, 1000, 500, count=2)]
+    one = ConfigurationRunner(*(ONE, Settings(2), Goal(100.0, "poisson"), 100.0, 1.0, 1, predicted), known=known)
+    assert not contradicts(one)
