@@ -262,8 +262,7 @@ class Measuring:
             self._subjects = [model.full(s, list(self._curves[s.name].values())) for s in self._subjects]
         options = self._options()
         with self._timed("predict"):
-            for option in options:
-                self._predicted[option] = self._predict(option)
+            self._predicted = dict(zip(options, self._predict(options), strict=True))
         return options
 
     def measure(self) -> None:
@@ -464,9 +463,10 @@ class Measuring:
         taken = self.curve(option).rss_mib
         return taken if taken is None else taken + (CACHE_BYTES / 2**20 if option[1].cached else 0.0)
 
-    def _predict(self, option: Option) -> Probe | None:
-        one = self.subject(option)
-        return model.predict(one, self.curve(option), option[1], self._goal).best
+    def _predict(self, options: Sequence[Option]) -> list[Probe | None]:
+        those = tuple(model.asked(self.subject(o), self.curve(o), o[1], self._goal) for o in options)
+        log = self._out / "logs" / "predict.log"
+        return model.predict_all(self._goal, those, log=log, processes=self._cores)
 
     def _expected(self, option: Option) -> float:
         found = self._predicted[option]

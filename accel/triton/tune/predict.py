@@ -1,17 +1,21 @@
 """What a configuration would do: the model of the server over the measured curves, in a fraction of a second."""
 
+import contextlib
 import functools
 import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from accel.bench.feeds import rebatch
 from accel.bench.goodput import WITHIN, Bisection, Probe, over, search
+from accel.core.processes import Worker
 from accel.triton import overrides
 from accel.triton.overrides import without_schedule
 from accel.triton.settings import Settings
@@ -19,17 +23,76 @@ from accel.triton.tune.lab import Curve, Goal, Subject, largest_batch
 from accel.triton.tune.scheduler import Outcome, QueuePolicy, SimulatedServer, poisson, simulate
 
 REQUESTS, RECORDED = 2500, 10_000
+LEAST_PART = 8
+"""Configurations that are worth a process of their own: it starts in the time that four take."""
+PREDICTING_S = 3600.0
 
 
-def predict(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> Bisection:
-    """Search the greatest load that a configuration holds, by simulation alone.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A configuration whose greatest load is to be predicted.
 
-    Args:
-        curve: that of the configuration's instances and threads.
+    Attributes:
+        curve: that of its instances and threads.
+        start: where its search begins: requests per second, or clients.
+        max_batch / sizes / kinds / queue: as of ``probe``.
     """
-    asked, closed = shape(subject, settings), goal.arrivals is None
-    start = 1 if closed else capacity(subject, curve, settings) / (1 - answered(settings, goal))
-    return search(lambda level: probe(curve, settings, goal, level, **asked), start, whole=closed)
+
+    curve: Curve
+    settings: Settings
+    start: float
+    max_batch: int
+    sizes: tuple[int, ...]
+    kinds: tuple[int, ...]
+    queue: QueuePolicy
+
+
+def asked(subject: Subject, curve: Curve, settings: Settings, goal: Goal) -> Asked:
+    """Return what is asked of a configuration of a repository."""
+    start = 1 if goal.arrivals is None else capacity(subject, curve, settings) / (1 - answered(settings, goal))
+    return Asked(curve, settings, start, **shape(subject, settings))
+
+
+def predict(goal: Goal, one: Asked) -> Bisection:
+    """Search the greatest load that a configuration holds, by simulation alone."""
+
+    def at(level: float) -> Probe:
+        sent = {"sizes": one.sizes, "kinds": one.kinds}
+        return probe(one.curve, one.settings, goal, level, max_batch=one.max_batch, queue=one.queue, **sent)
+
+    return search(at, one.start, whole=goal.arrivals is None)
+
+
+def predict_each(goal: Goal, those: tuple[Asked, ...]) -> tuple[Probe | None, ...]:
+    """Return the greatest load that each configuration holds, or None where it holds none."""
+    return tuple(predict(goal, one).best for one in those)
+
+
+def predict_all(goal: Goal, those: tuple[Asked, ...], *, log: Path, processes: int) -> list[Probe | None]:
+    """Return the same as ``predict_each``, of so many processes, each of which takes its part; ``log`` is theirs.
+
+    Raises:
+        WorkerDied: one of them ended.
+    """
+    processes = min(processes, len(those) // LEAST_PART)
+    if processes < 2:
+        return list(predict_each(goal, those))
+    found: list[Probe | None] = [None] * len(those)
+    with contextlib.ExitStack() as opened:
+        workers = [opened.enter_context(Worker(log, threads=1, timeout_s=PREDICTING_S)) for _ in range(processes)]
+        with ThreadPoolExecutor(processes) as pool:
+            parts = [
+                pool.submit(worker.call, predict_each, goal, those[number::processes])
+                for number, worker in enumerate(workers)
+            ]
+            try:
+                for number, part in enumerate(parts):
+                    found[number::processes] = part.result()
+            except BaseException:
+                for worker in workers:
+                    worker.kill()
+                raise
+    return found
 
 
 def shape(subject: Subject, settings: Settings) -> dict[str, Any]:

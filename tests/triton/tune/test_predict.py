@@ -28,8 +28,12 @@ def subject(**more):
     return Subject("s", None, None, spec, "m", "m", "python", **known | more)  # type: ignore[arg-type]
 
 
+def predicted(one, curve_, settings, goal):
+    return predict.predict(goal, predict.asked(one, curve_, settings, goal))
+
+
 def goodput(curve_, settings, limit_ms=500.0, **more):
-    best = predict.predict(subject(**more), curve_, settings, Goal(limit_ms, "poisson")).best
+    best = predicted(subject(**more), curve_, settings, Goal(limit_ms, "poisson")).best
     return best.throughput_per_s if best else 0.0
 
 
@@ -61,7 +65,7 @@ def test_offline_requests_are_not_merged_beyond_what_pays():
 
 
 def test_offline_no_latency_breaks_a_load():
-    best = predict.predict(subject(sizes=(8,)), curve(seconds=(1.0, 2.0, 4.0, 8.0)), Settings(), Goal(None, None)).best
+    best = predicted(subject(sizes=(8,)), curve(seconds=(1.0, 2.0, 4.0, 8.0)), Settings(), Goal(None, None)).best
     assert best is not None
     assert (best.late, best.throughput_per_s) == (0, pytest.approx(1.0, rel=0.05))
 
@@ -127,7 +131,7 @@ def test_a_model_that_computes_less_than_its_way_there_is_held_by_what_it_comput
     found = light.curve(Settings(1, 1, batching=False))
     assert found.alone_s == pytest.approx((0.0001,))
     assert (found.overhead_s, found.front_s) == pytest.approx((0.0004, 1 / 4000))
-    carried = predict.predict(subject(max_batch=1), found, Settings(batching=False), Goal(50.0, None)).best
+    carried = predicted(subject(max_batch=1), found, Settings(batching=False), Goal(50.0, None)).best
     assert carried.throughput_per_s == pytest.approx(4000, rel=0.05)
     one = predict.probe(found, Settings(batching=False), Goal(50.0, None), 1, max_batch=1, queue=QueuePolicy())
     assert one.throughput_per_s == pytest.approx(1 / 0.0005, rel=0.05)
@@ -168,7 +172,7 @@ def test_batching_pays_where_a_batch_costs_no_more_than_one():
 def test_with_a_cache_only_what_does_not_repeat_is_computed(arrivals):
     goal = Goal(500.0, arrivals, hit_rate=0.8)
     without, with_it = (
-        predict.predict(subject(), curve(overhead_s=0.001), Settings(batching=False, cached=cached), goal).best
+        predicted(subject(), curve(overhead_s=0.001), Settings(batching=False, cached=cached), goal).best
         for cached in (False, True)
     )
     assert with_it.throughput_per_s == pytest.approx(5 * without.throughput_per_s, rel=0.2)
@@ -189,15 +193,15 @@ def test_a_tight_budget_holds_less_and_one_below_the_service_time_nothing():
 
 
 def test_a_closed_loop_is_predicted_in_clients():
-    found = predict.predict(subject(), curve(overhead_s=0.002), Settings(batching=False), Goal(45.0, None))
+    found = predicted(subject(), curve(overhead_s=0.002), Settings(batching=False), Goal(45.0, None))
     assert found.broken == 5  # four clients wait 10 ms each; five would wait 50
     assert found.best.throughput_per_s == pytest.approx(100, rel=0.02)
 
 
 def test_recorded_arrivals_that_come_at_once_hold_less_than_spread_ones():
-    even = predict.predict(subject(), curve(), Settings(batching=False), Goal(35.0, "constant")).best
+    even = predicted(subject(), curve(), Settings(batching=False), Goal(35.0, "constant")).best
     gaps = (0.0,) * 9 + (1.0,)
-    burst = predict.predict(subject(), curve(), Settings(batching=False), Goal(35.0, "recorded", gaps)).best
+    burst = predicted(subject(), curve(), Settings(batching=False), Goal(35.0, "recorded", gaps)).best
     assert even.throughput_per_s > 90
     assert burst is None  # ten at once: the last waits 90 ms at any rate
 
@@ -257,3 +261,20 @@ def test_a_queue_that_holds_few_refuses_what_a_long_one_would_answer_in_time():
     """Batches of 8 take 10 ms: within 500 ms hundreds may wait, and this config lets 4."""
     short = goodput(curve(), Settings(), config=config.parse(BATCHING % ""))
     assert short < 0.8 * goodput(curve(), Settings())
+
+
+def test_of_several_processes_each_predicts_its_part(tmp_path):
+    goal = Goal(50.0, "poisson")
+    those = tuple(
+        predict.asked(subject(), curve(n), Settings(n, preferred=(size,), delay_us=delay), goal)
+        for n in (1, 2)
+        for size in (2, 4)
+        for delay in (0, 500, 1000, 2000, 5000)
+    )
+    found = predict.predict_all(goal, those, log=tmp_path / "log", processes=2)
+    assert tuple(found) == predict.predict_each(goal, those)
+    assert len({p.load for p in found}) > 2
+    assert (tmp_path / "log").exists(), "processes of their own"
+    alone = predict.predict_all(goal, those[:3], log=tmp_path / "none", processes=2)
+    assert alone == found[:3]
+    assert not (tmp_path / "none").exists(), "so few are not worth one"
