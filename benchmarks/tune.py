@@ -66,6 +66,8 @@ def main() -> None:
     sweep.add_argument("--budget-s", type=float, help="end here, with what was measured until then")
     live_parser = commands.add_parser("live")
     live_parser.add_argument("folder", type=Path)
+    for one in (sweep, live_parser):
+        one.add_argument("--data", type=Path, help="what is sent, as of `accel tune --data`")
     live_parser.add_argument("--modes", nargs="+", choices=LIVE, default=list(LIVE))
     replay_parser = commands.add_parser("replay")
     replay_parser.add_argument("folder", type=Path)
@@ -83,6 +85,7 @@ def main() -> None:
             probe_s=given.seconds,
             least=given.requests,
             budget_s=given.budget_s,
+            data=given.data,
         )
         found, _ = tune(asked, notice=print, progress=lambda name, doing: print(f"{name}: {doing}", flush=True))
         print(json.dumps(found["decision"], indent=1))
@@ -92,21 +95,21 @@ def main() -> None:
         recorded["curves"] = json.loads(given.curves.read_text(encoding="utf-8"))["curves"]
         again(recorded)
     if given.command == "live":
-        found = live(recorded, given.folder, given.modes)
+        found = live(recorded, given.folder, given.modes, given.data)
     else:
         found = replay(recorded, given.seeds) if given.command == "replay" else compare(recorded)
     (given.folder / f"{given.command}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({k: v for k, v in found.items() if k not in ("points", "judged")}, indent=1))
 
 
-def live(recorded: dict[str, Any], folder: Path, modes: Sequence[str]) -> dict[str, Any]:
+def live(recorded: dict[str, Any], folder: Path, modes: Sequence[str], data: Path | None) -> dict[str, Any]:
     """Return for each mode what it chose on real servers, how long it took, and what that carries beside the best."""
     goal, sweep_s = from_json(Goal, recorded["goal"]), recorded["seconds_in_all"]["search"]
     chosen: dict[str, Option] = {}
     found: dict[str, Any] = {"sweep_s": sweep_s, "configurations": len(recorded["tried"]), "modes": {}}
 
     def asked(name: str, **more: Any) -> TuneRequest:
-        how = {"max_p99_ms": goal.limit_ms, "out": folder / name, **more}
+        how = {"max_p99_ms": goal.limit_ms, "out": folder / name, "data": data, **more}
         return TuneRequest(targets=tuple(map(Path, recorded["targets"])), **how)
 
     def told(name: str, doing: str) -> None:
