@@ -15,7 +15,7 @@ import numpy as np
 
 from accel.core.errors import InputError, StageError, UsageError, raised_as
 from accel.core.values import GraphChoice, ModelSource, ShapeRange, TensorSpec, sha256_json
-from accel.exporters import factory, tensorflow_files
+from accel.exporters import factory, tensorflow_files, user_code
 from accel.exporters.axes import BATCH, Extent, checked_ranges, known_input, name_axes, resolve
 from accel.exporters.axis_trial import count_items
 from accel.exporters.factory import seen_range, shape_range
@@ -120,7 +120,7 @@ def made_key(reference: str, graph: Graph) -> str:
     captured = [c for c in concrete.captured_inputs if c.dtype != tf.resource]
     # Their order follows their names, which Keras counts up from one model to the next.
     digests = sorted(_digest(v.numpy()) for v in [*concrete.variables, *captured])
-    return sha256_json(["factory", factory.code_of(reference), digests])
+    return sha256_json(["factory", user_code.code_of(reference), digests])
 
 
 def _digest(array: np.ndarray) -> str:

@@ -11,7 +11,7 @@ from accel.core.calls import as_array
 from accel.core.errors import SampleError, raised_as
 from accel.core.feeds import read_feeds, read_npz
 from accel.core.values import ModelSource
-from accel.exporters import factory
+from accel.exporters import factory, user_code
 from accel.exporters.axes import extents
 from accel.exporters.from_huggingface import tokenise
 from accel.exporters.hub import huggingface_folder
@@ -99,8 +99,8 @@ def _generated(reference: str, source: ModelSource, labels: str | None) -> Itera
         yield from factory.make(reference).samples
         return
     names = [s.name for s in source.inputs]
-    made = factory.call(reference, "sample generator")
-    with factory.running(reference, "sample generator"):  # its code runs as it is asked for samples
+    made = user_code.call(reference, "sample generator")
+    with user_code.running(reference, "sample generator"):  # its code runs as it is asked for samples
         if made is None:
             raise SampleError(f"sample generator {Path(reference).name} returned nothing: expected samples")
         given = [made] if isinstance(made, Mapping) else list(made)

@@ -15,7 +15,7 @@ from accel.core.accuracy.parity import Answers, Noise
 from accel.core.errors import InputError, SampleError, raised_as
 from accel.core.feeds import Feed
 from accel.core.values import ModelSource, Parity, SampleSet
-from accel.exporters import factory
+from accel.exporters import user_code
 from accel.exporters.zoo import zoo
 
 Labels = Mapping[str, Sequence[Any]]
@@ -80,7 +80,7 @@ def score(source: ModelSource, feeds: Mapping[str, Feed], answers: Answers, labe
     if source.metric is None or source.metric in METRICS:
         return float(metric(outputs, told, inputs))
     form = "def metric(outputs, labels, inputs), each a list over the items, returns one number (docs/samples.md)"
-    with factory.running(source.metric, "metric", form):
+    with user_code.running(source.metric, "metric", form):
         found = metric(*copy.deepcopy((outputs, told, inputs)))  # it may write into what it is given
     if isinstance(found, bool) or not isinstance(found, int | float | np.number):
         raise InputError(
@@ -108,7 +108,7 @@ def _metric(reference: str, *, known: bool) -> TaskMetric:
         found = zoo().entry(reference).metric
         assert found is not None  # a task gate comes from an entry that has one
         return found
-    return METRICS.get(reference) or factory.function(reference, "metric")
+    return METRICS.get(reference) or user_code.function(reference, "metric")
 
 
 def _items(source: ModelSource, feed: Feed, values: Feed) -> list[Feed]:
