@@ -134,8 +134,8 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
         seen = [feed[name] for feed in made.samples]
         shapes[name] = shape_range(name, [s.shape for s in seen], request)
         # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32.
-        assumed = sample_dtype(request.samples, name) or ("int64" if name in request.ranges else "float32")
-        found = str(seen[0].dtype) if seen else assumed
+        told = str(seen[0].dtype) if seen else sample_dtype(request.samples, name)
+        found = told or ("int64" if name in request.ranges else "float32")
         dtypes[name] = "float32" if found in ("float64", "float16") and not _is_double(made.module) else found
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
@@ -195,8 +195,8 @@ def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceReque
     if opt is None:
         raise UsageError(
             f"{request.text}: nothing says what shape input {name!r} has",
-            fix=f"give --shape {name}:1x3x224x224 (its sizes), --samples FILE.npz with an array {name!r}, or return "
-            "(module, samples) from the factory",
+            fix=f"give --shape {name}:1x3x224x224 (its sizes), --samples with an array {name!r}, or return (module, "
+            "samples) from the factory",
         )
     every = [s for s in [*known, *seen, opt] if s is not None]
     if any(len(s) != len(opt) for s in every):

@@ -1,16 +1,23 @@
-"""The user's sample files: which there are, and the sizes that they show."""
+"""The user's samples before anything is known of the model: which files there are, and the sizes that they show."""
 
+import functools
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from accel.core.calls import as_array, is_tensor
 from accel.core.errors import InputError
 from accel.core.feeds import read_npz
+from accel.exporters import user_code
 from accel.exporters.request import FACTORY
 
 SAMPLES = (".npz", ".jsonl")
+SHOWN = 64
+"""A generator is asked for so many samples to see their sizes: what it gives may take long to make."""
 
 
 def sample_files(folder: Path) -> list[Path]:
@@ -28,49 +35,92 @@ def sample_files(folder: Path) -> list[Path]:
 def sample_shapes(reference: str | None, name: str) -> list[tuple[int, ...]]:
     """Return the shapes in which one call takes an input, each once, as the samples have them.
 
-    A stacked array and a line of a ``.jsonl`` are calls of one item. A generator shows nothing: it may ask the model.
+    A stacked array and a line of a ``.jsonl`` are calls of one item. A generator shows what its first samples have,
+    where they are dicts: what texts become depends on the model.
 
     Args:
         reference: the user's samples, as of ``SourceRequest``.
         name: the input.
 
     Raises:
-        SampleError: as ``read_npz``; InputError: a folder without samples.
+        SampleError: as ``read_npz``; InputError: a folder without samples, or a generator that raised.
     """
-    if reference is None or FACTORY.fullmatch(reference):
+    if reference is None:
         return []
+    if FACTORY.fullmatch(reference):
+        return list(dict.fromkeys(shown.shape for shown in _generated(reference) if shown.name == name))
     path = Path(reference)
     files = sample_files(path) if path.is_dir() else [path]
     return list(dict.fromkeys(shape for file in files for shape in _shapes(file, name)))
 
 
 def sample_dtype(reference: str | None, name: str) -> str | None:
-    """Return the dtype of an input as the first ``.npz`` with it says; None where none does.
+    """Return the dtype of an input as the first ``.npz`` or sample of a generator with it says; None where none does.
 
     Args:
         reference / name: as of ``sample_shapes``.
     """
+    if reference is not None and FACTORY.fullmatch(reference):
+        return next((shown.dtype for shown in _generated(reference) if shown.name == name), None)
     return next((str(array.dtype) for array in _held(reference, name)), None)
 
 
 def sample_bounds(reference: str | None, name: str) -> tuple[int, int] | None:
-    """Return the least and the largest value of an integer input in all ``.npz``; None where none has it.
+    """Return the least and the largest value of an integer input in all ``.npz``, or in a generator's first samples.
+
+    None where none has it.
 
     Args:
         reference / name: as of ``sample_shapes``.
     """
-    ends = [(int(array.min()), int(array.max())) for array in _held(reference, name) if array.size]
+    if reference is not None and FACTORY.fullmatch(reference):
+        ends = [shown.ends for shown in _generated(reference) if shown.name == name and shown.ends is not None]
+    else:
+        ends = [found for array in _held(reference, name) if (found := _ends(array)) is not None]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
 def _held(reference: str | None, name: str) -> Iterator[np.ndarray]:
     """Yield what each ``.npz`` has of an input."""
-    if reference is None or FACTORY.fullmatch(reference):
+    if reference is None:
         return
     path = Path(reference)
     for file in sample_files(path) if path.is_dir() else [path]:
         if file.suffix.lower() == ".npz":
             yield from _arrays(file, name).values()
+
+
+class _Shown(NamedTuple):
+    """What one sample of a generator shows of an input; ``ends``: the least and the largest integer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    ends: tuple[int, int] | None
+
+
+def _ends(array: np.ndarray) -> tuple[int, int] | None:
+    return (int(array.min()), int(array.max())) if array.size and array.dtype.kind in "biu" else None
+
+
+@functools.cache
+def _generated(reference: str) -> tuple[_Shown, ...]:
+    """Return what the first samples of a generator show that are dicts of arrays.
+
+    A dict alone has one item in each row, as an ``.npz`` has.
+    """
+    made = user_code.call(reference, "sample generator")
+    found: list[_Shown] = []
+    with user_code.running(reference, "sample generator"):
+        stacked = isinstance(made, Mapping)
+        given = [made] if stacked else list(itertools.islice(made or (), SHOWN))
+        for sample in given:
+            for name, value in sample.items() if isinstance(sample, Mapping) else ():
+                if is_tensor(value):
+                    array = as_array(value)
+                    shape = (1, *array.shape[1:]) if stacked else array.shape
+                    found.append(_Shown(name, shape, str(array.dtype), _ends(array)))
+    return tuple(found)
 
 
 def _arrays(file: Path, name: str) -> dict[str, np.ndarray]:
