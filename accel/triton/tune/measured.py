@@ -284,6 +284,12 @@ class Measuring:
         asked = self._asked
         first = asked.mode == "predict" and "search" not in self._seconds
         before = [(self.chosen.subject.name, self.chosen.settings)] if self.chosen is not None else []
+
+        def stop() -> bool:
+            """Say whether to leave the rest of the time to a search, which needs some of it."""
+            left = first and self._deadline.left(PROOF) <= 0 < self._deadline.left(SEARCH)
+            return left and bool(self._mispredicted())
+
         finalists = list(dict.fromkeys([default, *before, *best[:FINALISTS]]))
         self.runners = [self._runner(option) for option in finalists]
         with self._timed("prove"):
@@ -292,7 +298,7 @@ class Measuring:
                 self.runners,
                 progress=self._progress,
                 budget_s=None if math.isinf(left) else max(left, 0.0),
-                stop=lambda: first and self._deadline.left(PROOF) <= 0 and bool(self._mispredicted()),
+                stop=stop,
                 fits=lambda runner: keeps_memory(runner, asked.limits),
             )
         self._noise += noise

@@ -26,6 +26,7 @@ REQUESTS, RECORDED = 2500, 10_000
 LEAST_PART = 8
 """Configurations that are worth a process of their own: it starts in the time that four take."""
 PREDICTING_S = 3600.0
+"""Limit of a process: thousands of configurations take it minutes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ class Bracketing(Race):
         return frozenset((AGAIN,) if beaten else (NEXT,))
 
     def _without_figure(self, one: ConfigurationRunner) -> bool:
-        """Say whether to end here would be to have waited for nothing: none held a load, and what ships is not out."""
+        """Say whether it is what ships, has not had its ``LEAST_PROBES``, and no other held a load either."""
         probed = sum(p.count for p in one.search.probes)
         return one is self.runners[0] and probed < LEAST_PROBES and not any(c.held for c in self.runners)
 

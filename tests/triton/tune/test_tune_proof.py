@@ -232,6 +232,21 @@ def test_what_the_first_proof_chose_is_chosen_where_the_search_did_not_try_it(mo
     assert session.chosen.settings.instances == 2
 
 
+@pytest.mark.parametrize(("over", "stops"), [(0.5, False), (0.7, True), (0.9, False)])
+def test_a_proof_ends_for_a_search_only_while_one_can_begin(monkeypatch, over, stops):
+    """What broke twice below its prediction, as shares of the time go by: no search, no reason to end the proof."""
+    wrong = ConfigurationRunner(
+        *(ONE, Settings(1), Goal(100.0, "poisson"), 100.0, 1.0, 1, Probe(100, 100.0, 1000, 0)),
+        known=[Probe(80, 80.0, 1000, 500), Probe(60, 60.0, 1000, 500)],
+    )
+    asked: list[bool] = []
+    monkeypatch.setattr(measured, "prove", lambda runners, *, stop, **how: (asked.append(stop()) or {}, []))
+    session = Session({1: wrong}, chosen=1)
+    session._deadline = types.SimpleNamespace(left=lambda share=1.0: share - over)  # type: ignore[assignment]
+    session._prove(("s", Settings(1)), [])
+    assert asked == [stops]
+
+
 @pytest.mark.parametrize(
     ("carries", "probed", "held"),
     [((10.0, 5.0), (6, 1), True), ((0.1, 0.1), (6, 1), False), ((10.0, 240.0), (1, 1), True)],
