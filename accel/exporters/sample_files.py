@@ -1,23 +1,20 @@
 """The user's samples before anything is known of the model: which files there are, and the sizes that they show."""
 
 import functools
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from accel.core.calls import as_array, is_tensor
-from accel.core.errors import InputError
+from accel.core.errors import InputError, SampleError
 from accel.core.feeds import read_npz
 from accel.exporters import user_code
 from accel.exporters.request import FACTORY
 
 SAMPLES = (".npz", ".jsonl")
-SHOWN = 64
-"""A generator is asked for so many samples to see their sizes: what it gives may take long to make."""
 
 
 def sample_files(folder: Path) -> list[Path]:
@@ -35,8 +32,8 @@ def sample_files(folder: Path) -> list[Path]:
 def sample_shapes(reference: str | None, name: str) -> list[tuple[int, ...]]:
     """Return the shapes in which one call takes an input, each once, as the samples have them.
 
-    A stacked array and a line of a ``.jsonl`` are calls of one item. A generator shows what its first samples have,
-    where they are dicts: what texts become depends on the model.
+    A stacked array and a line of a ``.jsonl`` are calls of one item. A generator shows what its dicts have: what texts
+    become depends on the model.
 
     Args:
         reference: the user's samples, as of ``SourceRequest``.
@@ -66,9 +63,7 @@ def sample_dtype(reference: str | None, name: str) -> str | None:
 
 
 def sample_bounds(reference: str | None, name: str) -> tuple[int, int] | None:
-    """Return the least and the largest value of an integer input in all ``.npz``, or in a generator's first samples.
-
-    None where none has it.
+    """Return the least and the largest value of an integer input in all samples that are arrays; None without any.
 
     Args:
         reference / name: as of ``sample_shapes``.
@@ -76,7 +71,7 @@ def sample_bounds(reference: str | None, name: str) -> tuple[int, int] | None:
     if reference is not None and FACTORY.fullmatch(reference):
         ends = [shown.ends for shown in _generated(reference) if shown.name == name and shown.ends is not None]
     else:
-        ends = [found for array in _held(reference, name) if (found := _ends(array)) is not None]
+        ends = [(int(array.min()), int(array.max())) for array in _held(reference, name) if array.size]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
@@ -99,28 +94,34 @@ class _Shown(NamedTuple):
     ends: tuple[int, int] | None
 
 
-def _ends(array: np.ndarray) -> tuple[int, int] | None:
-    return (int(array.min()), int(array.max())) if array.size and array.dtype.kind in "biu" else None
-
-
 @functools.cache
 def _generated(reference: str) -> tuple[_Shown, ...]:
-    """Return what the first samples of a generator show that are dicts of arrays.
+    """Return what the dicts of a generator show; one alone has an item in each row, as an ``.npz`` has."""
+    made = generated(reference)
+    stacked = isinstance(made, Mapping)
+    found: list[_Shown] = []
+    for sample in [made] if stacked else made:
+        for name, value in sample.items() if isinstance(sample, Mapping) else ():
+            if is_tensor(value):
+                array = as_array(value)
+                shape = (1, *array.shape[1:]) if stacked else array.shape
+                whole = array.size and array.dtype.kind in "biu"
+                ends = (int(array.min()), int(array.max())) if whole else None
+                found.append(_Shown(name, shape, str(array.dtype), ends))
+    return tuple(found)
 
-    A dict alone has one item in each row, as an ``.npz`` has.
+
+def generated(reference: str) -> Mapping[str, Any] | list[Any]:
+    """Return what the user's generator gives: one dict of arrays, or a list of samples.
+
+    Raises:
+        SampleError: it gave nothing; InputError: it is not there, or raised.
     """
     made = user_code.call(reference, "sample generator")
-    found: list[_Shown] = []
-    with user_code.running(reference, "sample generator"):
-        stacked = isinstance(made, Mapping)
-        given = [made] if stacked else list(itertools.islice(made or (), SHOWN))
-        for sample in given:
-            for name, value in sample.items() if isinstance(sample, Mapping) else ():
-                if is_tensor(value):
-                    array = as_array(value)
-                    shape = (1, *array.shape[1:]) if stacked else array.shape
-                    found.append(_Shown(name, shape, str(array.dtype), _ends(array)))
-    return tuple(found)
+    if made is None:
+        raise SampleError(f"sample generator {Path(reference).name} returned nothing: expected samples")
+    with user_code.running(reference, "sample generator"):  # its code runs as it is asked for samples
+        return made if isinstance(made, Mapping) else list(made)
 
 
 def _arrays(file: Path, name: str) -> dict[str, np.ndarray]:

@@ -11,12 +11,12 @@ from accel.core.calls import as_array
 from accel.core.errors import SampleError, raised_as
 from accel.core.feeds import read_feeds, read_npz
 from accel.core.values import ModelSource
-from accel.exporters import factory, user_code
+from accel.exporters import factory
 from accel.exporters.axes import extents
 from accel.exporters.from_huggingface import tokenise
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.request import FACTORY
-from accel.exporters.sample_files import sample_files
+from accel.exporters.sample_files import generated, sample_files
 from accel.exporters.zoo import zoo
 
 Sample = Mapping[str, Any]
@@ -99,12 +99,8 @@ def _generated(reference: str, source: ModelSource, labels: str | None) -> Itera
         yield from factory.make(reference).samples
         return
     names = [s.name for s in source.inputs]
-    made = user_code.call(reference, "sample generator")
-    with user_code.running(reference, "sample generator"):  # its code runs as it is asked for samples
-        if made is None:
-            raise SampleError(f"sample generator {Path(reference).name} returned nothing: expected samples")
-        given = [made] if isinstance(made, Mapping) else list(made)
-    for index, sample in enumerate(given):
+    made = generated(reference)
+    for index, sample in enumerate([made] if isinstance(made, Mapping) else made):
         if isinstance(sample, str):
             yield from tokenised([sample], source)
         elif isinstance(sample, Mapping) and isinstance(sample.get("text"), str):
