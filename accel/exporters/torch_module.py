@@ -20,6 +20,9 @@ Feeds = tuple[Mapping[str, np.ndarray], ...]
 def plain(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module that torch.compile, DataParallel and the like wrap, in eval mode on the CPU, at least FP32.
 
+    An encoder of padded sequences computes what stands behind their ends, as every graph of it does: its nested
+    tensors answer zeros there.
+
     Raises:
         InputError: layers are quantised: they hold packed integers that nothing but eager torch reads.
     """
@@ -37,6 +40,8 @@ def plain(module: torch.nn.Module) -> torch.nn.Module:
                 f"layer {name!r} is TorchScript inside a Python module, and only a whole model of it can be exported",
                 fix="return torch.jit.script of the whole module, or build it from the layer's Python class",
             )
+        if isinstance(part, torch.nn.TransformerEncoder):
+            part.use_nested_tensor = False
     module = module.cpu().eval()
     if any(t.dtype in HALVES for t in module.state_dict().values() if hasattr(t, "dtype")):
         module = module.float()

@@ -78,6 +78,13 @@ def model_output():
 def one_row(): return Net(), {"x": torch.randn(8)}
 def edges(): return net(lambda self, x, edges: run(self, x)[edges[0]] + run(self, x)[edges[1]],
                         {"x": torch.randn(5, 8), "edges": torch.tensor([[0, 1, 2], [1, 2, 4]])})
+class Padded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    def forward(self, x, lengths):
+        return self.encoder(x, src_key_padding_mask=torch.arange(x.shape[1])[None] >= lengths[:, None])
+def padded(): return Padded(), [{"x": torch.randn(1, n, 8), "lengths": torch.tensor([n // 2])} for n in (4, 6, 9)]
 
 def scripted(): return torch.jit.script(Net()), ROWS
 def traced(): return torch.jit.trace(Net().eval(), two()), two()
@@ -145,8 +152,9 @@ def test_a_form_is_taken_as_it_is(form: str, inputs: dict, outputs: list, forms:
     assert [s.name for s in source.outputs] == outputs
 
 
-@pytest.mark.parametrize("form", ["dict_argument", "one_row", "input_of_one_name"])
+@pytest.mark.parametrize("form", ["dict_argument", "one_row", "input_of_one_name", "padded"])
 def test_a_form_is_exported_and_proved(form: str, forms: Path, tmp_path: Path) -> None:
+    """An encoder computes what stands behind the ends of sequences, where its nested tensors answer zeros."""
     source = describe(recognise(f"{forms}:{form}"))
     found = export_onnx(source, tmp_path)
     assert [s.name for s in found.inputs] == [s.name for s in source.inputs]
