@@ -51,6 +51,8 @@ class TensorSpec:
         dims: sizes; a string names a dynamic axis, and equal names mean equal sizes (``("batch", "seq")``).
         range: lowest and highest value an integer input may take, both inclusive; None where nobody declared one.
         ends: id that ends every text of the input and stands nowhere else in it; None where nobody declared one.
+        at_most: another input's name, one of its axes and a number: no value is above the size of that axis plus the
+            number (-1 for what indexes its rows, 0 for a length); None where none of that is known.
     """
 
     name: str
@@ -58,6 +60,7 @@ class TensorSpec:
     dims: tuple[Dim, ...]
     range: tuple[int, int] | None = None
     ends: int | None = dataclasses.field(default=None, metadata=UNLESS_NONE)
+    at_most: tuple[str, int, int] | None = dataclasses.field(default=None, metadata=UNLESS_NONE)
 
 
 def axis_sizes(specs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters import traffic
 from accel.exporters.axes import batch_axis, batches, extents, points, shapes_at
+from accel.exporters.probe import kept_within
 
 BEYOND = 2.0
 """How far beyond the samples' values floats are taken."""
@@ -72,7 +73,8 @@ def feeds(source: ModelSource, make: Make) -> dict[str, Feed]:
             _sized(shapes_at(source.inputs, sizes["opt"] | fewest), min(ITEMS, _most(source)) if axis else None)
         )
         each = sum(value.nbytes for value in full.values())
-        made |= itertools.islice(_all_values(full, large), max(1, VALUES_BYTES // each))
+        every = itertools.islice(_all_values(full, large), max(1, VALUES_BYTES // each))
+        made |= {name: kept_within(feed, source.inputs) for name, feed in every}
     return made
 
 
@@ -93,7 +95,7 @@ def variations(source: ModelSource, base: Feed) -> dict[str, Feed]:
         made[HIGH_FEED] = base | {n: np.full_like(base[n], _finite(base[n]).max(initial=0)) for n in floats}
     if floats and not source.detections:  # which rows a detector finds in no picture at all, FP32's last bit decides
         made[BEYOND_FEED] = base | {n: (base[n] * BEYOND).astype(base[n].dtype) for n in floats}
-    return made
+    return {name: kept_within(feed, source.inputs) for name, feed in made.items()}
 
 
 def asked(name: str, precision: str) -> bool:

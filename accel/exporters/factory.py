@@ -140,7 +140,12 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
     specs = tuple(
-        dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, made.samples, request.mask))) for s in specs
+        dataclasses.replace(
+            s,
+            range=ranges.get(s.name, seen_range(s, made.samples, request.mask)),
+            at_most=seen_limit(s, made.samples),
+        )
+        for s in specs
     )
     return specs, profile
 
@@ -168,6 +173,33 @@ def seen_range(
     return (min(low, 0) if masks.padded(samples[0], mask) else low), high
 
 
+def seen_limit(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[str, int, int] | None:
+    """Find the axis that an integer input's values follow: they index it, or say how much of it counts.
+
+    In every sample the largest value is below the size of that axis, or at most as large, and it is not in all of them
+    below the smallest size: then some sizes do not allow every value. Of several axes it is the closest one.
+
+    Returns:
+        ``TensorSpec.at_most``.
+    """
+    shown = [s for s in samples if s[spec.name].size]
+    if not shown or "int" not in spec.dtype:
+        return None
+    largest = [int(s[spec.name].max()) for s in shown]
+    found: list[tuple[int, int, str, int]] = []
+    for other in shown[0]:
+        for axis in range(shown[0][other].ndim):
+            sizes = [s[other].shape[axis] for s in shown]
+            more = max(value - size for value, size in zip(largest, sizes, strict=True))
+            more = -1 if more < 0 else more
+            if len(set(sizes)) > 1 and more <= 0 and max(largest) > min(sizes) + more:
+                found.append((sum(sizes) - sum(largest), -more, other, axis))
+    if not found:
+        return None
+    _, less, other, axis = min(found)
+    return other, axis, -less
+
+
 def told_ranges(
     inputs: tuple[TensorSpec, ...], made: Sequence[Mapping[str, np.ndarray]], request: SourceRequest
 ) -> tuple[tuple[TensorSpec, ...], list[str]]:
@@ -179,12 +211,24 @@ def told_ranges(
     Returns:
         The inputs, and what to tell the user.
     """
-    seen = {s.name: s.range for s in inputs if s.range is not None and made and s.name not in request.ranges}
+    seen = {s.name: s for s in inputs if s.range is not None and made and s.name not in request.ranges}
     if request.samples is not None:
         return tuple(dataclasses.replace(s, range=None) if s.name in seen else s for s in inputs), []
     mask = masks.usual(inputs) if request.mask is None else request.mask
-    said = "input {!r}: values {} to {}, as in the factory's samples; no others are answered (--range sets them)"
-    return inputs, [said.format(name, *range_) for name, range_ in seen.items() if name != mask]
+    said = "input {!r}: values {} to {}{}, as in the factory's samples; no others are answered (--range sets them)"
+    return inputs, [
+        said.format(name, *(spec.range or ()), _limit_in_words(spec, inputs))
+        for name, spec in seen.items()
+        if name != mask
+    ]
+
+
+def _limit_in_words(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> str:
+    if spec.at_most is None:
+        return ""
+    other, axis, more = spec.at_most
+    dim = next(s.dims[axis] for s in inputs if s.name == other)
+    return f", {'below' if more else 'at most'} the size of axis {axis} ({str(dim)!r}) of {other!r}"
 
 
 def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:

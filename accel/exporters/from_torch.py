@@ -91,6 +91,19 @@ def settled(
     return axis_trial.settle(runner(module, inputs), inputs, profile, given={*given, *varied})
 
 
+def _as_long(
+    sizes: Sequence[int], inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange],
+    samples: Sequence[Mapping[str, np.ndarray]],
+) -> tuple[str, dict[str, int]] | None:  # fmt: skip
+    """Return the axis behind the first of an input that has these sizes in the samples, and its ends; None for none."""
+    for spec in inputs if len(set(sizes)) > 1 else ():
+        for axis, dim in list(enumerate(spec.dims))[1:]:
+            if isinstance(dim, str) and all(s[spec.name].shape[axis] == n for s, n in zip(samples, sizes, strict=True)):
+                shape = profile[spec.name]
+                return dim, {"min": shape.min[axis], "opt": shape.opt[axis], "max": shape.max[axis]}
+    return None
+
+
 def _tried(
     module: "torch.nn.Module",
     inputs: tuple[TensorSpec, ...],
@@ -129,9 +142,18 @@ def _tried(
     for name in leading:
         alike.setdefault(tuple(feed[name].shape[0] for feed in made.samples), []).append(name)
     if len(alike) > 1:  # no one batch: a query and its keys, points and edges
-        moving = [names for sizes, names in alike.items() if len(set(sizes)) > 1 or moves(names)]
-        one = len(moving) == 1 and not said
-        axes = {name: "batch" if one else f"{names[0]}_0" for names in moving for name in names}
+        tied: dict[str, str] = {}  # to another input's later axis, since the model does not take them without it
+        for sizes, names in alike.items():
+            if (later := _as_long(sizes, inputs, profile, made.samples)) is not None and not moves(names):
+                dim, ends = later
+                tied |= dict.fromkeys(names, dim)
+                for name in names:
+                    point = {at: (size, *getattr(profile[name], at)[1:]) for at, size in ends.items()}
+                    profile[name] = dataclasses.replace(profile[name], **point)
+        free = {sizes: names for sizes, names in alike.items() if names[0] not in tied}
+        moving = [names for sizes, names in free.items() if len(set(sizes)) > 1 or moves(names)]
+        one = len(moving) == 1 and not said and not tied
+        axes = tied | {name: "batch" if one else f"{names[0]}_0" for names in moving for name in names}
         fixed = [name for name in leading if name not in axes]
     else:
         assumed = [n for n in leading if len({feed[n].shape[:1] for feed in made.samples}) < 2]

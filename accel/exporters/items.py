@@ -10,7 +10,7 @@ from accel.core.feeds import Feed
 from accel.core.values import ModelSource, TensorSpec
 from accel.exporters.axes import extents, shapes_at
 from accel.exporters.layout import array_first
-from accel.exporters.probe import draw
+from accel.exporters.probe import draw, kept_within
 from accel.exporters.user_samples import tokenised
 from accel.exporters.zoo import SMALL, zoo
 
@@ -77,7 +77,8 @@ def random_items(source: ModelSource, count: int, *, seed: int = 0) -> list[dict
         if "batch" in axes:
             sizes["batch"] = axes["batch"].min
         shapes = shapes_at(source.inputs, sizes)
-        items.append({s.name: _random(rng, s, shapes[s.name], source.mask) for s in source.inputs})
+        drawn = {s.name: _random(rng, s, shapes[s.name], source.mask) for s in source.inputs}
+        items.append(kept_within(drawn, source.inputs))
     return items
 
 

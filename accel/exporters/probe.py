@@ -1,6 +1,6 @@
 """What a model's outputs are, found by running it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -87,14 +87,14 @@ def alike(one: np.ndarray, other: np.ndarray) -> bool:
 def example_arrays(
     inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Make seeded values that every range allows; a mask is all ones."""
+    """Make seeded values that every range and the sizes of other inputs allow; a mask is all ones."""
     rng = np.random.default_rng(seed)
     feed = {}
     for spec in inputs:
         mask = "mask" in spec.name and spec.range in (None, (0, 1)) and "float" not in spec.dtype
         shape = shapes[spec.name]
         feed[spec.name] = np.ones(shape, spec.dtype) if mask else draw(rng, spec, shape)
-    return feed
+    return kept_within(feed, inputs)
 
 
 def draw(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
@@ -104,6 +104,17 @@ def draw(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> 
     if "int" in spec.dtype:
         return ended(rng.integers(*(spec.range or (0, 1)), shape, endpoint=True).astype(spec.dtype), spec)
     return rng.standard_normal(shape).astype(spec.dtype)
+
+
+def kept_within(feed: Feed, inputs: Iterable[TensorSpec]) -> dict[str, np.ndarray]:
+    """Return a feed in which no value is above what the sizes of other inputs allow (``TensorSpec.at_most``)."""
+    kept = dict(feed)
+    for spec in inputs:
+        if spec.at_most is not None:
+            other, axis, more = spec.at_most
+            most = max(feed[other].shape[axis] + more, spec.range[0] if spec.range else 0)
+            kept[spec.name] = np.minimum(feed[spec.name], feed[spec.name].dtype.type(most))
+    return kept
 
 
 def ended(ids: np.ndarray, spec: TensorSpec) -> np.ndarray:

@@ -21,7 +21,7 @@ from accel.core.values import FileRef, ModelSource, SampleSet, TensorSpec, file_
 from accel.exporters import coverage, traffic, wire
 from accel.exporters.axes import Extent, extents, points, shapes_at
 from accel.exporters.items import random_items, zoo_items
-from accel.exporters.probe import ended
+from accel.exporters.probe import ended, kept_within
 from accel.exporters.request import SourceRequest
 from accel.exporters.sample_files import sample_files
 from accel.exporters.sources import metric_files
@@ -362,8 +362,8 @@ def _at(
 ) -> dict[str, np.ndarray]:
     """Make one feed of exact shapes, every row from another item."""
     if _batch(source) is None:
-        return fit_shape(items[0], source.inputs, shapes, mask=source.mask)
+        return kept_within(fit_shape(items[0], source.inputs, shapes, mask=source.mask), source.inputs)
     count = next(iter(shapes.values()))[0]
     one = {n: (1, *s[1:]) for n, s in shapes.items()}
     rows = [fit_shape(items[r % len(items)], source.inputs, one, mask=source.mask) for r in range(count)]
-    return {n: np.concatenate([r[n] for r in rows]) for n in shapes}
+    return kept_within({n: np.concatenate([r[n] for r in rows]) for n in shapes}, source.inputs)

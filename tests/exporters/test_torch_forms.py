@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from accel.core.errors import InputError, SampleError, StageError
+from accel.core.feeds import read_feeds
+from accel.core.values import TensorSpec
 from accel.exporters import describe, export_onnx, load
+from accel.exporters.factory import seen_limit
+from accel.exporters.samples import make_samples
 from accel.exporters.sources import recognise
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about what people still use
@@ -84,7 +88,16 @@ class Padded(torch.nn.Module):
         self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     def forward(self, x, lengths):
         return self.encoder(x, src_key_padding_mask=torch.arange(x.shape[1])[None] >= lengths[:, None])
-def padded(): return Padded(), [{"x": torch.randn(1, n, 8), "lengths": torch.tensor([n // 2])} for n in (4, 6, 9)]
+def padded(): return Padded(), [{"x": torch.randn(1, n, 8), "lengths": torch.tensor([n - n % 2])} for n in (4, 6, 9)]
+class Graph(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(8 + 4, 3)
+    def forward(self, x, edges, weights):
+        sent = self.one(torch.cat([x[edges[0]], weights], 1))
+        return torch.zeros(x.shape[0], 3).index_add(0, edges[1], sent)
+def graph(): return Graph(), [{"x": torch.randn(n, 8), "edges": torch.arange(2 * e).reshape(2, e) % n,
+                               "weights": torch.randn(e, 4)} for n, e in ((9, 30), (7, 20), (12, 25))]
 
 def scripted(): return torch.jit.script(Net()), ROWS
 def traced(): return torch.jit.trace(Net().eval(), two()), two()
@@ -142,22 +155,46 @@ ROW, ROWS = (8,), ("batch", 8)
         ("model_output", {"x": ROWS}, ["logits", "hidden_states_0", "hidden_states_1"]),
         ("one_row", {"x": ROW}, ["output"]),
         ("edges", {"x": (5, 8), "edges": (2, 3)}, ["output"]),
+        ("graph", {"x": ("x_0", 8), "edges": (2, "seq"), "weights": ("seq", 4)}, ["output"]),
+        ("padded", {"x": ("batch", "x_1", 8), "lengths": ("batch",)}, ["output"]),
     ],
 )
 def test_a_form_is_taken_as_it_is(form: str, inputs: dict, outputs: list, forms: Path) -> None:
     """Nested tensors are called by their path; what is not a tensor is given to the model every time."""
     source = describe(recognise(f"{forms}:{form}"))
     assert {s.name: s.dims for s in source.inputs} == inputs
-    assert all(s.dtype == "float32" for s in source.inputs if s.name != "edges")
+    assert all(s.dtype == "float32" for s in source.inputs if s.name not in ("edges", "lengths"))
     assert [s.name for s in source.outputs] == outputs
 
 
-@pytest.mark.parametrize("form", ["dict_argument", "one_row", "input_of_one_name", "padded"])
+@pytest.mark.parametrize("form", ["dict_argument", "one_row", "input_of_one_name", "padded", "graph"])
 def test_a_form_is_exported_and_proved(form: str, forms: Path, tmp_path: Path) -> None:
     """An encoder computes what stands behind the ends of sequences, where its nested tensors answer zeros."""
     source = describe(recognise(f"{forms}:{form}"))
     found = export_onnx(source, tmp_path)
     assert [s.name for s in found.inputs] == [s.name for s in source.inputs]
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "limit"), [("graph", "edges", ("x", 0, -1)), ("padded", "lengths", ("x", 1, 0))]
+)
+def test_values_follow_the_size_of_another_input(
+    form: str, name: str, limit: tuple, forms: Path, tmp_path: Path
+) -> None:
+    """Rows that an edge names, or a text's length: samples of several sizes show it, and no feed breaks it."""
+    source = describe(request := recognise(f"{forms}:{form}"))
+    assert next(s for s in source.inputs if s.name == name).at_most == limit
+    make_samples(source, request, tmp_path)
+    other, axis, more = limit
+    feeds = [feed for file in ("gate", "shapes", "coverage") for feed in read_feeds(tmp_path / f"{file}.npz").values()]
+    assert len({feed[other].shape[axis] for feed in feeds}) > 3
+    assert all(feed[name].max() <= feed[other].shape[axis] + more for feed in feeds)
+
+
+def test_values_that_every_size_allows_follow_none() -> None:
+    spec = TensorSpec("ids", "int64", ("batch", "seq"))
+    few, many = ([{"ids": np.full((1, n), value)} for n in (3, 5, 8)] for value in (2, 900))
+    assert seen_limit(spec, few) is seen_limit(spec, many) is None
 
 
 def test_the_weights_are_the_wrapped_ones(forms: Path) -> None:
