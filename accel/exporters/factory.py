@@ -33,7 +33,7 @@ def make(reference: str) -> FactoryResult:
         InputError: it raised, or returned something else than a model, or a model and samples.
     """
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    result = call(reference, "factory", _seed)
+    result = _called(reference)
     module, samples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if _is_tensorflow(module):
         names = input_names(module, samples[0] if isinstance(samples, list) and samples else samples)
@@ -48,6 +48,27 @@ def make(reference: str) -> FactoryResult:
 
     module = plain(module)
     return FactoryResult("torch", *((module, ()) if samples is None else bound(module, samples)))
+
+
+def _called(reference: str) -> Any:
+    """Call a factory in one thread of torch.
+
+    Sums depend on the number of threads in their last bits, and every process that builds a variant has its own: what a
+    factory computes of its weights (a norm, statistics of a batch) would be other weights in each.
+    """
+    threads: list[int] = []
+
+    def begin() -> None:
+        _seed()
+        if (torch := sys.modules.get("torch")) is not None:
+            threads.append(torch.get_num_threads())
+            torch.set_num_threads(1)
+
+    try:
+        return call(reference, "factory", begin)
+    finally:
+        for count in threads:
+            sys.modules["torch"].set_num_threads(count)
 
 
 def _seed() -> None:

@@ -242,3 +242,27 @@ def test_a_generator_that_fails_is_named(tmp_path):
     (tmp_path / "feeds.py").write_text("def real():\n    print('forgot to return')\n")
     with pytest.raises(SampleError, match="returned nothing"):
         make_samples(source, recognise(source.reference, **given), tmp_path)
+
+
+def test_weights_do_not_depend_on_the_threads_of_a_process(tmp_path):
+    """Sums do, in their last bits: each process that builds a variant calls the factory, and has threads of its own."""
+    import torch
+
+    (tmp_path / "sums.py").write_text(
+        "import torch\n"
+        "class Sums(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('sums', torch.randn(1_000_003).mul(1e3).sum())\n"
+        "    def forward(self, x): return x * self.sums\n"
+        "def build(): return Sums(), torch.ones(1, 4)\n"
+    )
+    keys, before = set(), torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            keys.add(describe(recognise(f"{tmp_path / 'sums.py'}:build")).key)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert len(keys) == 1
