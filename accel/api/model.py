@@ -32,6 +32,7 @@ from accel.triton.grouping import Grouping, answered
 
 _LOADED: "weakref.WeakSet[Model]" = weakref.WeakSet()
 BEST, VARIANTS = "best", "variants"
+MODES = ("latency", "throughput")
 FEW, LAYOUTS = 256, 1024
 """Numbers of an input that are looked at one by one, and layouts of feeds that a model keeps in mind, at most."""
 
@@ -63,6 +64,10 @@ class Model(contextlib.AbstractContextManager["Model"]):
     ) -> None:
         self.path, self.id = path, artifact.variant.id
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        if mode not in MODES:
+            raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise UsageError(f"threads={threads!r}: expected a number of threads, 1 or more, or None for all")
         self._how = (threads, mode)
         self._grouping = grouping
         self._form = form or CallForm(tuple(spec.name for spec in inputs))
@@ -315,6 +320,9 @@ def load(path: str | Path, *, threads: int | None = None, mode: Literal["latency
         UnavailableError: the runtime is not here, or this is not the interpreter that has it.
     """
     root = Path(path)
+    if root.is_file():
+        why = f"{root} is a file: expected a repository or the directory of a run"
+        raise InputError(why, fix="accel convert, or accel.optimize, makes one of a model")
     kept: manifests.Manifest | document.RunModel
     grouping = None
     if root.parent.name == VARIANTS and (root.parents[1] / document.FILENAME).is_file():

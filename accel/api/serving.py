@@ -66,6 +66,9 @@ class Served:
             answer = self.client.infer(self.model, tensors, **sequence)
         except self._grpc.InferenceServerException as error:
             raise StageError(f"the server refused the request to {self.model}: {error}") from error
+        except ValueError as error:  # of a channel that was closed
+            why = f"the server of {self.model} was stopped: {error}"
+            raise StageError(why, fix="call it inside the `with` block") from error
         return Outputs({spec.name: answer.as_numpy(spec.name) for spec in self._outputs})
 
     def _tensor(self, name: str, value: np.ndarray) -> Any:

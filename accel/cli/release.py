@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from accel.cli.options import command_of
-from accel.cli.output import Json, Quiet, Verbose, print_json, show, watching
-from accel.core.errors import CheckFailed, UsageError
+from accel.cli.output import Json, Quiet, Verbose, note, print_json, show, watching
+from accel.core.errors import CheckFailed, InputError, UsageError
 
 release_app = typer.Typer(help="Many models, targets and machines into one release.", no_args_is_help=True)
 
@@ -230,16 +230,19 @@ def verify_release(
     as_json: Json = False,
 ) -> None:
     """Check who made a release, every hash, its provenance, and every repository in it."""
-    from accel.release import bundle, checking, object_store, publishing
+    from accel.release import bundle, checking, document, object_store, publishing
 
     if version is not None and name is not None:
         raise UsageError("--version and --as", fix="give one of them")
     signed = trust(asked=False)
-    if "://" in release or version is not None or name is not None:
+    path = Path(release)
+    published = (path / "releases").is_dir() and not (path / document.FILENAME).exists()
+    if published or "://" in release or version is not None or name is not None:
         place = object_store.ObjectStore(release)
         found = publishing.verify(place, version=version, name=name or PRODUCTION, key=signed, serve=serve, via=via)
     else:
-        path = Path(release)
+        if not path.exists():
+            raise InputError(f"{release} does not exist", fix="name a release, a bundle, or where one was published")
         with bundle.unpacked(path) if path.is_file() else nullcontext(path) as folder:
             found = checking.verify(folder, key=signed, serve=serve, via=via)
     show(found, as_json, "findings", ("severity", "file", "field", "why", "fix"))
@@ -457,6 +460,8 @@ def list_published(
         shown = [row | {"key": signed.name(row["key"])} for row in rows]
         more = ("names",) if what == "versions" else ("version", "number", "until")
         show(shown, False, what, (what.removesuffix("s"), *more, "key", "refused"))
+    if not any(found.values()):
+        note(f"nothing is published at {to}")
     if wrong := [f"{row['name']}: {row['refused']}" for row in found["names"] if row["refused"]]:
         said = "\n  ".join(wrong)
         raise CheckFailed(

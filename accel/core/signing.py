@@ -25,6 +25,7 @@ from accel.core.trust import CURVES, NO_KEY, NotTrusted, Trust, Trusted, demand,
 
 SIGNATURE = "model.sig"
 PAYLOAD = "application/vnd.in-toto+json"
+NEW_KEY = "openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem"
 
 
 def sign(folder: Path, private_key: Path, *, signature: Path | None = None, certificates: Sequence[Path] = ()) -> Path:
@@ -354,14 +355,20 @@ def _ecdsa(key: Any) -> Any:
 def _signer(private_key: Path, certificates: Sequence[Path] = ()) -> Any:
     demand()
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from model_signing import signing
 
     with raised_as(
         InputError,
         (*NO_KEY, UnsupportedAlgorithm),
         f"{private_key} is not a private key to sign with",
-        fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
+        fix=NEW_KEY,
     ):
+        made = load_pem_private_key(private_key.read_bytes(), None)
+        if not isinstance(made, EllipticCurvePrivateKey):
+            kind = type(made).__name__.strip("_").removesuffix("PrivateKey")
+            raise InputError(f"{private_key} is a key of {kind}: expected one of an elliptic curve", fix=NEW_KEY)
         if certificates:
             own, above = certificates[0], certificates[1:] or certificates[:1]  # it reads none as a damaged file
             return signing.Config().use_certificate_signer(

@@ -61,6 +61,8 @@ def take(file: Path, out: Path, *, key: Trusted) -> Path:
         InputError: it is not a bundle, or not what the owner of the key signed.
         OutputError: the version is there with other content, or ``out`` cannot be written.
     """
+    if not file.is_file():
+        raise InputError(f"there is no file {file}", fix="name what accel release publish --to bundle:FILE wrote")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=out) as scratch:

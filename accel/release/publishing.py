@@ -42,6 +42,10 @@ from accel.triton.verify import changes
 DIGEST, REMOVED = "digest", "removed"
 
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Names of pointers: a folder below ``pointers``, and a file beside what is pulled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """What a name stands for.
@@ -188,10 +192,15 @@ def history(place: ObjectStore, name: str, key: Trusted) -> Iterator[Signed]:
     """Yield what a name has stood for, newest first, with who signed it and whether that counts.
 
     Raises:
-        InputError: a pointer is damaged.
+        InputError: a pointer is damaged, or none can have that name.
     """
+    if NAME.fullmatch(name) is None:
+        why = f"{name!r} is no name of a pointer: expected letters, digits, '.', '_' and '-', the first no mark"
+        raise InputError(why, fix="--as production, --as production-eu")
     held = trusting(key)
     for file in sorted(place.names(f"pointers/{name}"), key=_number, reverse=True):
+        if not re.fullmatch(r"[0-9]{10,18}\.json", file):
+            raise InputError(f"{place.url}: pointers/{name}/{file} is not a pointer", fix="remove it by hand")
         refused = None
         try:
             whole = load_json(place.read(f"pointers/{name}/{file}"))

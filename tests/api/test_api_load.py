@@ -14,7 +14,7 @@ import tiny_module
 import torch
 
 import accel
-from accel.core.errors import InputError, SampleError, UnavailableError
+from accel.core.errors import InputError, SampleError, UnavailableError, UsageError
 
 HERE = Path(accel.__file__).parent
 SCRIPT = """
@@ -81,6 +81,19 @@ def test_what_a_run_built_loads_without_a_repository(result):
 def test_a_folder_that_is_no_repository_is_named(tmp_path):
     with pytest.raises(InputError, match=r"manifest\.json"):
         accel.load(tmp_path)
+
+
+@pytest.mark.parametrize("how", [{"mode": "Latency"}, {"threads": 0}, {"threads": -1}, {"threads": "2"}])
+def test_what_is_no_mode_and_no_number_of_threads_is_refused(result, how):
+    ((name, value),) = how.items()
+    with pytest.raises(UsageError, match=f"{name}={value!r}: expected"):
+        accel.load(result.path, **how)
+
+
+def test_a_file_is_no_repository(tmp_path):
+    (tmp_path / "net.py").write_text("")
+    with pytest.raises(InputError, match=r"net\.py is a file: expected a repository"):
+        accel.load(tmp_path / "net.py")
 
 
 def test_another_environments_variant_says_which_interpreter_runs_it(result, tmp_path):

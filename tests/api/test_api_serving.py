@@ -5,7 +5,7 @@ import tiny_module
 
 import accel
 from accel.core import environments
-from accel.core.errors import InputError, SampleError
+from accel.core.errors import InputError, SampleError, StageError
 
 
 @pytest.mark.skipif(not environments.installed("triton"), reason="the embedded server is not installed")
@@ -17,6 +17,8 @@ def test_a_client_gets_what_the_model_answers_in_process(result):
         found = server(**given)
         with pytest.raises(SampleError, match="no input 'strange'"):
             server(**given, strange=1)
+    with pytest.raises(StageError, match="was stopped"):
+        server(**given)
     expected = result.best(**sample)["logits"].numpy()
     assert abs(found.logits - expected).max() < 1e-5
 

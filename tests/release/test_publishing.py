@@ -262,6 +262,45 @@ def test_an_older_pointer_and_one_that_ended_are_refused(signed, tmp_path):
     assert datetime.fromisoformat(ended) < datetime.now(UTC) - timedelta(hours=23)
 
 
+@pytest.mark.parametrize("name", ["../eu", "prod/eu", "/eu", "", ".", "a b"])
+def test_a_name_that_is_no_file_is_refused_and_nothing_is_written(name, signed, tmp_path):
+    """Beside ``pointers`` no list shows it, and ``prune`` removes what it stands for."""
+    folder, private, public = signed
+    place = publishing.ObjectStore(str(tmp_path / "place"))
+    publishing.publish(folder / "1", place, key=public)
+    before = content(tmp_path)
+    done = run("promote", "1", "--to", place.url, "--key", public, "--sign", private, "--as", name)
+    assert isinstance(done.exception, InputError)
+    assert "is no name of a pointer" in str(done.exception)
+    assert content(tmp_path) == before
+    with pytest.raises(InputError, match="is no name of a pointer"):
+        publishing.pull(place, name, tmp_path / "out", key=public)
+
+
+def test_an_odd_folder_among_pointers_is_a_row_and_the_others_are_read(signed, tmp_path):
+    folder, private, public = signed
+    place = publishing.ObjectStore(str(tmp_path / "place"))
+    publishing.publish(folder / "1", place, key=public)
+    for name in ("canary", "production"):
+        publishing.promote(place, name, "1", key=private, public=public, days=90)
+    (tmp_path / "place/pointers/production/eu").mkdir()
+    rows = {row["name"]: row["refused"] for row in publishing.listed(place, public)["names"]}
+    assert rows["canary"] is None
+    assert "pointers/production/eu is not a pointer" in rows["production"]
+
+
+def test_a_place_that_is_a_folder_is_verified_as_one_and_what_is_not_there_is_named(signed, tmp_path):
+    folder, private, public = signed
+    place = publishing.ObjectStore(str(tmp_path / "place"))
+    publishing.publish(folder / "1", place, key=public)
+    publishing.promote(place, "production", "1", key=private, public=public, days=90)
+    assert run("verify", tmp_path / "place", "--key", public).exit_code == 0
+    done = run("verify", tmp_path / "nowhere.tar", "--key", public)
+    assert "does not exist" in str(done.exception)
+    done = run("list", "--to", tmp_path / "nowhere", "--key", public)
+    assert (done.exit_code, "nothing is published" in done.output) == (0, True)
+
+
 def test_a_changed_file_of_the_store_is_never_taken(signed, tmp_path):
     folder, private, public = signed
     place, out = publishing.ObjectStore(str(tmp_path / "place")), tmp_path / "out"

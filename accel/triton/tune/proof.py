@@ -266,7 +266,7 @@ def _once(runner: ConfigurationRunner) -> bool:
 def choose(
     alive: Sequence[ConfigurationRunner], default: ConfigurationRunner
 ) -> tuple[ConfigurationRunner | None, str]:
-    """Choose the configuration that held the greatest load; what ships stays where nothing is better.
+    """Choose the configuration that held the greatest load; what ships stays where nothing is better by more than 3 %.
 
     Args:
         alive: the configurations whose proof came to an end.
@@ -282,10 +282,11 @@ def choose(
         return None, "impossible" if all(c.search.next() is None for c in alive) else "undecided"
     others = [c for c in alive if c is not best]
     most = max((c.most for c in others), default=0.0)
+    ships = default if default in alive and best.held < default.held * (1 + WITHIN) else best
     if _once(best) or any(c.search.doubtful and c.search.next() is not None for c in others):
-        return best, "undecided"
+        return ships, "undecided"
     if most <= best.held:
-        return best, "decided"
+        return ships, "decided" if ships is best else "equivalent"
     if most > best.held * (1 + WITHIN) ** 2:
-        return best, "undecided"
-    return default if default in alive and best.held < default.held * (1 + WITHIN) else best, "equivalent"
+        return ships, "undecided"
+    return ships, "equivalent"

@@ -78,6 +78,12 @@ class Space:
             schedules.apply(model, found, cpu_threads=hardware.cpu_threads())
         except InputError as error:
             raise InputError(f"{self.path}: {error.message}", fix=error.fix) from error
+        if wrong := next((group.count for group in model.instance_group if group.count < 0), None):
+            raise InputError(f"{self.path}: instance_group: count is {wrong}, expected 1 or more")
+        most = model.max_batch_size
+        if beyond := [size for size in model.dynamic_batching.preferred_batch_size if not 0 < size <= most]:
+            where = f"{self.path}: {BATCHING}.preferred_batch_size"
+            raise InputError(f"{where} is {beyond[0]}, and max_batch_size is {most}", fix="give sizes up to that")
         return found
 
 

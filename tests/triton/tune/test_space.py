@@ -112,6 +112,8 @@ def test_a_file_that_is_no_space_is_refused_with_its_reason(tmp_path, text, kind
         ("{dynamic_batchin: [{}]}", "dynamic_batchin"),
         ("{dynamic_batching: [{priority_levels: many}]}", "priority_levels: .*many"),
         ("{instance_group: [{count: 2}]}", "instance_group: .*repeated field"),
+        ("{instance_group: [[{count: -1}]]}", "count is -1, expected 1 or more"),
+        ("{dynamic_batching: [{preferred_batch_size: [99]}]}", "preferred_batch_size is 99, and max_batch_size is"),
         ("{dynamic_batching: [{preferred_batch_size: []}]}", "an empty list"),
     ],
 )

@@ -35,6 +35,8 @@ def runner(instances: int, held: float, broken: float = math.inf) -> Configurati
         ((100, 103), (150, 155), 2, "decided"),
         ((100, 102), (101, 103), 1, "equivalent"),  # nothing is better than what ships
         ((100, 105), (104, 107), 2, "equivalent"),
+        ((100, 101), (101, 102), 1, "equivalent"),
+        ((100, 120), (101, 130), 1, "undecided"),
         ((100, 120), (104, 107), 2, "undecided"),
         ((100, 102), (0, 1), 1, "decided"),
         ((0, 1), (0, 1), None, "impossible"),
