@@ -108,9 +108,12 @@ def _torch(model: "torch.nn.Module", samples: Any, folder: Path, options: Mappin
         )
     found = calls(module.forward, samples, type(module).__name__)
     with _plain(module) as plain:
-        form = _form(plain, found[0])
-        feeds = [{name: _float32(array(value)) for name, value in call.feed.items()} for call in found]
-        path, profile = _exported(_Flat(plain, found[0]), feeds, folder, options)
+        flat = _Flat(plain, found[0])
+        given = [{name: array(value) for name, value in call.feed.items()} for call in found]
+        wide = factory.double_inputs(FactoryResult("torch", flat, tuple(given)))
+        feeds = [{name: value if name in wide else _float32(value) for name, value in feed.items()} for feed in given]
+        form = _form(plain, found[0], feeds[0])
+        path, profile = _exported(flat, feeds, folder, options)
     shapes = {f"{point}_shapes": {n: getattr(s, point) for n, s in profile.items()} for point in ("min", "opt", "max")}
     return Given(str(path), {**shapes, "samples": str(_store(feeds, folder))}, form)
 
@@ -131,11 +134,11 @@ def _plain(module: "torch.nn.Module") -> Iterator["torch.nn.Module"]:
             part.training = training
 
 
-def _form(module: "torch.nn.Module", call: CallArguments) -> CallForm:
-    """Run the module once, and note how it is called and what it returns."""
+def _form(module: "torch.nn.Module", call: CallArguments, feed: Mapping[str, np.ndarray]) -> CallForm:
+    """Run the module once on a feed, and note how it is called and what it returns."""
     import torch
 
-    given = {name: torch.from_numpy(_float32(array(value))) for name, value in call.feed.items()}
+    given = {name: torch.from_numpy(value) for name, value in feed.items()}
     other = rebound(call.bound, given)
     try:
         args, kwargs = by_keyword(other)

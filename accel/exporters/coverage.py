@@ -85,10 +85,10 @@ def variations(source: ModelSource, base: Feed) -> dict[str, Feed]:
     ints = {s.name: s for s in _declared(source)}
     for name, end in ((LOWEST_FEED, 0), (HIGHEST_FEED, 1)):
         if ints:
-            made[name] = base | {n: np.full_like(base[n], _ends(s)[end]) for n, s in ints.items()}
+            made[name] = base | {n: _filled(base[n], s, _ends(s)[end]) for n, s in ints.items()}
     small = {n: s for n, s in ints.items() if _count(s) <= SMALL}
     for k in range(max(map(_count, small.values()), default=0)):
-        made[f"value {k}"] = base | {n: np.full_like(base[n], _ends(s)[0] + k % _count(s)) for n, s in small.items()}
+        made[f"value {k}"] = base | {n: _filled(base[n], s, _ends(s)[0] + k % _count(s)) for n, s in small.items()}
     floats = [s.name for s in source.inputs if np.dtype(s.dtype).kind == "f"]
     if floats:
         made[LOW_FEED] = base | {n: np.full_like(base[n], _finite(base[n]).min(initial=0)) for n in floats}
@@ -96,6 +96,15 @@ def variations(source: ModelSource, base: Feed) -> dict[str, Feed]:
     if floats and not source.detections:  # which rows a detector finds in no picture at all, FP32's last bit decides
         made[BEYOND_FEED] = base | {n: (base[n] * BEYOND).astype(base[n].dtype) for n in floats}
     return {name: kept_within(feed, source.inputs) for name, feed in made.items()}
+
+
+def _filled(value: np.ndarray, spec: TensorSpec, number: int) -> np.ndarray:
+    """Return a tensor of one number; a mask that hides nothing whole in the samples is left as it is where that is 0.
+
+    What attends to nothing is answered by no two runtimes alike: zeros, the mean, NaN.
+    """
+    mask = number == 0 and "mask" in spec.name and value.ndim > 1 and bool(value.any(-1).all())
+    return value if mask else np.full_like(value, number)
 
 
 def asked(name: str, precision: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.core.errors import InputError, SampleError, UsageError
+from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters import masks
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
@@ -24,6 +24,10 @@ from accel.exporters.user_code import call, code_of
 
 if TYPE_CHECKING:
     import torch
+
+
+WIDE_SAMPLES, WIDE = 8, 1e-4
+"""So many samples show whether a model computes in float64, by a difference beyond this share (FP32 rounds at 6e-8)."""
 
 
 def make(reference: str) -> FactoryResult:
@@ -151,13 +155,16 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
             f"{request.text}: forward names no inputs", fix="give forward named parameters, or return samples as a dict"
         )
     shapes, dtypes = {}, {}
+    wide = () if _is_double(made.module) else double_inputs(made)
     for name in names:
         seen = [feed[name] for feed in made.samples]
         shapes[name] = shape_range(name, [s.shape for s in seen], request)
-        # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32.
+        # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32, unless
+        # that answers otherwise.
         told = str(seen[0].dtype) if seen else sample_dtype(request.samples, name)
         found = told or ("int64" if name in request.ranges else "float32")
-        dtypes[name] = "float32" if found in ("float64", "float16") and not _is_double(made.module) else found
+        narrow = found == "float16" or (found == "float64" and name not in wide)
+        dtypes[name] = "float32" if narrow and not _is_double(made.module) else found
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
     specs = tuple(
@@ -169,6 +176,37 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
         for s in specs
     )
     return specs, profile
+
+
+def double_inputs(made: FactoryResult) -> tuple[str, ...]:
+    """Return the inputs of float64 whose values FP32 cannot hold: a module with weights of FP32 computes differences of
+    timestamps before it casts them.
+
+    It is asked on the first samples, as they are and rounded to FP32; one that takes only the latter has none.
+    """
+    from accel.exporters.positional import Positional, call, client_array, named_tensors
+
+    names = [name for name, value in (made.samples[0] if made.samples else {}).items() if value.dtype == np.float64]
+    for feed in made.samples[:WIDE_SAMPLES] if names else ():
+        given = {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in feed.items()}
+        answers: list[list[np.ndarray]] = []
+        for one in (given, given | {n: given[n].astype(np.float32) for n in names}):
+            module = Positional(made.module, list(one), outputs=None)
+            try:
+                found = named_tensors(call(module.result, module.inputs, one), module.inputs)
+            except StageError:
+                return tuple(names) if answers else ()
+            answers.append([client_array(tensor) for tensor in found.values()])
+        if not all(_alike(*pair) for pair in zip(*answers, strict=True)):
+            return tuple(names)
+    return ()
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype.kind != "f":
+        return one.shape == other.shape and bool(np.array_equal(one, other))
+    largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    return one.shape == other.shape and np.allclose(one, other, rtol=WIDE, atol=WIDE * largest, equal_nan=True)
 
 
 def _is_double(module: "torch.nn.Module") -> bool:

@@ -96,6 +96,17 @@ def test_masks_are_shaped_as_clients_send_them(feeds):
     assert all((feed["mask"] == 1).all() for name, feed in feeds.items() if not name.endswith(" mask"))
 
 
+def test_a_mask_that_no_sample_has_is_not_asked():
+    """The mask of a decoder's memory: what attends to nothing no two runtimes answer alike."""
+    hides = TensorSpec("memory_mask", "bool", ("batch", "seq"))
+    source = source_of(SCALE, hides)
+    base = {"scale": np.ones((2, 3), np.float32), "memory_mask": np.array([[True, False], [True, True]])}
+    found = coverage.variations(source, base)
+    assert all(feed["memory_mask"].any(-1).all() for feed in found.values())
+    blank = base | {"memory_mask": np.array([[False, False], [True, True]])}
+    assert not coverage.variations(source, blank)["lowest"]["memory_mask"].any(), "samples have such rows"
+
+
 def test_floats_go_beyond_what_samples_hold(feeds):
     assert feeds["beyond"]["scale"].max() == pytest.approx(2 * feeds["flat high"]["scale"].max())
     assert np.ptp(feeds["flat low"]["scale"]) == 0

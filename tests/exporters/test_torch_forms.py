@@ -98,6 +98,10 @@ class Graph(torch.nn.Module):
         return torch.zeros(x.shape[0], 3).index_add(0, edges[1], sent)
 def graph(): return Graph(), [{"x": torch.randn(n, 8), "edges": torch.arange(2 * e).reshape(2, e) % n,
                                "weights": torch.randn(e, 4)} for n, e in ((9, 30), (7, 20), (12, 25))]
+def timestamps():
+    def forward(self, now, seen): return run(self, ((now[:, None] - seen) / 60).float())
+    return net(forward, {"now": torch.tensor([1.7e9 + 0.5]).double(), "seen": 1.7e9 - torch.arange(8.0).double()[None]})
+def offsets(): return net(lambda self, x, by: run(self, (x - by).float()), {"x": two().double(), "by": two().double()})
 
 def scripted(): return torch.jit.script(Net()), ROWS
 def traced(): return torch.jit.trace(Net().eval(), two()), two()
@@ -189,6 +193,16 @@ def test_values_follow_the_size_of_another_input(
     feeds = [feed for file in ("gate", "shapes", "coverage") for feed in read_feeds(tmp_path / f"{file}.npz").values()]
     assert len({feed[other].shape[axis] for feed in feeds}) > 3
     assert all(feed[name].max() <= feed[other].shape[axis] + more for feed in feeds)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("timestamps", "float64"), ("offsets", "float32"), ("double_samples", "float32")]
+)
+def test_float64_stays_where_the_model_answers_otherwise_in_fp32(form: str, dtype: str, forms: Path) -> None:
+    """Samples of NumPy's default are no wish; differences of timestamps in FP32 were wrong, in the reference, too."""
+    source = describe(recognise(f"{forms}:{form}"))
+    assert {s.dtype for s in source.inputs} == {dtype}
+    assert {s.dtype for s in source.outputs} == {"float32"}
 
 
 def test_values_that_every_size_allows_follow_none() -> None:

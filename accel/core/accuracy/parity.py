@@ -82,6 +82,8 @@ half is left of what its gate lets be lost."""
 FEW_ITEMS = 32
 """Of fewer distinct gate samples the mean says little: ``tolerance_db`` stands for SQNR, and accuracy is unproved."""
 
+FEW_INTEGERS = 0.99
+"""From this agreement on integers that differ are few, and the user is told which gate lets them pass."""
 FLAT_DB = 100.0
 """A reference that varies over the samples by less than this below its level does not vary: FP32 rounds at 110 dB."""
 
@@ -651,7 +653,7 @@ def _verdict(
             value = values.get(name)
             if value is not None and not value >= least:
                 of = " of the source's own score ({:.4g} of {:.4g})".format(*scores[name]) if name in scores else ""
-                reasons.append(f"{name} {value:.4g}{of} is below the gate of {least:g}")
+                reasons.append(f"{name} {_below(value, least)}{of} is below the gate of {least:g}")
         found[name] = value if value is None or math.isfinite(value) else None
     reasons += lost
     floor = min(SAMPLE_FLOOR_DB, gate.get("sqnr_db", -math.inf))
@@ -686,12 +688,23 @@ def settled(verdict: Parity, *, rebuilt: bool = True) -> bool:
     return all(value is None or value >= verdict.gate[name] + room[name] for name, value in means.items())
 
 
+def _below(value: float, least: float) -> str:
+    """Write a value with so many digits that it is seen to be below another one."""
+    return next((text for digits in (4, 6, 9) if float(text := f"{value:.{digits}g}") < least), f"{value!r}")
+
+
 def accept(verdict: Parity) -> str | None:
-    """Say which ``--gate`` would let a variant pass that fails by its dB alone; None where that is not all."""
-    told = [n for n in IN_DB if any(reason.startswith(f"{n} ") for reason in verdict.reasons)]
-    missed = {
-        n: min(math.floor(v), math.ceil(verdict.gate[n]) - 1) for n in told if (v := verdict.found[n]) is not None
-    }
+    """Say which ``--gate`` would let a variant pass that fails by its dB or few integers; None where that is not all.
+
+    Integers of a picture were floats, of which the last bit may fall on either side.
+    """
+    told = [n for n in (*IN_DB, "agreement") if any(reason.startswith(f"{n} ") for reason in verdict.reasons)]
+    missed: dict[str, float] = {}
+    for name in told:
+        if (value := verdict.found[name]) is not None and name in IN_DB:
+            missed[name] = min(math.floor(value), math.ceil(verdict.gate[name]) - 1)
+        elif value is not None and value >= FEW_INTEGERS:
+            missed[name] = math.floor(value * 1e4) / 1e4
     if not missed or len(missed) < len(verdict.reasons):
         return None
     asked = " ".join(f"--gate {_ASKED.get(name, name)}={least}" for name, least in missed.items())

@@ -337,6 +337,22 @@ def test_a_failing_coverage_feed_is_told_with_its_own_error():
     assert "at feed 'left-padded mask' is off by up to 3)" in reason
 
 
+def test_few_integers_that_differ_are_told_in_figures_that_say_so():
+    """A picture of bytes: agreement 1 was below the gate of 1."""
+    spec = TensorSpec("picture", "uint8", ("batch", 100, 100))
+    truth = {str(i): {"picture": np.full((1, 100, 100), 7, np.uint8)} for i in range(40)}
+    found = {name: {"picture": one["picture"].copy()} for name, one in truth.items()}
+    for name in ("0", "1"):
+        found[name]["picture"][0, 0, 0] += 1
+    verdict = judge(truth, found, spec)
+    assert verdict.reasons == ("agreement 0.999995 is below the gate of 1",)
+    assert accept(verdict) == "if that is accurate enough for you: --gate agreement=0.9999"
+    assert judge(truth, found, spec, overrides={"agreement": 0.9999}).passed
+    for one in found.values():
+        one["picture"][0, :50] = 0
+    assert accept(judge(truth, found, spec)) is None, "that is another picture"
+
+
 def test_fp32_holds_its_gate_for_other_samples_too():
     """80.1 dB over samples that differ was proved, and gave 79.1 dB on a hundred other sets of them."""
     rng, size = np.random.default_rng(5), (1, 4, 3)
