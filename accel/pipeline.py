@@ -59,7 +59,7 @@ from accel.run.results import (
     served_candidates,
     status_of,
 )
-from accel.run.stages import FILES, Answered, AxesLost, Proof, Stage, Stages
+from accel.run.stages import FILES, Answered, AxesLost, NotExported, Proof, Stage, Stages
 from accel.run.store import Store
 from accel.run.tasks import Described
 
@@ -116,15 +116,25 @@ def at_work(job: Job, progress: Progress | None) -> Iterator[Work]:
 def convert(job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """Do the whole job and return what was written to ``run.json``.
 
+    Where no ONNX file can be made of the source, targets that take the source itself go on, with integers as they are.
+
     Args:
         job: what to do.
         progress: told what happens; silent by default.
 
     Raises:
-        AccelError: the source cannot be loaded or exported, the run directory cannot be written or is in use. What an
-            earlier run left there is untouched then.
+        AccelError: the source cannot be loaded, or be exported where all targets need that, the run directory cannot
+            be written or is in use. What an earlier run left there is untouched then.
     """
-    return _with_axes(_convert, job, progress)
+    try:
+        return _with_axes(_convert, job, progress)
+    except NotExported as error:
+        if not any(targets.info(target).needs_source for target in job.wanted):
+            raise
+        (progress or Progress()).notice(
+            f"no ONNX file: {error.message.splitlines()[0]}; the targets that need none go on"
+        )
+        return _convert(job.model_copy(update={"ints": "keep"}), progress, error)
 
 
 def export(job: Job, progress: Progress | None = None) -> None:
@@ -143,6 +153,8 @@ def _with_axes(do: Callable[[Job, Progress | None], T], job: Job, progress: Prog
     except AxesLost as lost:
         try:
             return do(job.model_copy(update={"request": lost.request}), progress)
+        except NotExported as again:
+            raise NotExported(lost.error) if lost.error else again from again
         except StageError as again:
             raise lost.error or again from again
 
@@ -160,7 +172,7 @@ class Exported:
     first_tried: str | None = None
 
 
-def _exported(work: Work) -> Exported:
+def _exported(work: Work, failed: NotExported | None = None) -> Exported:
     job, stages = work.job, work.stages
     with stages.worker("source") as worker:
         with work.timed("load source"):
@@ -172,11 +184,13 @@ def _exported(work: Work) -> Exported:
         results = [VariantState(v) for v in plan(job, made.source)]
         for result in results:
             result.outcome = _skip_reason(result.variant, made) or _same(result.variant, job)
+            if failed and result.outcome is None and targets.info(result.variant.target).needs == "onnx":
+                result.outcome = Failed("export", failed.message, failed.log)
         first_tried = _leave_for_later(results, made.source, work) if job.quick else None
         found = Exported(described, results, [r for r in results if r.outcome is None], first_tried=first_tried)
         if found.wanted:
             needs = (targets.info(r.variant.target).needs for r in found.wanted)
-            needs_onnx = job.ints != "keep" or "onnx" in needs
+            needs_onnx = failed is None and (job.ints != "keep" or "onnx" in needs)
             found.reference, found.onnx = _reference(described, worker, work, needs_onnx=needs_onnx)
             if found.onnx is not None and job.ints != "keep":
                 with work.timed("narrow integers"):
@@ -197,9 +211,9 @@ def _export(job: Job, progress: Progress | None) -> None:
                 work.stages.prepare(result.variant, found.described, found.onnx)
 
 
-def _convert(job: Job, progress: Progress | None) -> dict[str, Any]:
+def _convert(job: Job, progress: Progress | None, failed: NotExported | None = None) -> dict[str, Any]:
     with at_work(job, progress) as work:
-        found = _exported(work)
+        found = _exported(work, failed)
         described, results, wanted = found.described, found.results, found.wanted
         reference, onnx, narrowed = found.reference, found.onnx, found.narrowed
         if reference is not None:
@@ -267,7 +281,13 @@ def _reference(
                     return answering.result(), None
             with work.timed("export"), ExitStack() as held:
                 other = worker if answering.done() else held.enter_context(stages.worker("export"))
-                onnx = stages.export(described, answering.result, other)
+                try:
+                    onnx = stages.export(described, answering.result, other)
+                except AxesLost:
+                    raise
+                except StageError as error:
+                    answering.result()  # where the source itself failed, that is the reason
+                    raise NotExported(error) from error
                 return answering.result(), onnx
         except BaseException:
             worker.kill()

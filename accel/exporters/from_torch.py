@@ -124,6 +124,12 @@ def _tried(
     given = {*request.min_shapes, *request.max_shapes}
     leading = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given]
     said = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name in given]
+    ends: dict[tuple[int, ...], list[str]] = {}  # a first axis whose sizes the user gave is one with those of the same
+    for name in said:
+        shape = profile[name]
+        ends.setdefault((shape.min[0], shape.opt[0], shape.max[0]), []).append(name)
+    own = {name: f"{names[0]}_0" for names in ends.values() for name in names} if len(ends) > 1 else {}
+    said = [] if own else said
     run = runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
     run(example_arrays(inputs, typical))
@@ -165,7 +171,7 @@ def _tried(
     if fixed:
         places = ", ".join(f"{name} {list(typical[name])}" for name in fixed)
         notices.append(f"no batch: the model takes no other length of the first axis of {places} (found by trial)")
-    leads: dict[str, int | str] = {**axes, **{name: typical[name][0] for name in fixed}}
+    leads: dict[str, int | str] = {**own, **axes, **{name: typical[name][0] for name in fixed}}
     specs = tuple(dataclasses.replace(s, dims=(leads[s.name], *s.dims[1:])) if s.name in leads else s for s in inputs)
     for name in fixed:
         lo, opt, hi = profile[name].min, profile[name].opt, profile[name].max

@@ -80,6 +80,17 @@ class AxesLost(StageError):
         self.request, self.error = request, error
 
 
+class NotExported(StageError):
+    """No ONNX file could be made of a source; targets that take the source itself need none.
+
+    Args:
+        error: what the export failed with.
+    """
+
+    def __init__(self, error: StageError) -> None:
+        super().__init__(error.message, fix=error.fix, log=error.log)
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
     """The reference outputs of a source: a file in the stage's folder, and what computing them took."""

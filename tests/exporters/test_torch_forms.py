@@ -205,6 +205,19 @@ def test_float64_stays_where_the_model_answers_otherwise_in_fp32(form: str, dtyp
     assert {s.dtype for s in source.outputs} == {"float32"}
 
 
+def test_first_axes_of_which_other_sizes_are_given_are_no_one_batch(forms: Path) -> None:
+    shapes = {
+        "min_shapes": {"x": (7, 8), "edges": (2, 20), "weights": (20, 4)},
+        "opt_shapes": {"x": (9, 8), "edges": (2, 40), "weights": (40, 4)},
+        "max_shapes": {"x": (12, 8), "edges": (2, 80), "weights": (80, 4)},
+    }
+    source = describe(recognise(f"{forms}:graph", **shapes))
+    (x, rows), (_, edges), (weights, _) = (spec.dims for spec in source.inputs)
+    assert isinstance(x, str)
+    assert (rows, weights) == (8, edges)
+    assert [source.profile[name].opt for name in ("x", "edges", "weights")] == list(shapes["opt_shapes"].values())
+
+
 def test_values_that_every_size_allows_follow_none() -> None:
     spec = TensorSpec("ids", "int64", ("batch", "seq"))
     few, many = ([{"ids": np.full((1, n), value)} for n in (3, 5, 8)] for value in (2, 900))

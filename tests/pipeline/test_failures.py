@@ -241,3 +241,33 @@ def test_int8_of_a_model_of_sums_alone_is_skipped_and_no_failure(tmp_path):
     rows = {v["id"]: v for v in json.loads((tmp_path / "run/run.json").read_text())["variants"]}
     assert (rows["ort@cpu"]["status"], rows["ort-int8@cpu"]["status"]) == ("ok", "skipped")
     assert rows["ort-int8@cpu"]["reason"] == "it works on MatMul, Gemm and Conv, and the model has none"
+
+
+def test_what_has_no_onnx_file_is_built_for_the_targets_that_need_none(tmp_path):
+    """An operator that no ONNX exporter writes: it had ended the run of all targets, the framework's own as well."""
+    (tmp_path / "bessel.py").write_text(
+        "import torch\n"
+        "class Bessel(torch.nn.Module):\n"
+        "    def forward(self, x, ids):\n"
+        "        return torch.special.bessel_j0(x) + ids\n"
+        "def build():\n"
+        "    return Bessel(), [{'x': torch.randn(2, 8), 'ids': torch.arange(16).reshape(2, 8)} for _ in range(16)]\n"
+    )
+    words = [*CLI, "convert", "bessel.py:build", "--bench", "none", "--targets"]
+    how = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([*words, "torch,ort,openvino-fp32", "-o", "run"], **how)
+    assert done.returncode == 0, done.stderr
+    assert "no ONNX file" in done.stderr
+    rows = {v["id"]: v for v in json.loads((tmp_path / "run/run.json").read_text())["variants"]}
+    assert {id: row["status"] for id, row in rows.items()} == {
+        "torch@cpu": "ok",
+        "ort@cpu": "failed",
+        "openvino-fp32@cpu": "failed",
+    }
+    assert rows["ort@cpu"]["reason"].startswith("export: ")
+    assert [spec["dtype"] for spec in json.loads((tmp_path / "run/run.json").read_text())["model"]["inputs"]] == [
+        "float32",
+        "int64",
+    ]
+    done = subprocess.run([*words, "ort", "-o", "other"], **how)
+    assert (done.returncode, (tmp_path / "other/run.json").exists()) == (1, False)
