@@ -124,11 +124,12 @@ def _tried(
     given = {*request.min_shapes, *request.max_shapes}
     leading = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given]
     said = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name in given]
-    ends: dict[tuple[int, ...], list[str]] = {}  # a first axis whose sizes the user gave is one with those of the same
+    alike_given: dict[tuple[int, ...], list[str]] = {}  # first axes whose sizes the user gave, by these sizes
     for name in said:
         shape = profile[name]
-        ends.setdefault((shape.min[0], shape.opt[0], shape.max[0]), []).append(name)
-    own = {name: f"{names[0]}_0" for names in ends.values() for name in names} if len(ends) > 1 else {}
+        alike_given.setdefault((shape.min[0], shape.opt[0], shape.max[0]), []).append(name)
+    apart = list(alike_given.values()) if len(alike_given) > 1 else []
+    own = {name: f"{names[0]}_0" for names in apart for name in names}
     said = [] if own else said
     run = runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
