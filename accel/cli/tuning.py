@@ -117,7 +117,7 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
         "repository": row["repository"],
         "settings": row["label"],
         "predicted/s": figures(predicted["throughput_per_s"]) if predicted else "—",
-        "measured/s": figures(measured["throughput_per_s"]),
+        "carries/s": figures(row["carries_per_s"]),
         "p50 ms": f"{measured['p50_ms']:.4g}" if measured["p50_ms"] else "—",
         "p99 ms": f"{measured['p99_ms']:.4g}" if measured["p99_ms"] else "—",
         "MiB": f"{row['memory_mib']:.0f}" if row["memory_mib"] else "—",

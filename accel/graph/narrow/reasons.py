@@ -120,11 +120,11 @@ def unproved(model: ir.Model, analysis: Analysis) -> Iterator[Unproved]:
         if _is_marker(value, facts) or (op != "input" and harmless(value, facts, analysis.selections)):
             continue
         lo, hi = int(fact.bounds[0]), int(fact.bounds[1])
-        reason = (
-            f"input {name!r} has no declared range, and no Gather that it indexes directly bounds it"
-            if op == "input"
-            else f"{name!r} ({op}) may lie anywhere in [{lo}, {hi}], which does not fit int32"
-        )
+        reason = f"{name!r} ({op}) may lie anywhere in [{lo}, {hi}], which does not fit int32"
+        if op == "input":
+            reason = f"input {name!r} has the range [{lo}, {hi}], which does not fit int32"
+            if (lo, hi) == LIMITS[fact.dtype]:
+                reason = f"input {name!r} has no declared range, and no Gather that it indexes directly bounds it"
         yield Unproved(name, op, lo, hi, reason)
     for path, op, lo, hi in analysis.watched:
         if lo < FLOAT_EXACT[0] or hi > FLOAT_EXACT[1]:

@@ -168,6 +168,7 @@ class _Session(Measuring):
             "chosen": runner is not None and runner is self.chosen,
             "predicted": to_json(predicted) if predicted else None,
             "measured": to_json(best) if best else None,
+            "carries_per_s": runner.held if runner and best else None,
             "probes": [to_json(p) for p in runner.search.probes] if runner else [],
             "differs": differs(runner) if runner and predicted and best else None,
             "memory_mib": runner.memory_mib if runner else self._memory(option),

@@ -342,6 +342,7 @@ class _Together:
             "chosen": runner is not None and runner is self.chosen,
             "predicted": to_json(predicted) if predicted else None,
             "measured": to_json(best) if best else None,
+            "carries_per_s": runner.held if runner and best else None,
             "probes": [to_json(p) for p in probes],
             "differs": differs(runner) if runner and predicted and best else None,
             "memory_mib": runner.memory_mib if runner else None,
