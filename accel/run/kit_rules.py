@@ -290,6 +290,10 @@ def _check_tensors(what: str, specs: tuple[TensorSpec, ...]) -> None:
             raise refuse(f"{what} {spec.name!r} has the range {spec.range}")
         if spec.ends is not None and not (spec.range and spec.range[0] <= spec.ends <= spec.range[1]):
             raise refuse(f"{what} {spec.name!r} ends with {spec.ends}, which its range does not hold")
+        if spec.at_most is not None:
+            other, axis, _ = spec.at_most
+            if not any(s.name == other and 0 <= axis < len(s.dims) for s in specs):
+                raise refuse(f"{what} {spec.name!r} is limited by axis {axis} of {other!r}, which is not there")
 
 
 def _is_dim(dim: Dim) -> bool:

@@ -106,6 +106,7 @@ ATTACKS = {
     "mask": (put("source", "mask", "nothing"), "is not an input"),
     "input": (put("source", "inputs", 0, "dims", [-1, "batch"]), "which no tensor is"),
     "dtype": (put("source", "inputs", 0, "dtype", "object0"), "which no tensor is"),
+    "limit": (put("source", "inputs", 0, "at_most", ["nothing", 0, -1]), "axis 0 of 'nothing', which is not there"),
     "no outputs": (put("source", "outputs", []), "has no output"),
     "profile": (put("variant", "profile", {}), "no shapes of"),
     "multiple": (put("source", "profile", "ids", "multiple", [0, 7]), "not multiples of"),
