@@ -316,6 +316,8 @@ class RunView:
     @property
     def accuracy_line(self) -> str:
         """One sentence on what the accuracy figures are worth."""
+        if not any(v.status in ("ok", "deferred") for v in self.document.variants):
+            return "No variant passed: nothing is proved."
         if self.proved:
             return "Accuracy proved: real weights met real samples."
         return "Accuracy UNPROVED: only speed was compared; agreement on these weights or samples proves nothing."
