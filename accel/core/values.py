@@ -53,6 +53,8 @@ class TensorSpec:
         ends: id that ends every text of the input and stands nowhere else in it; None where nobody declared one.
         at_most: another input's name, one of its axes and a number: no value is above the size of that axis plus the
             number (-1 for what indexes its rows, 0 for a length); None where none of that is known.
+        rises: value with which the last axis begins, and from which it never falls (offsets of bags); None where values
+            may come in any order.
     """
 
     name: str
@@ -61,6 +63,7 @@ class TensorSpec:
     range: tuple[int, int] | None = None
     ends: int | None = dataclasses.field(default=None, metadata=UNLESS_NONE)
     at_most: tuple[str, int, int] | None = dataclasses.field(default=None, metadata=UNLESS_NONE)
+    rises: int | None = dataclasses.field(default=None, metadata=UNLESS_NONE)
 
 
 def axis_sizes(specs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -259,6 +259,15 @@ def seen_limit(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) ->
     return other, axis, -less
 
 
+def seen_rise(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> int | None:
+    """Return the value with which an integer input begins in every sample, and from which it never falls; else None."""
+    values = [s[spec.name] for s in samples if s[spec.name].size]
+    if "int" not in spec.dtype or not values:
+        return None
+    first = {int(n) for value in values for n in np.unique(value[..., 0])}
+    return first.pop() if len(first) == 1 and all((np.diff(value) >= 0).all() for value in values) else None
+
+
 def told_ranges(
     inputs: tuple[TensorSpec, ...], made: Sequence[Mapping[str, np.ndarray]], request: SourceRequest
 ) -> tuple[tuple[TensorSpec, ...], list[str]]:
@@ -283,11 +292,12 @@ def told_ranges(
 
 
 def _limit_in_words(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> str:
+    rises = "" if spec.rises is None else f", rising from {spec.rises}"
     if spec.at_most is None:
-        return ""
+        return rises
     other, axis, more = spec.at_most
     dim = next(s.dims[axis] for s in inputs if s.name == other)
-    return f", {'below' if more else 'at most'} the size of axis {axis} ({str(dim)!r}) of {other!r}"
+    return f", {'below' if more else 'at most'} the size of axis {axis} ({str(dim)!r}) of {other!r}{rises}"
 
 
 def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:

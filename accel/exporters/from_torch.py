@@ -91,6 +91,28 @@ def settled(
     return axis_trial.settle(runner(module, inputs), inputs, profile, given={*given, *varied})
 
 
+def _ordered(
+    run: Callable[[Feed], dict[str, np.ndarray]], inputs: tuple[TensorSpec, ...],
+    typical: Mapping[str, tuple[int, ...]], samples: Sequence[Mapping[str, np.ndarray]],
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    """Return the inputs, some with values that rise as they do in all samples, where the model takes no others.
+
+    Raises:
+        StageError: the model does not run at its typical shapes either way.
+    """
+    try:
+        run(example_arrays(inputs, typical))
+    except StageError:
+        rising = (
+            tuple(dataclasses.replace(s, rises=factory.seen_rise(s, samples)) for s in inputs) if samples else inputs
+        )
+        if rising == inputs:
+            raise
+        run(example_arrays(rising, typical))
+        return rising
+    return inputs
+
+
 def _as_long(
     sizes: Sequence[int], inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange],
     samples: Sequence[Mapping[str, np.ndarray]],
@@ -133,7 +155,7 @@ def _tried(
     said = [] if own else said
     run = runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
-    run(example_arrays(inputs, typical))
+    inputs = _ordered(run, inputs, typical, made.samples)
 
     def moves(names: Sequence[str]) -> bool:
         """Say whether the model takes other sizes of these inputs' first axes."""

@@ -107,13 +107,16 @@ def draw(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> 
 
 
 def kept_within(feed: Feed, inputs: Iterable[TensorSpec]) -> dict[str, np.ndarray]:
-    """Return a feed in which no value is above what the sizes of other inputs allow (``TensorSpec.at_most``)."""
+    """Return a feed in which values keep to sizes of other inputs and to their order (``at_most`` and ``rises``)."""
     kept = dict(feed)
     for spec in inputs:
         if spec.at_most is not None:
             other, axis, more = spec.at_most
             most = max(feed[other].shape[axis] + more, spec.range[0] if spec.range else 0)
             kept[spec.name] = np.minimum(feed[spec.name], feed[spec.name].dtype.type(most))
+        if spec.rises is not None and kept[spec.name].size:
+            kept[spec.name] = np.sort(kept[spec.name], axis=-1)
+            kept[spec.name][..., 0] = spec.rises
     return kept
 
 

@@ -89,6 +89,12 @@ class Padded(torch.nn.Module):
     def forward(self, x, lengths):
         return self.encoder(x, src_key_padding_mask=torch.arange(x.shape[1])[None] >= lengths[:, None])
 def padded(): return Padded(), [{"x": torch.randn(1, n, 8), "lengths": torch.tensor([n - n % 2])} for n in (4, 6, 9)]
+class Bags(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags, self.one = torch.nn.EmbeddingBag(50, 8, mode="sum"), torch.nn.Linear(8, 3)
+    def forward(self, ids, offsets): return self.one(self.bags(ids, offsets))
+def bags(): return Bags(), [{"ids": torch.arange(n) * 7 % 50, "offsets": torch.arange(0, n, 2)} for n in (9, 12, 7, 16)]
 class Graph(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -171,7 +177,7 @@ def test_a_form_is_taken_as_it_is(form: str, inputs: dict, outputs: list, forms:
     assert [s.name for s in source.outputs] == outputs
 
 
-@pytest.mark.parametrize("form", ["dict_argument", "one_row", "input_of_one_name", "padded", "graph"])
+@pytest.mark.parametrize("form", ["dict_argument", "one_row", "input_of_one_name", "padded", "graph", "bags"])
 def test_a_form_is_exported_and_proved(form: str, forms: Path, tmp_path: Path) -> None:
     """An encoder computes what stands behind the ends of sequences, where its nested tensors answer zeros."""
     source = describe(recognise(f"{forms}:{form}"))
@@ -180,7 +186,8 @@ def test_a_form_is_exported_and_proved(form: str, forms: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "limit"), [("graph", "edges", ("x", 0, -1)), ("padded", "lengths", ("x", 1, 0))]
+    ("form", "name", "limit"),
+    [("graph", "edges", ("x", 0, -1)), ("padded", "lengths", ("x", 1, 0)), ("bags", "offsets", ("ids", 0, -1))],
 )
 def test_values_follow_the_size_of_another_input(
     form: str, name: str, limit: tuple, forms: Path, tmp_path: Path
@@ -193,6 +200,8 @@ def test_values_follow_the_size_of_another_input(
     feeds = [feed for file in ("gate", "shapes", "coverage") for feed in read_feeds(tmp_path / f"{file}.npz").values()]
     assert len({feed[other].shape[axis] for feed in feeds}) > 3
     assert all(feed[name].max() <= feed[other].shape[axis] + more for feed in feeds)
+    if form == "bags":  # offsets begin at 0 and rise, in every feed: the model takes no others
+        assert all(feed[name][0] == 0 and (np.diff(feed[name]) >= 0).all() for feed in feeds)
 
 
 @pytest.mark.parametrize(
