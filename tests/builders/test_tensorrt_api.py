@@ -82,7 +82,8 @@ def test_kernel_timings_are_kept_for_this_gpu_and_version(seen):
 
 def test_the_plan_is_asked_what_it_is(seen):
     built = seen["builds"]["options"]["built"]
-    assert built["inputs"][0] == {"name": "x", "dtype": "float32", "dims": ["batch", 3], "range": None, "ends": None}
+    first = {name: value for name, value in built["inputs"][0].items() if value is not None}
+    assert first == {"name": "x", "dtype": "float32", "dims": ["batch", 3]}
     assert built["versions"]["tensorrt"] == seen["version"]
     facts = built["facts"]
     assert (facts["tensorrt"], facts["products"]) == (seen["version"], {"fp16": 1})
