@@ -153,10 +153,8 @@ def _with_axes(do: Callable[[Job, Progress | None], T], job: Job, progress: Prog
     except AxesLost as lost:
         try:
             return do(job.model_copy(update={"request": lost.request}), progress)
-        except NotExported as again:
-            raise NotExported(lost.error) if lost.error else again from again
         except StageError as again:
-            raise lost.error or again from again
+            raise NotExported(lost.error) if lost.error else again from again
 
 
 @dataclass(slots=True)

@@ -16,12 +16,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from accel.api.frameworks import given
-from accel.builders import Session, targets
+from accel.builders import Mode, Session, targets
 from accel.core import document, environments, hardware
 from accel.core.calls import CallForm, Outputs, is_tensor, leaves
 from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError, raised_as
@@ -32,7 +32,6 @@ from accel.triton.grouping import Grouping, answered
 
 _LOADED: "weakref.WeakSet[Model]" = weakref.WeakSet()
 BEST, VARIANTS = "best", "variants"
-MODES = ("latency", "throughput")
 FEW, LAYOUTS = 256, 1024
 """Numbers of an input that are looked at one by one, and layouts of feeds that a model keeps in mind, at most."""
 
@@ -64,8 +63,8 @@ class Model(contextlib.AbstractContextManager["Model"]):
     ) -> None:
         self.path, self.id = path, artifact.variant.id
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        if mode not in MODES:
-            raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
+        if mode not in get_args(Mode):
+            raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, get_args(Mode)))}")
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise UsageError(f"threads={threads!r}: expected a number of threads, 1 or more, or None for all")
         self._how = (threads, mode)

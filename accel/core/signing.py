@@ -25,7 +25,6 @@ from accel.core.trust import CURVES, NO_KEY, NotTrusted, Trust, Trusted, demand,
 
 SIGNATURE = "model.sig"
 PAYLOAD = "application/vnd.in-toto+json"
-NEW_KEY = "openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem"
 
 
 def sign(folder: Path, private_key: Path, *, signature: Path | None = None, certificates: Sequence[Path] = ()) -> Path:
@@ -355,7 +354,6 @@ def _ecdsa(key: Any) -> Any:
 def _signer(private_key: Path, certificates: Sequence[Path] = ()) -> Any:
     demand()
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from model_signing import signing
 
@@ -363,12 +361,11 @@ def _signer(private_key: Path, certificates: Sequence[Path] = ()) -> Any:
         InputError,
         (*NO_KEY, UnsupportedAlgorithm),
         f"{private_key} is not a private key to sign with",
-        fix=NEW_KEY,
+        fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
     ):
         made = load_pem_private_key(private_key.read_bytes(), None)
-        if not isinstance(made, EllipticCurvePrivateKey):
-            kind = type(made).__name__.strip("_").removesuffix("PrivateKey")
-            raise InputError(f"{private_key} is a key of {kind}: expected one of an elliptic curve", fix=NEW_KEY)
+        if getattr(getattr(made, "curve", None), "name", None) not in CURVES:
+            raise ValueError(f"it is of none of the curves {', '.join(CURVES)}")
         if certificates:
             own, above = certificates[0], certificates[1:] or certificates[:1]  # it reads none as a damaged file
             return signing.Config().use_certificate_signer(

@@ -17,6 +17,7 @@ from accel.core.values import ShapeRange, TensorSpec, sha256_file, sha256_json
 from accel.exporters import masks
 from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import FactoryResult
+from accel.exporters.probe import alike
 from accel.exporters.request import SourceRequest
 from accel.exporters.sample_files import sample_dtype, sample_shapes
 from accel.exporters.tensorflow_files import input_names
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 
-WIDE_SAMPLES, WIDE = 8, 1e-4
-"""So many samples show whether a model computes in float64, by a difference beyond this share (FP32 rounds at 6e-8)."""
+WIDE_SAMPLES = 8
+"""So many samples show whether a model computes in float64."""
 
 
 def make(reference: str) -> FactoryResult:
@@ -155,7 +156,8 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
             f"{request.text}: forward names no inputs", fix="give forward named parameters, or return samples as a dict"
         )
     shapes, dtypes = {}, {}
-    wide = () if _is_double(made.module) else double_inputs(made)
+    double = _is_double(made.module)
+    wide = () if double else double_inputs(made)
     for name in names:
         seen = [feed[name] for feed in made.samples]
         shapes[name] = shape_range(name, [s.shape for s in seen], request)
@@ -164,7 +166,7 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
         told = str(seen[0].dtype) if seen else sample_dtype(request.samples, name)
         found = told or ("int64" if name in request.ranges else "float32")
         narrow = found == "float16" or (found == "float64" and name not in wide)
-        dtypes[name] = "float32" if narrow and not _is_double(made.module) else found
+        dtypes[name] = "float32" if narrow and not double else found
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
     specs = tuple(
@@ -197,16 +199,9 @@ def double_inputs(made: FactoryResult) -> tuple[str, ...]:
             except StageError:
                 return tuple(names) if answers else ()
             answers.append([client_array(tensor) for tensor in found.values()])
-        if not all(_alike(*pair) for pair in zip(*answers, strict=True)):
+        if not all(alike(*pair) for pair in zip(*answers, strict=True)):
             return tuple(names)
     return ()
-
-
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.dtype.kind != "f":
-        return one.shape == other.shape and bool(np.array_equal(one, other))
-    largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
-    return one.shape == other.shape and np.allclose(one, other, rtol=WIDE, atol=WIDE * largest, equal_nan=True)
 
 
 def _is_double(module: "torch.nn.Module") -> bool:

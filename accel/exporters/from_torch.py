@@ -113,6 +113,15 @@ def _ordered(
     return inputs
 
 
+def _given_apart(names: Sequence[str], profile: Mapping[str, ShapeRange]) -> dict[str, str]:
+    """Return an axis for the first one of each input whose sizes the user gave; none where all are given alike."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name in names:
+        shape = profile[name]
+        found.setdefault((shape.min[0], shape.opt[0], shape.max[0]), []).append(name)
+    return {name: f"{alike[0]}_0" for alike in found.values() for name in alike} if len(found) > 1 else {}
+
+
 def _as_long(
     sizes: Sequence[int], inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange],
     samples: Sequence[Mapping[str, np.ndarray]],
@@ -146,12 +155,7 @@ def _tried(
     given = {*request.min_shapes, *request.max_shapes}
     leading = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name not in given]
     said = [s.name for s in inputs if s.dims[:1] == ("batch",) and s.name in given]
-    alike_given: dict[tuple[int, ...], list[str]] = {}  # first axes whose sizes the user gave, by these sizes
-    for name in said:
-        shape = profile[name]
-        alike_given.setdefault((shape.min[0], shape.opt[0], shape.max[0]), []).append(name)
-    apart = list(alike_given.values()) if len(alike_given) > 1 else []
-    own = {name: f"{names[0]}_0" for names in apart for name in names}
+    own = _given_apart(said, profile)
     said = [] if own else said
     run = runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
