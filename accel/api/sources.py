@@ -205,7 +205,9 @@ def _exported(
     from accel.exporters.samples import fit_shape
 
     request = SourceRequest("a module in memory", "factory", "", **_shapes(options))
-    specs, profile = factory.inputs(FactoryResult("torch", module, tuple(feeds)), request)
+    specs, profile, seen = factory.inputs(FactoryResult("torch", module, tuple(feeds)), request)
+    with contextlib.suppress(StageError):  # the export says what is wrong
+        specs, profile, _ = from_torch.tried(module, specs, profile, seen, request)
     last: Exception | None = None
     for trial in (profile, _as_seen(profile, feeds)):
         source = request.source("torch", key="", inputs=specs, outputs=(), profile=trial, samples="")

@@ -19,7 +19,7 @@ from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import alike
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import sample_dtype, sample_shapes
+from accel.exporters.sample_files import Call, dtype_of, ends_of, limited, sample_calls, shapes_of, shown
 from accel.exporters.tensorflow_files import input_names
 from accel.exporters.user_code import call, code_of
 
@@ -135,8 +135,13 @@ def read_samples(samples: Any, names: Sequence[str]) -> tuple[Mapping[str, np.nd
     return tuple(feeds)
 
 
-def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange]]:
+def inputs(
+    made: FactoryResult, request: SourceRequest
+) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], tuple[Call, ...]]:
     """Work out the module's inputs from forward's signature, the samples and the user's shapes.
+
+    Returns:
+        The inputs, their shapes, and what samples show of all of them: the factory's own, else those of ``request``.
 
     Raises:
         UsageError: nothing says what shape an input has, or a shape is given for an input that does not exist.
@@ -155,29 +160,23 @@ def inputs(made: FactoryResult, request: SourceRequest) -> tuple[tuple[TensorSpe
         raise UsageError(
             f"{request.text}: forward names no inputs", fix="give forward named parameters, or return samples as a dict"
         )
+    own = shown(made.samples)
+    calls = own or sample_calls(request.samples, names)
     shapes, dtypes = {}, {}
     double = _is_double(made.module)
     wide = () if double else double_inputs(made)
     for name in names:
-        seen = [feed[name] for feed in made.samples]
-        shapes[name] = shape_range(name, [s.shape for s in seen], request)
+        shapes[name] = shape_range(name, shapes_of(calls, name), request, assumed=not own)
         # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32, unless
         # that answers otherwise.
-        told = str(seen[0].dtype) if seen else sample_dtype(request.samples, name)
-        found = told or ("int64" if name in request.ranges else "float32")
+        found = dtype_of(calls, name) or ("int64" if name in request.ranges else "float32")
         narrow = found == "float16" or (found == "float64" and name not in wide)
         dtypes[name] = "float32" if narrow and not double else found
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
-    specs = tuple(
-        dataclasses.replace(
-            s,
-            range=ranges.get(s.name, seen_range(s, made.samples, request.mask)),
-            at_most=seen_limit(s, made.samples),
-        )
-        for s in specs
-    )
-    return specs, profile
+    whole = tuple(call for call in calls if all(name in call for name in names))
+    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, own, request.mask))) for s in specs)
+    return limited(specs, whole), profile, whole
 
 
 def double_inputs(made: FactoryResult) -> tuple[str, ...]:
@@ -210,9 +209,7 @@ def _is_double(module: "torch.nn.Module") -> bool:
     return any(p.dtype == torch.float64 for p in module.parameters())
 
 
-def seen_range(
-    spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]], mask: str | None
-) -> tuple[int, int] | None:
+def seen_range(spec: TensorSpec, calls: Sequence[Call], mask: str | None) -> tuple[int, int] | None:
     """Take an integer input's range from the samples, where they are all that is known.
 
     Where there is a mask, samples of several lengths are padded with zeros to share a batch.
@@ -220,47 +217,10 @@ def seen_range(
     Args:
         mask: as ``SourceRequest`` has it.
     """
-    values = [s[spec.name] for s in samples if "int" in spec.dtype and s[spec.name].size]
-    if not values:
+    ends = ends_of(calls, spec.name) if "int" in spec.dtype else None
+    if ends is None:
         return None
-    low, high = min(int(v.min()) for v in values), max(int(v.max()) for v in values)
-    return (min(low, 0) if masks.padded(samples[0], mask) else low), high
-
-
-def seen_limit(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[str, int, int] | None:
-    """Find the axis that an integer input's values follow: they index it, or say how much of it counts.
-
-    In every sample the largest value is below the size of that axis, or at most as large, and it is not in all of them
-    below the smallest size: then some sizes do not allow every value. Of several axes it is the closest one.
-
-    Returns:
-        ``TensorSpec.at_most``.
-    """
-    shown = [s for s in samples if s[spec.name].size]
-    if not shown or "int" not in spec.dtype:
-        return None
-    largest = [int(s[spec.name].max()) for s in shown]
-    found: list[tuple[int, int, str, int]] = []
-    for other in shown[0]:
-        for axis in range(shown[0][other].ndim):
-            sizes = [s[other].shape[axis] for s in shown]
-            more = max(value - size for value, size in zip(largest, sizes, strict=True))
-            more = -1 if more < 0 else more
-            if len(set(sizes)) > 1 and more <= 0 and max(largest) > min(sizes) + more:
-                found.append((sum(sizes) - sum(largest), -more, other, axis))
-    if not found:
-        return None
-    _, less, other, axis = min(found)
-    return other, axis, -less
-
-
-def seen_rise(spec: TensorSpec, samples: Sequence[Mapping[str, np.ndarray]]) -> int | None:
-    """Return the value with which an integer input begins in every sample, and from which it never falls; else None."""
-    values = [s[spec.name] for s in samples if s[spec.name].size]
-    if "int" not in spec.dtype or not values:
-        return None
-    first = {int(n) for value in values for n in np.unique(value[..., 0])}
-    return first.pop() if len(first) == 1 and all((np.diff(value) >= 0).all() for value in values) else None
+    return (min(ends[0], 0) if masks.padded(calls[0], mask) else ends[0]), ends[1]
 
 
 def told_ranges(
@@ -295,10 +255,20 @@ def _limit_in_words(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> str:
     return f", {'below' if more else 'at most'} the size of axis {axis} ({str(dim)!r}) of {other!r}{rises}"
 
 
-def shape_range(name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest) -> ShapeRange:
+def shape_range(
+    name: str, seen: Sequence[tuple[int, ...]], request: SourceRequest, *, assumed: bool = False
+) -> ShapeRange:
+    """Return the sizes that an input may have.
+
+    Args:
+        seen: the shapes that samples have.
+        assumed: the samples count only where the user gave no shape.
+
+    Raises:
+        UsageError: nothing says what shape it has, or what does contradicts itself.
+    """
     known = [request.opt_shapes.get(name), request.max_shapes.get(name), request.min_shapes.get(name)]
-    if not seen and not any(known):
-        seen = sample_shapes(request.samples, name)
+    seen = () if assumed and any(known) else seen
     opt = next((s for s in [known[0], *seen[:1], known[1], known[2]] if s is not None), None)
     if opt is None:
         raise UsageError(

@@ -17,7 +17,7 @@ from accel.exporters.axis_trial import study
 from accel.exporters.onnx_file import external_files, nodes, parse, refuse_foreign
 from accel.exporters.probe import check_repeats, example_arrays
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import sample_bounds, sample_shapes
+from accel.exporters.sample_files import Call, ends_of, limited, sample_calls, shapes_of
 from accel.exporters.sources import content_key
 from accel.graph.evaluate import OLDEST, kernel_check, open_unoptimised
 
@@ -145,18 +145,20 @@ def describe(request: SourceRequest) -> ModelSource:
     declared, outputs = graph_specs(graph)
     session = open_source(path)
     answer = answers(session, [o.name for o in outputs])
-    inputs, notices = _renamed(declared, request, answer)
+    calls = sample_calls(request.samples, [s.name for s in declared])
+    whole = [call for call in calls if len(call) == len(declared)]
+    inputs, notices = _renamed(limited(declared, calls), request, whole, answer)
     axes: dict[str, Extent] = {}
     guessed: dict[str, str] = {}
     for spec in inputs:
         for axis, dim in enumerate(spec.dims):
             if isinstance(dim, str) and dim not in axes:
-                axes[dim], guessed[dim] = _extent(request, spec, axis)
+                axes[dim], guessed[dim] = _extent(request, spec, axis, calls)
     inputs, profile, fixed = resolve(inputs, profile_of(inputs, axes), request)
     if request.samples is None:
         inputs, assumed_ranges = _ranged(inputs, graph.graph)
         notices += assumed_ranges
-    inputs, assumed_mask = _masked(inputs, request)
+    inputs, assumed_mask = _masked(inputs, request, calls)
     notices += assumed_mask
     shaped = {*request.min_shapes, *request.opt_shapes, *request.max_shapes}
     found = study(
@@ -212,7 +214,9 @@ def _ranged(inputs: tuple[TensorSpec, ...], graph: "onnx.GraphProto") -> tuple[t
     return inputs, [said.format(name, size - 1) for name, size in rows.items()]
 
 
-def _masked(inputs: tuple[TensorSpec, ...], request: SourceRequest) -> tuple[tuple[TensorSpec, ...], list[str]]:
+def _masked(
+    inputs: tuple[TensorSpec, ...], request: SourceRequest, calls: Sequence[Call]
+) -> tuple[tuple[TensorSpec, ...], list[str]]:
     """Bound a mask without a range: by 0 and 1, or what the samples have beyond them.
 
     Returns:
@@ -222,16 +226,23 @@ def _masked(inputs: tuple[TensorSpec, ...], request: SourceRequest) -> tuple[tup
     found = next((s for s in inputs if s.name == name and "int" in s.dtype and s.range is None), None)
     if found is None:
         return inputs, []
-    low, high = sample_bounds(request.samples, found.name) or (0, 1)
+    low, high = ends_of(calls, found.name) or (0, 1)
     bounds = (min(low, 0), max(high, 1))
     said = f"input {name!r}: values {bounds[0]} to {bounds[1]} assumed, as of a mask (--range sets them)"
     return tuple(dataclasses.replace(s, range=bounds) if s is found else s for s in inputs), [said]
 
 
 def _renamed(
-    inputs: tuple[TensorSpec, ...], request: SourceRequest, answer: Callable[[Feed], Mapping[str, np.ndarray]]
+    inputs: tuple[TensorSpec, ...],
+    request: SourceRequest,
+    calls: Sequence[Call],
+    answer: Callable[[Feed], Mapping[str, np.ndarray]],
 ) -> tuple[tuple[TensorSpec, ...], list[str]]:
-    """Name axes as the user says, and apart where the user's sizes for one name differ and the model takes them.
+    """Name axes as the user says, and apart where the sizes that the user gives one name differ, or those within one
+    sample, and the model takes them.
+
+    Args:
+        calls: what the samples show of all inputs.
 
     Returns:
         The inputs, and what to tell the user.
@@ -255,10 +266,12 @@ def _renamed(
 
     inputs = dims(inputs, chosen)
     every = (request.min_shapes, request.opt_shapes, request.max_shapes)
+    calls = [call for call in calls if all(len(call[s.name].shape) == len(s.dims) for s in inputs)]
     given: dict[str, dict[str, tuple[int | None, ...]]] = {}  # axis → the places that have its name → their sizes
     for spec in inputs:
         for axis, dim in enumerate(spec.dims):
             found = tuple(s[spec.name][axis] if len(s.get(spec.name, ())) == len(spec.dims) else None for s in every)
+            found += tuple(call[spec.name].shape[axis] for call in calls)
             if isinstance(dim, str) and any(found):
                 given.setdefault(dim, {})[f"{spec.name}_{axis}"] = found
     shared = {dim: places for dim, places in given.items() if len(set(places.values())) > 1}
@@ -269,6 +282,7 @@ def _renamed(
 
     split = dims(inputs, own)
     shapes = {s.name: tuple(d if isinstance(d, int) else 1 for d in s.dims) for s in split}
+    shapes |= {name: one.shape for name, one in calls[0].items()} if calls else {}
     shapes |= {s.name: sizes[s.name] for sizes in reversed(every) for s in split if s.name in sizes}
     try:
         if apart:
@@ -278,8 +292,10 @@ def _renamed(
     return split, [f"axes that are all called {n!r} have sizes of their own: {', '.join(p)}" for n, p in shared.items()]
 
 
-def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent, str]:
+def _extent(request: SourceRequest, spec: TensorSpec, axis: int, calls: Sequence[Call]) -> tuple[Extent, str]:
     """Find the sizes of an axis in the user's shapes, assume some for a batch and a sequence, else ask the samples.
+
+    Of the first axis the samples show more where they differ: as many as the largest of them has.
 
     Returns:
         The sizes, and how they were found where the user did not say them.
@@ -287,13 +303,16 @@ def _extent(request: SourceRequest, spec: TensorSpec, axis: int) -> tuple[Extent
     every = (request.min_shapes, request.opt_shapes, request.max_shapes)
     given = [s[spec.name][axis] for s in every if spec.name in s and axis < len(s[spec.name])]
     name = str(spec.dims[axis])
+    seen = [s[axis] for s in shapes_of(calls, spec.name) if len(s) == len(spec.dims)]
+    if axis == 0 and not given and len(set(seen)) > 1:
+        return Extent(1, seen[0], max(LEADING.max, *seen)), "as in the samples" if max(seen) > LEADING.max else ""
     if axis == 0:
         return Extent(1, LEADING.opt, max([LEADING.max, *given])), ""
     if given:
         return Extent(min(given), given[-1], max(given)), ""
     if "seq" in name.lower():
         return SEQUENCE, "assumed"
-    if seen := [s[axis] for s in sample_shapes(request.samples, spec.name) if len(s) == len(spec.dims)]:
+    if seen:
         return Extent(min(seen), seen[0], max(seen)), "as in the samples"
     raise UsageError(
         f"nothing says which sizes axis {axis} ({name!r}) of input {spec.name!r} takes",

@@ -22,7 +22,7 @@ from accel.exporters.factory import seen_range, shape_range
 from accel.exporters.layout import first
 from accel.exporters.probe import check_repeats, probe_outputs
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import sample_shapes
+from accel.exporters.sample_files import sample_calls, shapes_of, shown
 from accel.exporters.sources import content_key
 from accel.exporters.tensorflow_graph import NARROW, Graph, Opened, Port, quiet
 from accel.exporters.tensorflow_runtime import explain, import_tensorflow
@@ -151,35 +151,41 @@ def _inputs(
 ) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
     """Return the inputs, their shape ranges, and the names of axes whose sizes were guessed."""
     shapes, guesses = {}, []
+    own = shown(opened.samples)
+    calls = own or sample_calls(request.samples, [port.name for port in ports])
     for port in ports:
-        seen = [feed[port.name].shape for feed in opened.samples]
+        seen = shapes_of(calls, port.name)
         if port.shape is None:
-            shapes[port.name] = shape_range(port.name, seen, request)
+            shapes[port.name] = shape_range(port.name, seen, request, assumed=not own)
             continue
-        extents = [_extent(port, axis, seen, request, ports) for axis in range(len(port.shape))]
+        extents = [_extent(port, axis, seen, request, ports, assumed=not own) for axis in range(len(port.shape))]
         guesses += [(port.name, axis) for axis, e in enumerate(extents) if e is SEQUENCE]
         shapes[port.name] = ShapeRange(
             tuple(e.min for e in extents), tuple(e.opt for e in extents), tuple(e.max for e in extents)
         )
     specs, profile = name_axes(shapes, {p.name: p.dtype for p in ports})
     ranges = checked_ranges(specs, request)
-    specs = tuple(
-        dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, opened.samples, request.mask))) for s in specs
-    )
+    specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, own, request.mask))) for s in specs)
     by_name = {s.name: s for s in specs}
     return specs, profile, list(dict.fromkeys(str(by_name[name].dims[axis]) for name, axis in guesses))
 
 
 def _extent(
-    port: Port, axis: int, seen: Sequence[tuple[int, ...]], request: SourceRequest, ports: Sequence[Port]
-) -> Extent:
-    """Find the sizes of an axis in the file, the user's shapes and the samples; integers of rank 2 share a sequence."""
+    port: Port, axis: int, seen: Sequence[tuple[int, ...]], request: SourceRequest, ports: Sequence[Port],
+    *, assumed: bool,
+) -> Extent:  # fmt: skip
+    """Find the sizes of an axis in the file, the user's shapes and the samples; integers of rank 2 share a sequence.
+
+    Args:
+        seen: the shapes that samples have.
+        assumed: the samples count only where nothing else says a size.
+    """
     assert port.shape is not None
     size = port.shape[axis]
     if size is not None:
         return Extent(size, size, size)
     asked = (request.opt_shapes, request.max_shapes, request.min_shapes)
-    every = [s[port.name] for s in asked if port.name in s] + list(seen)
+    every = [s[port.name] for s in asked if port.name in s] + ([] if assumed else list(seen))
     if wrong := next((s for s in every if len(s) != len(port.shape)), None):
         raise UsageError(f"input {port.name!r} has {len(port.shape)} axes, and a shape or sample has {len(wrong)}")
     given = [s[axis] for s in every]
@@ -192,7 +198,7 @@ def _extent(
         alike = [p.name for p in ports if "int" in p.dtype and p.shape and p.shape[1:] == port.shape[1:]]
         sizes = [s[name][1] for s in asked for name in alike if len(s.get(name, ())) == len(port.shape)]
         return Extent(min(sizes), sizes[0], max(sizes)) if sizes else SEQUENCE
-    if found := [s[axis] for s in sample_shapes(request.samples, port.name) if len(s) == len(port.shape)]:
+    if found := [s[axis] for s in seen if len(s) == len(port.shape)]:
         return Extent(min(found), found[0], max(found))
     raise UsageError(
         f"nothing says which sizes axis {axis} of input {port.name!r} takes: it is {list(port.shape)}",

@@ -25,6 +25,7 @@ from accel.exporters.axes import extents, profile_of, resolve, shapes_at, trace_
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
+from accel.exporters.sample_files import Call, limited, rise_of, sample_calls
 from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
@@ -46,16 +47,17 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
         made = FactoryResult("torch", torchscript.read_script(Path(request.reference)), ())
     if made is None:
         module, inputs, profile, key = exported.open_program(request)
+        inputs = limited(inputs, sample_calls(request.samples, [s.name for s in inputs]))
         samples = request.samples_or("random")
     else:
         module = made.module
-        inputs, profile = factory.inputs(made, request)
+        inputs, profile, calls = factory.inputs(made, request)
         key = content_key(request) or factory.content_key(request.reference, module)
-        inputs, profile, notices = _tried(module, inputs, profile, made, request)
+        inputs, profile, notices = tried(module, inputs, profile, calls, request)
         if request.multiples:
             inputs, profile, _ = resolve(inputs, profile, request)
         alone = {f"{s.name}_0" for s in inputs}  # their smallest size was not seen
-        varied = {d for s in inputs for d in s.dims if isinstance(d, str) and made.samples} - alone
+        varied = {d for s in inputs for d in s.dims if isinstance(d, str) and calls} - alone
         inputs, profile, found = settled(module, inputs, profile, request, varied)
         notices += found
         samples = request.samples_or(request.reference if made.samples else "random")
@@ -93,7 +95,7 @@ def settled(
 
 def _ordered(
     run: Callable[[Feed], dict[str, np.ndarray]], inputs: tuple[TensorSpec, ...],
-    typical: Mapping[str, tuple[int, ...]], samples: Sequence[Mapping[str, np.ndarray]],
+    typical: Mapping[str, tuple[int, ...]], calls: Sequence[Call],
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     """Return the inputs, some with values that rise as they do in all samples, where the model takes no others.
 
@@ -103,9 +105,7 @@ def _ordered(
     try:
         run(example_arrays(inputs, typical))
     except StageError:
-        rising = (
-            tuple(dataclasses.replace(s, rises=factory.seen_rise(s, samples)) for s in inputs) if samples else inputs
-        )
+        rising = tuple(dataclasses.replace(s, rises=rise_of(calls, s)) for s in inputs) if calls else inputs
         if rising == inputs:
             raise
         run(example_arrays(rising, typical))
@@ -124,22 +124,22 @@ def _given_apart(names: Sequence[str], profile: Mapping[str, ShapeRange]) -> dic
 
 def _as_long(
     sizes: Sequence[int], inputs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange],
-    samples: Sequence[Mapping[str, np.ndarray]],
+    calls: Sequence[Call],
 ) -> tuple[str, dict[str, int]] | None:  # fmt: skip
     """Return the axis behind the first of an input that has these sizes in the samples, and its ends; None for none."""
     for spec in inputs if len(set(sizes)) > 1 else ():
         for axis, dim in list(enumerate(spec.dims))[1:]:
-            if isinstance(dim, str) and all(s[spec.name].shape[axis] == n for s, n in zip(samples, sizes, strict=True)):
+            if isinstance(dim, str) and all(s[spec.name].shape[axis] == n for s, n in zip(calls, sizes, strict=True)):
                 shape = profile[spec.name]
                 return dim, {"min": shape.min[axis], "opt": shape.opt[axis], "max": shape.max[axis]}
     return None
 
 
-def _tried(
+def tried(
     module: "torch.nn.Module",
     inputs: tuple[TensorSpec, ...],
     profile: dict[str, ShapeRange],
-    made: FactoryResult,
+    calls: Sequence[Call],
     request: SourceRequest,
 ) -> tuple[tuple[TensorSpec, ...], dict[str, ShapeRange], list[str]]:
     """Fix leading axes that were taken for a batch, where nobody said so, and of which the model takes one size only.
@@ -159,7 +159,7 @@ def _tried(
     said = [] if own else said
     run = runner(module, inputs)
     typical = {name: shape.opt for name, shape in profile.items()}
-    inputs = _ordered(run, inputs, typical, made.samples)
+    inputs = _ordered(run, inputs, typical, calls)
 
     def moves(names: Sequence[str]) -> bool:
         """Say whether the model takes other sizes of these inputs' first axes."""
@@ -173,11 +173,11 @@ def _tried(
 
     alike: dict[tuple[int, ...], list[str]] = {}  # whose first sizes are the same in each sample
     for name in leading:
-        alike.setdefault(tuple(feed[name].shape[0] for feed in made.samples), []).append(name)
+        alike.setdefault(tuple(call[name].shape[0] for call in calls), []).append(name)
     if len(alike) > 1:  # no one batch: a query and its keys, points and edges
         tied: dict[str, str] = {}  # to another input's later axis, since the model does not take them without it
         for sizes, names in alike.items():
-            if (later := _as_long(sizes, inputs, profile, made.samples)) is not None and not moves(names):
+            if (later := _as_long(sizes, inputs, profile, calls)) is not None and not moves(names):
                 dim, ends = later
                 tied |= dict.fromkeys(names, dim)
                 for name in names:
@@ -189,7 +189,7 @@ def _tried(
         axes = tied | {name: "batch" if one else f"{names[0]}_0" for names in moving for name in names}
         fixed = [name for name in leading if name not in axes]
     else:
-        assumed = [n for n in leading if len({feed[n].shape[:1] for feed in made.samples}) < 2]
+        assumed = [n for n in leading if len({call[n].shape[:1] for call in calls}) < 2]
         first = typical[assumed[0]][0] if assumed else 0
         same = [name for name in assumed if typical[name][0] == first]
         batched = next((t for t in dict.fromkeys((tuple(assumed), tuple(same))) if t and moves([*t, *said])), ())

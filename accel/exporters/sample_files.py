@@ -1,8 +1,8 @@
-"""The user's samples before anything is known of the model: which files there are, and the sizes that they show."""
+"""The user's samples before anything is known of the model: which files there are, and what they show of its inputs."""
 
-import functools
+import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from accel.core.calls import as_array, is_tensor
 from accel.core.errors import InputError, SampleError
-from accel.core.feeds import read_npz
+from accel.core.feeds import Feed, read_npz
+from accel.core.values import TensorSpec
 from accel.exporters import user_code
 from accel.exporters.request import FACTORY
 
@@ -29,86 +30,68 @@ def sample_files(folder: Path) -> list[Path]:
     return files
 
 
-def sample_shapes(reference: str | None, name: str) -> list[tuple[int, ...]]:
-    """Return the shapes in which one call takes an input, each once, as the samples have them.
+class Shown(NamedTuple):
+    """What one call of the samples shows of an input.
 
-    A stacked array and a line of a ``.jsonl`` are calls of one item. A generator shows what its dicts have: what texts
-    become depends on the model.
+    Attributes:
+        shape: in which the call takes it.
+        dtype: NumPy's name; None where a line of text has it.
+        ends: the least and the largest integer; None of other values, of none, and of a line of text.
+        rises: the integer with which each row begins, and from which none ever falls; None for others.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str | None = None
+    ends: tuple[int, int] | None = None
+    rises: int | None = None
+
+
+Call = Mapping[str, Shown]
+"""What one call of the samples shows, by input name."""
+
+
+def shown(feeds: Sequence[Feed]) -> tuple[Call, ...]:
+    """Return what feeds show, each being one call."""
+    return tuple({name: _shown(array, array.shape) for name, array in feed.items()} for feed in feeds)
+
+
+def _shown(array: np.ndarray, shape: tuple[int, ...]) -> Shown:
+    if not array.size or array.dtype.kind not in "biu":
+        return Shown(shape, str(array.dtype))
+    first = {int(n) for n in np.unique(array[..., 0])} if array.ndim and array.dtype.kind != "b" else set()
+    rises = first.pop() if len(first) == 1 and (array[..., 1:] >= array[..., :-1]).all() else None
+    return Shown(shape, str(array.dtype), (int(array.min()), int(array.max())), rises)
+
+
+def sample_calls(reference: str | None, names: Collection[str]) -> tuple[Call, ...]:
+    """Return what the user's samples show of the inputs ``names``, before anything is known of the model.
+
+    Arrays that hold all items along their first axis, and a line of a ``.jsonl``, are calls of one item. What texts
+    become depends on the model: they show nothing, and neither do tuples of a generator.
 
     Args:
-        reference: the user's samples, as of ``SourceRequest``.
-        name: the input.
+        reference: the user's samples, as of ``SourceRequest``; None for none.
 
     Raises:
         SampleError: as ``read_npz``; InputError: a folder without samples, or a generator that raised.
     """
     if reference is None:
-        return []
+        return ()
     if FACTORY.fullmatch(reference):
-        return list(dict.fromkeys(shown.shape for shown in _generated(reference) if shown.name == name))
+        return tuple(call for call in _of_generator(reference, names) if call)
     path = Path(reference)
     files = sample_files(path) if path.is_dir() else [path]
-    return list(dict.fromkeys(shape for file in files for shape in _shapes(file, name)))
+    of = {".jsonl": _of_lines}
+    return tuple(call for file in files for call in of.get(file.suffix.lower(), _of_arrays)(file, names) if call)
 
 
-def sample_dtype(reference: str | None, name: str) -> str | None:
-    """Return the dtype of an input as the first ``.npz`` or sample of a generator with it says; None where none does.
-
-    Args:
-        reference / name: as of ``sample_shapes``.
-    """
-    if reference is not None and FACTORY.fullmatch(reference):
-        return next((shown.dtype for shown in _generated(reference) if shown.name == name), None)
-    return next((str(array.dtype) for array in _held(reference, name)), None)
-
-
-def sample_bounds(reference: str | None, name: str) -> tuple[int, int] | None:
-    """Return the least and the largest value of an integer input in all samples that are arrays; None without any.
-
-    Args:
-        reference / name: as of ``sample_shapes``.
-    """
-    if reference is not None and FACTORY.fullmatch(reference):
-        ends = [shown.ends for shown in _generated(reference) if shown.name == name and shown.ends is not None]
-    else:
-        ends = [(int(array.min()), int(array.max())) for array in _held(reference, name) if array.size]
-    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
-
-
-def _held(reference: str | None, name: str) -> Iterator[np.ndarray]:
-    """Yield what each ``.npz`` has of an input."""
-    if reference is None:
-        return
-    path = Path(reference)
-    for file in sample_files(path) if path.is_dir() else [path]:
-        if file.suffix.lower() == ".npz":
-            yield from _arrays(file, name).values()
-
-
-class _Shown(NamedTuple):
-    """What one sample of a generator shows of an input; ``ends``: the least and the largest integer."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    ends: tuple[int, int] | None
-
-
-@functools.cache
-def _generated(reference: str) -> tuple[_Shown, ...]:
-    """Return what the dicts of a generator show; one alone has an item in each row, as an ``.npz`` has."""
+def _of_generator(reference: str, names: Collection[str]) -> Iterator[Call]:
     made = generated(reference)
     stacked = isinstance(made, Mapping)
-    found: list[_Shown] = []
     for sample in [made] if stacked else made:
-        for name, value in sample.items() if isinstance(sample, Mapping) else ():
-            if is_tensor(value):
-                array = as_array(value)
-                shape = (1, *array.shape[1:]) if stacked else array.shape
-                whole = array.size and array.dtype.kind in "biu"
-                ends = (int(array.min()), int(array.max())) if whole else None
-                found.append(_Shown(name, shape, str(array.dtype), ends))
-    return tuple(found)
+        held = sample.items() if isinstance(sample, Mapping) else ()
+        arrays = {name: as_array(value) for name, value in held if name in names and is_tensor(value)}
+        yield {n: _shown(a, (1, *a.shape[1:]) if stacked else a.shape) for n, a in arrays.items()}
 
 
 def generated(reference: str) -> Mapping[str, Any] | list[Any]:
@@ -124,18 +107,82 @@ def generated(reference: str) -> Mapping[str, Any] | list[Any]:
         return made if isinstance(made, Mapping) else list(made)
 
 
-def _arrays(file: Path, name: str) -> dict[str, np.ndarray]:
-    return read_npz(file, lambda key: key == name or key.partition("/")[2] == name)
+def _of_arrays(file: Path, names: Collection[str]) -> Iterator[Call]:
+    """Yield what an ``.npz`` shows: all items of each input in one array, or a call for each number before the name."""
+    numbered: dict[str, dict[str, Shown]] = {}
+    stacked: dict[str, Shown] = {}
+    for key, array in read_npz(file, lambda key: key in names or key.partition("/")[2] in names).items():
+        number, _, name = key.partition("/")
+        if key in names:
+            stacked[key] = _shown(array, (1, *array.shape[1:]))
+        else:
+            numbered.setdefault(number, {})[name] = _shown(array, array.shape)
+    yield stacked
+    yield from numbered.values()
 
 
-def _shapes(file: Path, name: str) -> Iterator[tuple[int, ...]]:
-    if file.suffix.lower() != ".jsonl":
-        for key, value in _arrays(file, name).items():
-            yield (1, *value.shape[1:]) if key == name else value.shape
-        return
+def _of_lines(file: Path, names: Collection[str]) -> Iterator[Call]:
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            value = json.loads(line)[name]
-            yield (1, *np.shape(value))
-        except (ValueError, KeyError, TypeError, RecursionError):
+            held = json.loads(line)
+            yield {name: Shown((1, *np.shape(held[name]))) for name in names if name in held}
+        except (ValueError, TypeError, RecursionError):
             continue  # who reads the samples says what is wrong with them
+
+
+def shapes_of(calls: Sequence[Call], name: str) -> list[tuple[int, ...]]:
+    """Return the shapes in which the calls take an input, each once."""
+    return list(dict.fromkeys(call[name].shape for call in calls if name in call))
+
+
+def dtype_of(calls: Sequence[Call], name: str) -> str | None:
+    """Return the dtype of an input in the first call that says one; None where none does."""
+    return next((call[name].dtype for call in calls if name in call and call[name].dtype), None)
+
+
+def ends_of(calls: Sequence[Call], name: str) -> tuple[int, int] | None:
+    """Return the least and the largest integer of an input in all calls; None where it has none."""
+    ends = [found for call in calls if name in call and (found := call[name].ends) is not None]
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
+
+
+def limited(inputs: Sequence[TensorSpec], calls: Sequence[Call]) -> tuple[TensorSpec, ...]:
+    """Return the inputs with the limits that the samples show (``limit_of``); calls that lack an input show none."""
+    whole = [call for call in calls if all(spec.name in call for spec in inputs)]
+    return tuple(dataclasses.replace(spec, at_most=limit_of(whole, spec)) for spec in inputs)
+
+
+def limit_of(calls: Sequence[Call], spec: TensorSpec) -> tuple[str, int, int] | None:
+    """Find the axis that an integer input's values follow: they index it, or say how much of it counts.
+
+    In every sample the largest value is below the size of that axis, or at most as large, and it is not in all of them
+    below the smallest size: then some sizes do not allow every value. Of several axes it is the closest one.
+
+    Args:
+        calls: what samples show of all inputs.
+
+    Returns:
+        ``TensorSpec.at_most``.
+    """
+    largest = {number: ends[1] for number, call in enumerate(calls) if (ends := call[spec.name].ends) is not None}
+    held = [calls[number] for number in largest]
+    if not held or "int" not in spec.dtype:
+        return None
+    found: list[tuple[int, int, str, int]] = []
+    for other in held[0]:
+        for axis in range(len(held[0][other].shape)):
+            sizes = [call[other].shape[axis] for call in held]
+            more = max(value - size for value, size in zip(largest.values(), sizes, strict=True))
+            more = -1 if more < 0 else more
+            if len(set(sizes)) > 1 and more <= 0 and max(largest.values()) > min(sizes) + more:
+                found.append((sum(sizes) - sum(largest.values()), -more, other, axis))
+    if not found:
+        return None
+    _, less, other, axis = min(found)
+    return other, axis, -less
+
+
+def rise_of(calls: Sequence[Call], spec: TensorSpec) -> int | None:
+    """Return the value with which an integer input begins in every sample, and from which it never falls; else None."""
+    rises = {call[spec.name].rises for call in calls if call[spec.name].ends is not None}
+    return rises.pop() if "int" in spec.dtype and len(rises) == 1 else None

@@ -164,6 +164,27 @@ def test_what_cannot_be_taken_says_what_can(tmp_path):
         accel.optimize("model.onnx", targts="ort")
 
 
+class Graph(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x, edges):
+        h = torch.relu(self.inner(x))
+        return self.outer(h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]))
+
+
+def test_inputs_whose_first_axes_differ_have_axes_of_their_own(tmp_path):
+    sizes = range(5, 25)
+    graphs = [(torch.randn(n, 4), torch.randint(0, n, (2, 2 * n))) for n in sizes]
+    module = Graph()
+    with accel.optimize(module, graphs, targets="ort", bench="none", out=tmp_path / "run") as result:
+        model = result.variants["ort@cpu"].load()
+        for n in (10, 24):
+            x, edges = torch.randn(n, 4), torch.randint(0, n, (2, n + 3))
+            torch.testing.assert_close(model(x, edges), module(x, edges))
+
+
 def test_a_result_without_tensors_is_refused():
     with pytest.raises(SampleError, match="of type str"):
         structure({"a": "text"})

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from accel.core.errors import InputError, SampleError, UsageError
@@ -266,3 +267,53 @@ def test_weights_do_not_depend_on_the_threads_of_a_process(tmp_path):
     finally:
         torch.set_num_threads(before)
     assert len(keys) == 1
+
+
+GRAPH = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 3)
+    def forward(self, x, edges):
+        h = torch.relu(self.inner(x))
+        return self.outer(h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]))
+def make():
+    return Net()
+"""
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory) -> Path:
+    """Graphs of 5 to 24 nodes and 30 to 49 edges, each with keys of its own."""
+    rng, found = np.random.default_rng(0), {}
+    for i in range(20):
+        found[f"{i}/x"] = rng.normal(size=(i + 5, 8)).astype(np.float32)
+        found[f"{i}/edges"] = rng.integers(0, i + 5, (2, 30 + i))
+    np.savez(path := tmp_path_factory.mktemp("graphs") / "graphs.npz", **found)
+    return path
+
+
+def test_samples_of_a_file_show_what_a_factorys_own_would(graphs, tmp_path):
+    source = factory(tmp_path, GRAPH, samples=str(graphs))
+    nodes, edges = source.inputs
+    assert (nodes.dims, edges.dims) == (("batch", 8), (2, "seq"))
+    assert (edges.at_most, edges.range) == (("x", 0, -1), None)
+    assert (source.profile["x"].max, source.profile["edges"].max) == ((24, 8), (2, 49))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_samples_show_the_sizes_and_limits_of_an_onnx_file(graphs, tmp_path, named):
+    (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n" + GRAPH)
+    source = describe(recognise(f"{tmp_path / 'net.py'}:make", samples=str(graphs)))
+    path = tmp_path / "out" / export_onnx(source, tmp_path / "out").file.path
+    if not named:
+        model = onnx.load(path)
+        for value in (*model.graph.input, *model.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.Clear()
+        onnx.save(model, path)
+    found = describe(recognise(str(path), samples=str(graphs)))
+    assert found.inputs[1].at_most == ("x", 0, -1)
+    assert (found.profile["x"].min, found.profile["x"].max) == ((1, 8), (24, 8))
+    assert found.profile["edges"].max == (2, 512 if named else 49), "seq has a range of its own"

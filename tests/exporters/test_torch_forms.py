@@ -7,9 +7,7 @@ import pytest
 
 from accel.core.errors import InputError, SampleError, StageError
 from accel.core.feeds import read_feeds
-from accel.core.values import TensorSpec
 from accel.exporters import describe, export_onnx, load
-from accel.exporters.factory import seen_limit
 from accel.exporters.samples import make_samples
 from accel.exporters.sources import recognise
 
@@ -225,12 +223,6 @@ def test_first_axes_of_which_other_sizes_are_given_are_no_one_batch(forms: Path)
     assert isinstance(x, str)
     assert (rows, weights) == (8, edges)
     assert [source.profile[name].opt for name in ("x", "edges", "weights")] == list(shapes["opt_shapes"].values())
-
-
-def test_values_that_every_size_allows_follow_none() -> None:
-    spec = TensorSpec("ids", "int64", ("batch", "seq"))
-    few, many = ([{"ids": np.full((1, n), value)} for n in (3, 5, 8)] for value in (2, 900))
-    assert seen_limit(spec, few) is seen_limit(spec, many) is None
 
 
 def test_the_weights_are_the_wrapped_ones(forms: Path) -> None:
