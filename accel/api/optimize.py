@@ -8,6 +8,7 @@ from typing import Any
 
 from accel import pipeline
 from accel.api import sources
+from accel.api.keywords import told_in_python
 from accel.api.live import Watcher, watching
 from accel.api.result import Result
 from accel.core import hardware
@@ -16,6 +17,7 @@ from accel.run.job import Job
 RUNS = Path("runs")
 
 
+@told_in_python()
 def optimize(
     model: Any,
     samples: Any = None,

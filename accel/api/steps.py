@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from accel import pipeline
+from accel.api.keywords import told_in_python
 from accel.api.optimize import job_for
 from accel.builders import ConvertingBuilder, targets
 from accel.core.accuracy.parity import GATES_DB
@@ -58,6 +59,7 @@ class Step(Generic[T]):
     stage: Stage
 
 
+@told_in_python()
 def describe(model: Any, samples: Any = None, **options: Any) -> Step[Described]:
     """Load a source and say what it is: inputs, outputs, axes, weights; and write its samples.
 
@@ -70,6 +72,7 @@ def describe(model: Any, samples: Any = None, **options: Any) -> Step[Described]
     return Step(stage.value, stage.folder, job, stage)
 
 
+@told_in_python()
 def export(source: Step[Described]) -> Step[OnnxModel]:
     """Write a source as ONNX and check the file against what the source answers.
 
@@ -81,6 +84,7 @@ def export(source: Step[Described]) -> Step[OnnxModel]:
         return Step(stage.value, stage.folder, source.job, stage)
 
 
+@told_in_python()
 def build(target: str, source: Step[Described]) -> Step[Artifact]:
     """Build one target (``openvino-int8``, ``ort@cpu``).
 

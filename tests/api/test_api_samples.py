@@ -5,12 +5,14 @@ from collections import namedtuple
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import accel
 from accel.api import samples
+from accel.api.keywords import in_python
 from accel.core.calls import CallForm, Outputs, Structure, structure
 from accel.core.errors import SampleError, UsageError
 from accel.core.values import from_json, to_json
@@ -183,6 +185,17 @@ def test_inputs_whose_first_axes_differ_have_axes_of_their_own(tmp_path):
         for n in (10, 24):
             x, edges = torch.randn(n, 4), torch.randint(0, n, (2, n + 3))
             torch.testing.assert_close(model(x, edges), module(x, edges))
+
+
+def test_remedies_name_keywords(tmp_path):
+    path = tmp_path / "open.onnx"
+    value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", "m"]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "open", value[:1], value[1:])
+    onnx.save(onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
+    with pytest.raises(UsageError, match="nothing says which sizes") as caught:
+        accel.optimize(path, targets="ort", out=tmp_path / "run")
+    assert caught.value.fix.startswith("give min_shapes=, opt_shapes= and max_shapes= for x, or samples= FILE.npz")
+    assert in_python("--gate, --objective, --range; --other") == "gate=, objective=, ranges=; --other"
 
 
 def test_a_result_without_tensors_is_refused():
