@@ -286,6 +286,7 @@ class Model(contextlib.AbstractContextManager["Model"]):
 
     def _fitted(self, feed: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Hold arrays against the inputs, and sizes against those that were proved; keep how they are laid out."""
+        feed = {name: value if value.ndim else value.reshape(1) for name, value in feed.items()}
         fitted = fit_inputs(feed, self._specs.values())
         for name, low, high, steps in self._sizes:
             shape = fitted[name].shape

@@ -6,12 +6,13 @@ code, so modules that were defined in a notebook work like any other. How Python
 
 import contextlib
 import copy
+import functools
 import hashlib
 import inspect
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,15 @@ import numpy as np
 from accel.api.frameworks import is_keras, is_torch
 from accel.api.samples import CallArguments, array, by_keyword, by_name, calls, each, rebound
 from accel.core.calls import CallForm, structure, tensors
-from accel.core.errors import AccelError, StageError, UsageError, first_line
-from accel.core.feeds import write_feeds
+from accel.core.errors import AccelError, StageError, UsageError
+from accel.core.feeds import Feed, write_feeds
 from accel.core.files import replacing
-from accel.core.values import ShapeRange
+from accel.core.values import ShapeRange, TensorSpec
 from accel.exporters import factory
+from accel.exporters.axes import points, shapes_at
+from accel.exporters.axis_trial import Run
 from accel.exporters.factory_result import FactoryResult
+from accel.exporters.probe import alike, example_arrays
 from accel.exporters.request import SourceRequest
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 FOLDER = "source"
 """Where a run directory keeps a model that came from memory, and its samples."""
 SAMPLES = "samples.npz"
+COMPARED = 8
+"""So many samples does a program answer before it stands for its module."""
 WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")
 """Classes of torch around a module."""
 
@@ -109,7 +115,8 @@ def _torch(model: "torch.nn.Module", samples: Any, folder: Path, options: Mappin
     found = calls(module.forward, samples, type(module).__name__)
     with _plain(module) as plain:
         flat = _Flat(plain, found[0])
-        given = [{name: array(value) for name, value in call.feed.items()} for call in found]
+        # Triton has no tensors without dims: a number is one element for whoever calls.
+        given = [{name: np.atleast_1d(array(value)) for name, value in call.feed.items()} for call in found]
         wide = factory.double_inputs(FactoryResult("torch", flat, tuple(given)))
         feeds = [{name: value if name in wide else _float32(value) for name, value in feed.items()} for feed in given]
         form = _form(plain, found[0], feeds[0])
@@ -139,9 +146,8 @@ def _form(module: "torch.nn.Module", call: CallArguments, feed: Mapping[str, np.
     import torch
 
     given = {name: torch.from_numpy(value) for name, value in feed.items()}
-    other = rebound(call.bound, given)
     try:
-        args, kwargs = by_keyword(other)
+        args, kwargs = by_keyword(_as_called(call, given))
         with torch.inference_mode():
             result = module(*args, **kwargs)
     except Exception as error:
@@ -153,12 +159,23 @@ def _form(module: "torch.nn.Module", call: CallArguments, feed: Mapping[str, np.
     )
 
 
+def _as_called(call: CallArguments, given: Mapping[str, Any]) -> inspect.BoundArguments:
+    """Return the call on other tensors: numbers, which clients give as one element, have no axes again."""
+    return rebound(call.bound, {n: t if np.shape(call.feed[n]) else t.reshape(()) for n, t in given.items()})
+
+
 def _form_of(call: CallArguments, result: Any, dtypes: Mapping[str, str]) -> CallForm:
     """Note the arguments of a call; those that were left out stand with their defaults."""
     parameters = call.bound.signature.parameters.values()
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     constants = {p.name: p.default for p in plain if isinstance(p.default, bool | int | float | str)}
-    return CallForm(tuple(p.name for p in plain), constants | dict(call.constants), result, dtypes)
+    names: list[str] = []
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}_{place}" for place in range(len(call.bound.arguments.get(p.name, ())))]
+        elif p in plain:
+            names.append(p.name)
+    return CallForm(tuple(names), constants | dict(call.constants), result, dtypes)
 
 
 def _float32(value: np.ndarray) -> np.ndarray:
@@ -177,9 +194,10 @@ def _Flat(module: "torch.nn.Module", call: CallArguments) -> "torch.nn.Module":
             super().__init__()
             self.training = False
             self.model = module
+            self.scalars = frozenset(name for name in names if not np.shape(call.feed[name]))
 
         def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
-            given, named = by_keyword(rebound(call.bound, dict(zip(names, args, strict=False)) | kwargs))
+            given, named = by_keyword(_as_called(call, dict(zip(names, args, strict=False)) | kwargs))
             return tensors(self.model(*given, **named))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -194,21 +212,26 @@ def _exported(
 ) -> tuple[Path, dict[str, ShapeRange]]:
     """Export a flat module and save the program, unless the file holds it already: two saves differ in bytes.
 
-    The leading axis of every input is the batch, of any size, unless the module takes that of the samples alone.
+    The leading axis of every input is the batch, of any size, unless the module takes that of the samples alone, or
+    answers others otherwise than the program does.
 
     Raises:
-        StageError: torch could not export it.
+        InputError: the module answers the same inputs differently.
+        StageError: torch could not export it, or the program is not the module.
     """
     import torch
 
-    from accel.exporters import from_torch
+    from accel.exporters import determinism, exported, from_torch
     from accel.exporters.samples import fit_shape
 
     request = SourceRequest("a module in memory", "factory", "", **_shapes(options))
     specs, profile, seen = factory.inputs(FactoryResult("torch", module, tuple(feeds)), request)
+    run = from_torch.runner(module, specs)
+    for feed in (feeds[0], max(feeds, key=lambda feed: sum(value.size for value in feed.values()))):
+        determinism.check(module, functools.partial(run, feed))
     with contextlib.suppress(StageError):  # the export says what is wrong
         specs, profile, _ = from_torch.tried(module, specs, profile, seen, request)
-    last: Exception | None = None
+    last: StageError | None = None
     for trial in (profile, _as_seen(profile, feeds)):
         source = request.source("torch", key="", inputs=specs, outputs=(), profile=trial, samples="")
         sizes = from_torch.trace_shapes(source, trial)
@@ -220,20 +243,51 @@ def _exported(
         except AccelError:
             raise
         except Exception as error:  # noqa: BLE001  whatever torch raises, the second trial may do without
-            last = error
+            last = from_torch.unexportable("torch.export could not trace the module", error)
             continue
-        path, mark, digest = folder / "model.pt2", folder / "model.sha256", _digest(program)
-        if not (path.exists() and mark.exists() and mark.read_text() == digest):
-            mark.unlink(missing_ok=True)  # it must never stand beside another program
-            with replacing(path) as fresh, fresh.open("wb") as file:
-                torch.export.save(program, file)
-            mark.write_text(digest)
-        return path.resolve(), trial
+        if (last := _unlike(run, from_torch.runner(exported.flat_module(program), specs), specs, trial, feeds)) is None:
+            return _saved(program, folder), trial
     assert last is not None
-    raise StageError(
-        f"torch.export could not trace the module: {type(last).__name__}: {first_line(last)}",
-        fix="data-dependent control flow cannot be exported: rewrite that part, or give `file.py:factory`",
-    ) from last
+    raise last
+
+
+def _unlike(
+    run: Run, exported: Run, specs: Sequence[TensorSpec], profile: Mapping[str, ShapeRange], feeds: Sequence[Feed]
+) -> StageError | None:
+    """Hold a program against the module that it was made of, on samples and at small sizes; None where they agree.
+
+    torch.export follows the way that the traced sizes take: of a module that treats a batch of one differently it keeps
+    what the others get. From then on the program is the reference.
+    """
+    small = [shapes_at(specs, sizes) for name, sizes in points(specs, profile).items() if name != "max"]
+    for feed in (*feeds[:COMPARED], *(example_arrays(specs, shapes) for shapes in small)):
+        try:
+            expected = run(feed)
+        except StageError:
+            continue  # a size that the module itself does not take
+        found = exported(feed)
+        if differing := [n for n, value in expected.items() if not alike(value, found[n], factor=10)]:
+            at = ", ".join(f"{name} {list(value.shape)}" for name, value in feed.items())
+            return StageError(
+                f"torch.export made a program that answers otherwise than the module at {at} (output "
+                f"{differing[0]!r}): forward decides by a size, and a program goes one way",
+                fix="make forward answer every size in one way, or give samples of one size, which alone is then "
+                "answered",
+            )
+    return None
+
+
+def _saved(program: "torch.export.ExportedProgram", folder: Path) -> Path:
+    """Save a program, unless the file holds it already."""
+    import torch
+
+    path, mark, digest = folder / "model.pt2", folder / "model.sha256", _digest(program)
+    if not (path.exists() and mark.exists() and mark.read_text() == digest):
+        mark.unlink(missing_ok=True)  # it must never stand beside another program
+        with replacing(path) as fresh, fresh.open("wb") as file:
+            torch.export.save(program, file)
+        mark.write_text(digest)
+    return path.resolve()
 
 
 def _shapes(options: Mapping[str, Any]) -> dict[str, Any]:

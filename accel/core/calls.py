@@ -25,21 +25,21 @@ class Structure:
     """What a result is made of.
 
     Attributes:
-        kind: ``tensor``, ``none``, or the container; an ``object`` is a dataclass, a named tuple or a mapping of its
-            own class.
-        name: of a tensor, the output; of an object, its class (``module:Class``).
+        kind: ``tensor``, ``scalar`` (a tensor without axes, which clients get as one element), ``none``, or the
+            container; an ``object`` is a dataclass, a named tuple or a mapping of its own class.
+        name: of a tensor or scalar, the output; of an object, its class (``module:Class``).
         keys: of a dict or an object.
         parts: what a container holds, in order.
     """
 
-    kind: Literal["tensor", "none", "tuple", "list", "dict", "object"]
+    kind: Literal["tensor", "scalar", "none", "tuple", "list", "dict", "object"]
     name: str = ""
     keys: tuple[str, ...] = ()
     parts: "tuple[Structure, ...]" = ()
 
     def names(self) -> Iterator[str]:
         """Yield the outputs."""
-        if self.kind == "tensor":
+        if self.kind in ("tensor", "scalar"):
             yield self.name
         for part in self.parts:
             yield from part.names()
@@ -48,6 +48,9 @@ class Structure:
         """Make the result of tensors by name."""
         if self.kind == "tensor":
             return outputs[self.name]
+        if self.kind == "scalar":
+            value = outputs[self.name]
+            return value.reshape(()) if tuple(value.shape) == (1,) else value
         if self.kind == "none":
             return None
         parts = [part.build(outputs) for part in self.parts]
@@ -149,7 +152,7 @@ def _structure(value: Any, name: str, taken: Collection[str]) -> Structure:
         name = name or "output"
         while name in taken:
             name = f"output_{name}"
-        return Structure("tensor", name)
+        return Structure("tensor" if len(value.shape) else "scalar", name)
     if value is None:
         return Structure("none")
     items = _items(value)

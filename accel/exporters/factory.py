@@ -163,10 +163,12 @@ def inputs(
     own = shown(made.samples)
     calls = own or sample_calls(request.samples, names)
     shapes, dtypes = {}, {}
-    double = _is_double(made.module)
+    double, scalars = _is_double(made.module), getattr(made.module, "scalars", ())
     wide = () if double else double_inputs(made)
     for name in names:
         shapes[name] = shape_range(name, shapes_of(calls, name), request, assumed=not own)
+        if name in scalars:  # one element, which is no batch
+            shapes[name] = ShapeRange((1,), (1,), (1,))
         # A 64-bit float sample is NumPy's default more often than a wish: the reference computes in float32, unless
         # that answers otherwise.
         found = dtype_of(calls, name) or ("int64" if name in request.ranges else "float32")

@@ -95,13 +95,13 @@ class Nested(torch.nn.Module):
         self.names = tuple(names)
         self._spec = spec
         self._fixed = dict(fixed or {})
-        self._scalars = frozenset(scalars)
+        self.scalars = frozenset(scalars)
         self._casts = dict(casts or {})
 
     def forward(self, **given: torch.Tensor) -> Any:
         """Run the model on tensors by name."""
         cast = {n: _cast(given[n], self._casts.get(n)) for n in self.names}
-        tensors = iter([cast[n].reshape(()) if n in self._scalars else cast[n] for n in self.names])
+        tensors = iter([cast[n].reshape(()) if n in self.scalars else cast[n] for n in self.names])
         leaves = [self._fixed[i] if i in self._fixed else next(tensors) for i in range(self._spec.num_leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return self.model(*args, **kwargs)

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import accel
-from accel.api import samples
+from accel.api import samples, sources
 from accel.api.keywords import in_python
 from accel.core.calls import CallForm, Outputs, Structure, structure
-from accel.core.errors import SampleError, UsageError
+from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.values import from_json, to_json
 
 DATA = torch.arange(40, dtype=torch.float32).reshape(10, 4)
@@ -185,6 +185,54 @@ def test_inputs_whose_first_axes_differ_have_axes_of_their_own(tmp_path):
         for n in (10, 24):
             x, edges = torch.randn(n, 4), torch.randint(0, n, (2, n + 3))
             torch.testing.assert_close(model(x, edges), module(x, edges))
+
+
+class Sizes(torch.nn.Module):
+    """One answer for a batch of one, another for others."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.more = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.one(x) if x.shape[0] == 1 else self.more(x)
+
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_program_that_answers_otherwise_than_its_module_is_not_taken(tmp_path):
+    ones = [(torch.randn(1, 8),) for _ in range(3)]
+    alone = sources.written(Sizes(), ones, tmp_path / "ones", {})
+    assert alone.options["max_shapes"] == {"x": (1, 8)}
+    with pytest.raises(StageError, match=r"answers otherwise than the module at x \[1, 8\]"):
+        sources.written(Sizes(), [*ones, (torch.randn(4, 8),)], tmp_path / "several", {})
+    with pytest.raises(InputError, match=r"not deterministic: .* 'model.calls' changes with every call"):
+        sources.written(Counts(), ones, tmp_path / "counts", {})
+
+
+class Open(torch.nn.Module):
+    """A number and as many tensors as there are; a tensor without axes comes back."""
+
+    def forward(self, scale, *xs):
+        found = scale * sum(xs)
+        return found, found.sum()
+
+
+def test_numbers_and_open_arguments_are_called_as_the_module_is(tmp_path):
+    samples = [(torch.rand(()), torch.randn(1, 4), torch.randn(1, 4)) for _ in range(4)]
+    with accel.optimize(Open(), samples, targets="ort", bench="none", out=tmp_path / "run") as result:
+        model = result.variants["ort@cpu"].load()
+        given = torch.tensor(0.5), torch.randn(5, 4), torch.randn(5, 4)
+        for found, expected in zip(model(*given), Open()(*given), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_remedies_name_keywords(tmp_path):
