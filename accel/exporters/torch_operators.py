@@ -53,8 +53,25 @@ def rsub(self: TensorType, other: float, alpha: float = 1) -> TensorType:
     return op.Sub(op.CastLike(other, self), scaled)
 
 
+def log_sigmoid(self: TensorType) -> TensorType:
+    """``-softplus(-x)``: the logarithm of a sigmoid, as torch.onnx writes it, is that of 0 from -17 on in FP32."""
+    return op.Neg(op.Softplus(op.Neg(self)))
+
+
+def sort_stable(
+    self: TensorType, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[TensorType, INT64]:
+    """Values in order, and their places; equal ones stay in theirs.
+
+    Source: ONNX TopK, which puts the lower index first.
+    """
+    return op.TopK(self, op.Gather(op.Shape(self), [dim]), axis=dim, largest=int(descending), sorted=1)
+
+
 TABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten._cdist_forward.default: cdist,
     torch.ops.aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
     torch.ops.aten.rsub.Scalar: rsub,
+    torch.ops.aten.log_sigmoid.default: log_sigmoid,
+    torch.ops.aten.sort.stable: sort_stable,
 }

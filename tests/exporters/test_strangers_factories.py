@@ -200,6 +200,21 @@ def test_a_size_that_follows_from_values_is_not_promised(tmp_path):
     assert [isinstance(dim, str) for dim in source.outputs[0].dims] == [True, False]
 
 
+def test_numbers_drawn_for_longer_inputs_alone_are_seen(tmp_path):
+    longer = "def forward(self, x): return x + torch.rand(()) if x.shape[1] > 5 else x"
+    samples = "[{'x': torch.randn(1, n, 4)} for n in (3, 9)]"
+    with pytest.raises(InputError, match=r"not deterministic: .*net.py:\d+ `.*torch.rand"):
+        factory(tmp_path, net(longer, samples))
+
+
+def test_a_number_beside_a_batch_is_none(tmp_path):
+    source = factory(
+        tmp_path, net("def forward(self, x, t): return x * t", "[(torch.randn(1, 4), torch.rand(()))] * 4")
+    )
+    assert [s.dims for s in source.inputs] == [("batch", 4), (1,)]
+    assert source.notice is None
+
+
 def test_samples_in_which_nothing_is_found_prove_nothing(tmp_path):
     source = factory(tmp_path, net(FOUND, "torch.zeros(1, 40, 6)"))
     described = tasks.Described(source, make_samples(source, recognise(source.reference), tmp_path))

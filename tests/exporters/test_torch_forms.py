@@ -10,6 +10,7 @@ from accel.core.feeds import read_feeds
 from accel.exporters import describe, export_onnx, load
 from accel.exporters.samples import make_samples
 from accel.exporters.sources import recognise
+from accel.graph.evaluate import open_unoptimised
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about what people still use
 
@@ -310,6 +311,10 @@ class Decoder(torch.nn.Module):
         length = target.shape[1]
         return self.body(target, memory, tgt_mask=torch.full((length, length), -torch.inf).triu(1))
 def decoder(): return Decoder(), {"target": torch.rand(2, 5, 8), "memory": torch.rand(2, 7, 8)}
+class Ordered(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.logsigmoid(x), *torch.sort(x.round(), dim=1, stable=True)
+def ordered(): return Ordered(), {"x": torch.linspace(-2, 2, 24).reshape(3, 8)}
 def euclid(): return Distances(2.0), samples()
 def cubic(): return Distances(3.0), samples()
 """
@@ -324,6 +329,18 @@ def test_numbers_as_tensors_and_operators_that_torch_cannot_write(tmp_path: Path
     assert [(s.name, s.dims) for s in source.inputs] == [("x", ("batch", 7, 4)), ("temperature", (1,))]
     made = export_onnx(source, tmp_path / "out")  # which is checked against the source
     assert made.inputs[1].dims == (1,)
+
+
+def test_a_logarithm_of_small_sigmoids_stays_finite_and_equal_values_stay_in_order(tmp_path: Path) -> None:
+    """As torch.onnx writes it, it is that of 0 below -17; and it finds no operator for a stable sort."""
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    source = describe(recognise(f"{file}:ordered"))
+    made = export_onnx(source, tmp_path / "out")  # which is checked against the source
+    feed = {"x": np.array([[-80.0, -40.0, -18.0, 0.0, 0.1, 40.0, 80.0, -0.2]], np.float32)}
+    found = open_unoptimised(tmp_path / "out" / made.file.path).run(None, feed)
+    for value, expected in zip(found, load(source).run(feed).values(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-30)
 
 
 def test_a_transformer_with_a_mask_is_exported(tmp_path: Path) -> None:
