@@ -45,6 +45,44 @@ def check(module: torch.nn.Module, run: Callable[[], Mapping[str, np.ndarray]]) 
     )
 
 
+def marks(module: torch.nn.Module) -> dict[str, Any]:
+    """Return what shows that a module's tensors or numbers were written to, by dotted name, without a copy of them."""
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        for key, value in {**part._buffers, **part._parameters, **vars(part)}.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}.{key}".lstrip(".")] = (id(value), None if value.is_inference() else value._version)
+            elif isinstance(value, int | float):
+                found[f"{name}.{key}".lstrip(".")] = value
+    return found
+
+
+def check_first_call(
+    before: Mapping[str, Any], module: torch.nn.Module, run: Callable[[], Mapping[str, np.ndarray]],
+    run_fresh: Callable[[], Mapping[str, np.ndarray]],
+) -> None:  # fmt: skip
+    """Hold a module that earlier calls wrote to against one that is called for the first time.
+
+    Args:
+        before: its ``marks`` when it was new.
+        run / run_fresh: give the outputs of the module and of a new one on the same values, which are not those that
+            the module was called with first.
+
+    Raises:
+        InputError: the answers differ, as they do where the first call initialises the module.
+    """
+    written = [name for name, mark in marks(module).items() if mark != before.get(name)]
+    if not written:
+        return
+    fresh = run_fresh()
+    if differing := [name for name, value in run().items() if not alike(value, fresh[name])]:
+        raise InputError(
+            f"the source answers by what it was called with before: output {differing[0]!r} of a new one differs; "
+            f"{', '.join(map(repr, written[:3]))} changed since",
+            fix="initialise it in the factory: call the model with real data there, or load what training left",
+        )
+
+
 class _Random(TorchDispatchMode):
     """Remembers which operators draw random numbers, by the line of the model's code that calls them."""
 

@@ -41,9 +41,10 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
     Args:
         made: what the factory returned; None for an exported program.
     """
-    from accel.exporters import torchscript
+    from accel.exporters import determinism, torchscript
 
     notices: list[str] = []
+    new = determinism.marks(made.module) if made is not None else {}
     if request.kind == "torchscript":
         made = FactoryResult("torch", torchscript.read_script(Path(request.reference)), ())
     if made is None:
@@ -69,6 +70,13 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
     inputs, profile, found = axis_trial.count_items(runner(module, inputs), inputs, profile, coarse=computes != "fp32")
     notices += found
     outputs = probe_outputs(module, inputs, profile)
+    if request.kind == "factory" and made is not None:
+        other = example_arrays(inputs, {name: shape.opt for name, shape in profile.items()}, seed=1)
+
+        def run_fresh() -> dict[str, np.ndarray]:
+            return runner(factory.make(request.reference).module, inputs)(other)
+
+        determinism.check_first_call(new, made.module, functools.partial(runner(module, inputs), other), run_fresh)
     inputs, found = factory.told_ranges(inputs, made.samples if made is not None else (), request)
     notices += found
     source = request.source(

@@ -207,6 +207,30 @@ def test_numbers_drawn_for_longer_inputs_alone_are_seen(tmp_path):
         factory(tmp_path, net(longer, samples))
 
 
+FIRST = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.cache = None
+        self.ready = {ready}
+    def forward(self, x):
+        if not self.ready:
+            self.mean.copy_(x.mean(0))
+            self.ready = True
+        self.cache = torch.ones(4)
+        return (x - self.mean) * self.cache
+def make():
+    return Net(), [(torch.randn(1, 4) + 5,) for _ in range(4)]
+"""
+
+
+def test_a_model_that_its_first_call_initialises_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"by what it was called with before: output 'output' .*'mean'"):
+        factory(tmp_path, FIRST.format(ready=False))
+    factory(tmp_path, FIRST.format(ready=True))  # what is only kept changes no answer
+
+
 def test_a_number_beside_a_batch_is_none(tmp_path):
     source = factory(
         tmp_path, net("def forward(self, x, t): return x * t", "[(torch.randn(1, 4), torch.rand(()))] * 4")
