@@ -32,7 +32,6 @@ TASKS = {
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "fill-mask": "AutoModelForMaskedLM",
-    "multiple-choice": "AutoModelForMultipleChoice",
     "text-generation": "AutoModelForCausalLM",
     "image-classification": "AutoModelForImageClassification",
     "image-feature-extraction": "AutoModel",

@@ -73,6 +73,11 @@ def _main(model: Any, folder: Path, axes: dict[str, Extent]) -> list[TensorSpec]
     """Return the inputs of an encoder, a decoder or a model of one kind of input."""
     config, name = model.config, getattr(model, "main_input_name", "unknown")
     mels = getattr(config, "num_mel_bins", None)
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        raise UsageError(
+            f"{type(model).__name__} takes ids (batch, choices, length), and accel makes up texts (batch, length) only",
+            fix="write a `file.py:factory` that returns (module, samples)",
+        )
     if name == "input_ids":
         return _text(model, folder, axes, "batch")
     if name == "pixel_values":

@@ -67,6 +67,15 @@ def test_task_overrides_the_class_and_missing_weights_are_told(hf_folder: Path) 
         describe(recognise(str(hf_folder), task="text-clasification"))
 
 
+def test_several_answers_to_one_question_are_refused(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMultipleChoice
+
+    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=99)
+    BertForMultipleChoice(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"takes ids \(batch, choices, length\)"):
+        describe(recognise(str(tmp_path)))
+
+
 def test_random_weights_can_be_asked_for(hf_folder: Path) -> None:
     real, random = (describe(recognise(str(hf_folder), weights=w)) for w in ("auto", "random"))  # type: ignore[arg-type]
     assert (random.weights, random.accuracy) == ("random(seed=0)", "unproved")
