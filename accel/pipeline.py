@@ -176,7 +176,7 @@ def _exported(work: Work, failed: NotExported | None = None) -> Exported:
         with work.timed("load source"):
             described = stages.describe(worker)
         made = described.value
-        if made.notice:
+        if made.notice and not job.request.fixed:
             work.progress.notice(made.notice)
         parity.check_names(job.gates, made.source.gate)
         results = [VariantState(v) for v in plan(job, made.source)]
@@ -190,6 +190,8 @@ def _exported(work: Work, failed: NotExported | None = None) -> Exported:
             needs = (targets.info(r.variant.target).needs for r in found.wanted)
             needs_onnx = failed is None and (job.ints != "keep" or "onnx" in needs)
             found.reference, found.onnx = _reference(described, worker, work, needs_onnx=needs_onnx)
+            if made.notice and job.request.fixed:  # axes were why the first export failed only if this one succeeds
+                work.progress.notice(made.notice)
             if found.onnx is not None and job.ints != "keep":
                 with work.timed("narrow integers"):
                     found.narrowed = stages.narrow(described, found.onnx, worker)

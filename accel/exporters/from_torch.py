@@ -407,16 +407,25 @@ def unexportable(what: str, error: BaseException) -> StageError:
     root = chain[-1]
     text = str(root).strip() or "no message"
     cause = f"{type(root).__name__}: {text.splitlines()[0]}"
-    places = [line_of(traceback.extract_tb(e.__traceback__)) for e in reversed(chain)]
-    place = next((p for p in places if ".py:" in p), None)
-    if place is None and (found := re.search(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*(.*)', text)):
-        place = f"{Path(found[1]).name}:{found[2]} `{found[3].strip()}`"
+    stacks = [traceback.extract_tb(e.__traceback__) for e in reversed(chain)]
+    # Torch translates what it traced: of an operator that ONNX lacks, only the node in its frames knows the line.
+    nodes = [frame.f_locals.get("node") for e in chain for frame, _ in traceback.walk_tb(e.__traceback__)]
+    for told in [text, *(str(getattr(node, "meta", {}).get("stack_trace")) for node in nodes)]:
+        found = re.findall(r'File "([^"]+)", line (\d+), in ([^\n]*)\n\s*(.*)', told)
+        stacks.append(traceback.StackSummary.from_list(found))
+    place = next((p for p in map(line_of, stacks) if ".py:" in p), None)
     at = f" at {place}" if place else ""
     if re.search(r"[Dd]ata-dependent|\.item\(\)|[Dd]ynamic control flow", f"{type(root).__name__} {text}"):
         return StageError(
             f"{what}: the model decides by the values of a tensor{at}, and a graph takes one way only ({cause})",
             fix="write torch.where(condition, a, b) where both can be computed, torch.cond(condition, f, g, (x,)) "
             "where only one may be, or decide before or after the model",
+        )
+    if absent := re.match(r"No ONNX function found for <OpOverload\(op='([^']+)'", text):
+        return StageError(
+            f"{what}: ONNX has no operator for {absent[1]}{at}",
+            fix="write that part of forward with other operators, or choose targets that take the model itself: torch, "
+            "aoti",
         )
     if "onstraints violated" in text or "ConstraintViolation" in type(root).__name__:
         ties = re.findall(r"^\s*(\S+ = .+)$", text, re.MULTILINE)

@@ -78,6 +78,9 @@ def model_output():
         from transformers.modeling_outputs import SequenceClassifierOutput
         return SequenceClassifierOutput(logits=run(self, x), hidden_states=(x, self.one(x)))
     return net(forward)
+def without_onnx():
+    def forward(self, x): return run(self, x).cummax(-1)[0]
+    return net(forward)
 def one_row(): return Net(), {"x": torch.randn(8)}
 def edges(): return net(lambda self, x, edges: run(self, x)[edges[0]] + run(self, x)[edges[1]],
                         {"x": torch.randn(5, 8), "edges": torch.tensor([[0, 1, 2], [1, 2, 4]])})
@@ -265,6 +268,15 @@ def test_a_branch_on_values_is_named_by_its_line(forms: Path, tmp_path: Path) ->
     source = describe(recognise(f"{forms}:branching"))
     with pytest.raises(
         StageError, match=r"decides by the values of a tensor at forms.py:\d+ `return run(.|\n)*torch.cond"
+    ):
+        export_onnx(source, tmp_path)
+
+
+def test_an_operator_that_onnx_lacks_is_named_with_its_line(forms: Path, tmp_path: Path) -> None:
+    source = describe(recognise(f"{forms}:without_onnx"))
+    with pytest.raises(
+        StageError,
+        match=r"ONNX has no operator for aten.cummax at forms.py:\d+ `def forward\(self, x\)(.|\n)*torch, aoti",
     ):
         export_onnx(source, tmp_path)
 
