@@ -76,7 +76,7 @@ def describe(request: SourceRequest, made: "FactoryResult | None" = None) -> Mod
     notices = [f"axis {n!r}: sizes {SEQUENCE.min} to {SEQUENCE.max} assumed (--max-shape sets them)" for n in guessed]
     inputs, told = factory.told_ranges(inputs, opened.samples, request)
     notices += [*found, *told]
-    check_repeats(graph.run, inputs, profile, ())
+    check_repeats(graph.run, inputs, profile, graph.changing)
     source = request.source(
         "tensorflow",
         key=key or made_key(request.reference, graph),

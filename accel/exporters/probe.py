@@ -52,12 +52,12 @@ def check_repeats(
     run: Callable[[Feed], Mapping[str, np.ndarray]],
     inputs: Sequence[TensorSpec],
     profile: Mapping[str, ShapeRange],
-    drawing: Sequence[str],
+    changing: Sequence[str],
 ) -> None:
     """Run a model twice on the same values.
 
     Args:
-        drawing: what in it draws random numbers, as far as that is known.
+        changing: its operators that draw random numbers or write a state, as far as they are known.
 
     Raises:
         InputError: it answers the same inputs differently.
@@ -68,9 +68,13 @@ def check_repeats(
         if not alike(value, second[name]):
             raise InputError(
                 f"the source is not deterministic: output {name!r} differs between two runs on the same inputs; "
-                + (f"random numbers are drawn by {', '.join(drawing)}" if drawing else "nothing in it says why"),
-                fix="take noise as an input, and export in inference mode: nothing can be held against a model that "
-                "answers otherwise each time",
+                + (
+                    f"{', '.join(changing)} draw random numbers or write a state"
+                    if changing
+                    else "nothing in it says why"
+                ),
+                fix="take noise and state as inputs, and export in inference mode: nothing can be held against a model "
+                "that answers otherwise each time",
             )
 
 

@@ -5,6 +5,7 @@ or saved from it shows clients one contract. TensorFlow is imported inside funct
 """
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from accel.exporters.tensorflow_runtime import explain, import_tensorflow
 SIGNATURE = "serving_default"
 """The signature that TensorFlow's own tools and Triton take where none is named."""
 PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative"})
+CHANGING = re.compile(
+    r"Assign|ResourceScatter|Rng|Stateful(?!PartitionedCall)|(?!Stateless).*(Random|Multinomial|TruncatedNormal)"
+)
+"""Operators that write variables or draw random numbers; those called ``Stateless…`` draw the same every time."""
 NARROW = ("float16", "bfloat16")
 """Float types that NumPy or clients lack; clients see float32."""
 quiet = functools.partial(warnings.catch_warnings, action="ignore")
@@ -101,6 +106,13 @@ class Graph:
         """The narrowest float type of its products: Keras's mixed precision casts around them."""
         made = {o.dtype.name for n in self.concrete().graph.get_operations() if n.type in PRODUCTS for o in n.outputs}
         return "bf16" if "bfloat16" in made else "fp16" if "float16" in made else "fp32"
+
+    @property
+    def changing(self) -> list[str]:
+        """The operators that draw random numbers or write variables, in the graph and the functions that it calls."""
+        definition = (self._concrete or self.concrete()).graph.as_graph_def()
+        nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
+        return sorted({node.op for node in nodes if CHANGING.match(node.op)})
 
     def concrete(self, *, compiled: bool = False) -> Any:
         """Trace the model once, and return TensorFlow's ConcreteFunction.

@@ -126,6 +126,23 @@ def unseeded():
     net.keep = weight
     return net
 
+def noisy():
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    def net(x):
+        return {"y": x + tf.random.normal((4,))}
+    return net
+
+def counting():
+    seen = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    def net(x):
+        seen.assign_add(1.0)
+        return {"y": x + seen}
+
+    net.keep = seen
+    return net
+
 def half():
     @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float16)])
     def net(x):
@@ -399,6 +416,8 @@ def test_half_precision_is_hidden_from_clients(describe: Callable[..., ModelSour
     [
         ("ragged", InputError, "'x' of the factory's function is a RaggedTensorSpec"),
         ("gives_ragged", InputError, "returns output: RaggedTensor"),
+        ("noisy", InputError, "RandomStandardNormal draw random numbers or write a state"),
+        ("counting", InputError, "AssignAddVariableOp draw random numbers or write a state"),
         ("strings", InputError, "input 'words' is of type string"),
         ("shapeless", UsageError, "what shape input 'x' has"),
         ("other", InputError, "expected an nn.Module, a Keras model or a"),
