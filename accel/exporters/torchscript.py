@@ -36,6 +36,11 @@ GLOBALS = re.compile(
     r"|torch(\._C)? (device|Size)"
 )
 """What the pickles of an archive may name: classes that its own code defines, tensors and lists."""
+DROPOUT = {
+    **dict.fromkeys(("aten::dropout", "aten::feature_dropout", "aten::alpha_dropout"), "p"),
+    **dict.fromkeys(("aten::lstm", "aten::gru"), "dropout"),
+}
+"""Operators that leave values out at random where they ``train``, and the argument that says what share."""
 RTOL, ATOL = 1e-4, 1e-5
 
 
@@ -108,10 +113,19 @@ def exportable(
     """Make a module of torch's operators from a script and compare the two at several shapes; others stay as they are.
 
     Raises:
+        InputError: it was traced in training mode, with dropout.
         StageError: torch cannot, or the module answers something else than the script.
     """
     if not isinstance(script, torch.jit.ScriptModule):
         return script
+    graph = script.inlined_graph
+    for kind, share in DROPOUT.items():
+        for node in graph.findAllNodes(kind):
+            if node.namedInput("train").toIValue() and node.namedInput(share).toIValue() != 0:
+                raise InputError(
+                    f"the TorchScript module was traced in training mode: its {kind} leaves out values at random",
+                    fix="trace it again after model.eval()",
+                )
     from torch._export.converter import TS2EPConverter
 
     class Converter(TS2EPConverter):

@@ -104,6 +104,30 @@ def test_what_cannot_be_converted_says_so(
     assert caught.match("file.py:factory")
 
 
+class Dropped(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.dropout = torch.nn.LSTM(8, 8, num_layers=2), torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(self.dropout(self.lstm(x[:, None])[0][:, 0]))
+
+
+@pytest.mark.parametrize(("dropout", "says"), [(0.5, "aten::dropout"), (0.0, None)])
+def test_a_trace_in_training_mode_is_refused_where_it_drops_values(
+    dropout: float, says: str | None, tmp_path: Path
+) -> None:
+    module = Dropped().train()
+    module.dropout.p = dropout
+    torch.jit.trace(module, torch.ones(1, 8), check_trace=False).save(str(tmp_path / "net.pt"))
+    request = recognise(str(tmp_path / "net.pt"), opt_shapes=SHAPE)
+    if says is None:
+        describe(request)
+        return
+    with pytest.raises(InputError, match=rf"in training mode: its {says}(.|\n)*after model.eval\(\)"):
+        describe(request)
+
+
 def rewritten(path: Path, change: Callable[[str, bytes], bytes], more: tuple[str, ...] = ()) -> Path:
     """Write the archive again, record by record."""
     with zipfile.ZipFile(path) as old:
