@@ -163,12 +163,28 @@ def _in_one_order(
 def _same_values(point: Point, name: str, expected: np.ndarray, found: np.ndarray, *, rtol: float = RTOL) -> None:
     at = f"at the {point.name} shape ({', '.join(f'{n} {list(v.shape)}' for n, v in point.feed.items())})"
     if expected.shape != found.shape:
-        raise StageError(f"output {name!r} of the ONNX model is {found.shape} {at}, the source gives {expected.shape}")
+        rank = expected.ndim != found.ndim and any(1 in v.shape for v in point.feed.values())
+        raise StageError(
+            f"output {name!r} of the ONNX model is {found.shape} {at}, the source gives {expected.shape}"
+            + (
+                ": its rank changes where an axis has one element, as after a squeeze() without an axis" if rank else ""
+            ),
+            fix="name the axis, as in squeeze(-1), or give that axis a smallest size of 2 with --min-shape"
+            if rank
+            else None,
+        )
     if not expected.size:
         return
     if expected.dtype.kind != "f":
-        if not np.array_equal(expected, found):
-            raise StageError(f"output {name!r} of the ONNX model differs {at}: integers must be equal")
+        if (differing := np.argwhere(expected != found)).size:
+            first = tuple(differing[0].tolist())
+            raise StageError(
+                f"output {name!r} of the ONNX model differs {at}, and integers must be equal: {len(differing)} of "
+                f"{expected.size} differ, the first at {list(first)}: {found[first]}, the source gives "
+                f"{expected[first]}",
+                fix="where these are places of scores (topk, argmax, sort), equal scores may come in another order in "
+                "ONNX: break ties in the model, or return the scores alone",
+            )
         return
     if not np.array_equal(np.isfinite(expected), np.isfinite(found)):
         raise StageError(f"output {name!r} of the ONNX model has NaN or infinities elsewhere than the source, {at}")

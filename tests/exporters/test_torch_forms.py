@@ -81,6 +81,8 @@ def model_output():
 def without_onnx():
     def forward(self, x): return run(self, x).cummax(-1)[0]
     return net(forward)
+def squeezed(): return net(lambda self, x: run(self, x)[:, :1].squeeze())
+def ties(): return net(lambda self, x: x.round().clamp(0, 1).topk(4)[1])
 def one_row(): return Net(), {"x": torch.randn(8)}
 def edges(): return net(lambda self, x, edges: run(self, x)[edges[0]] + run(self, x)[edges[1]],
                         {"x": torch.randn(5, 8), "edges": torch.tensor([[0, 1, 2], [1, 2, 4]])})
@@ -278,6 +280,22 @@ def test_an_operator_that_onnx_lacks_is_named_with_its_line(forms: Path, tmp_pat
         StageError,
         match=r"ONNX has no operator for aten.cummax at forms.py:\d+ `def forward\(self, x\)(.|\n)*torch, aoti",
     ):
+        export_onnx(source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        (
+            "squeezed",
+            r"\(x \[1, 8\]\), the source gives \(1,\): its rank changes(.|\n)*squeeze\(-1\), or.* --min-shape",
+        ),
+        ("ties", r"\d+ of \d+ differ, the first at \[0, \d\]: \d, the source gives \d\n  fix: (.|\n)*break ties"),
+    ],
+)
+def test_what_differs_in_onnx_is_told_with_its_cause(form: str, says: str, forms: Path, tmp_path: Path) -> None:
+    source = describe(recognise(f"{forms}:{form}"))
+    with pytest.raises(StageError, match=says):
         export_onnx(source, tmp_path)
 
 
