@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accel.builders.narrow import narrow_file
     from accel.builders.targets import parse as parse_targets
     from accel.core.calls import Outputs
-    from accel.core.errors import AccelError
+    from accel.core.errors import AccelError, UnprovedWarning
     from accel.core.progress import Progress
     from accel.exporters.sources import recognise
     from accel.pipeline import convert
@@ -45,6 +45,7 @@ __all__ = [
     "Progress",
     "Result",
     "Step",
+    "UnprovedWarning",
     "VariantResult",
     "build",
     "compare",
@@ -77,7 +78,7 @@ _HOMES = {
     "accel.builders.narrow": ("narrow_file",),
     "accel.builders.targets": ("parse_targets",),
     "accel.core.calls": ("Outputs",),
-    "accel.core.errors": ("AccelError",),
+    "accel.core.errors": ("AccelError", "UnprovedWarning"),
     "accel.core.progress": ("Progress",),
     "accel.exporters.sources": ("recognise",),
     "accel.pipeline": ("convert",),

@@ -12,6 +12,7 @@ import operator
 import os
 import queue
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +25,17 @@ from accel.api.frameworks import given
 from accel.builders import Mode, Session, targets
 from accel.core import document, environments, hardware
 from accel.core.calls import CallForm, Outputs, is_tensor, leaves
-from accel.core.errors import InputError, SampleError, StageError, UnavailableError, UsageError, raised_as
+from accel.core.errors import (
+    InputError,
+    SampleError,
+    StageError,
+    UnavailableError,
+    UnprovedWarning,
+    UsageError,
+    raised_as,
+)
 from accel.core.feeds import fit_inputs
-from accel.core.values import Artifact, TensorSpec
+from accel.core.values import Artifact, Parity, TensorSpec
 from accel.triton import manifest as manifests
 from accel.triton.grouping import Grouping, answered
 
@@ -307,7 +316,8 @@ class Model(contextlib.AbstractContextManager["Model"]):
 def load(path: str | Path, *, threads: int | None = None, mode: Literal["latency", "throughput"] = "latency") -> Model:
     """Load what a repository serves, to call it in this process.
 
-    Nothing is imported but NumPy, the core of accel and the runtime of the variant.
+    Nothing is imported but NumPy, the core of accel and the runtime of the variant. Of a variant that did not pass its
+    gate it warns (``UnprovedWarning``), with the reasons.
 
     Args:
         path: a repository that accel emitted (``runs/bert/best/cpu``), a run directory, for its best variant, or
@@ -324,10 +334,12 @@ def load(path: str | Path, *, threads: int | None = None, mode: Literal["latency
         why = f"{root} is a file: expected a repository or the directory of a run"
         raise InputError(why, fix="accel convert, or accel.optimize, makes one of a model")
     kept: manifests.Manifest | document.RunModel
+    parity: Parity | None
     grouping = None
     if root.parent.name == VARIANTS and (root.parents[1] / document.FILENAME).is_file():
         root = folder = root.resolve()
-        kept, artifact = _of_run(folder)
+        kept, record = _of_run(folder)
+        artifact, parity = record.to_artifact(), record.parity
         inputs, outputs = kept.inputs, kept.outputs
     else:
         repositories = sorted((root / BEST).glob(f"*/{manifests.FILENAME}"))
@@ -336,7 +348,10 @@ def load(path: str | Path, *, threads: int | None = None, mode: Literal["latency
         kept = manifests.read(root)
         _, folder = manifests.holder(root, kept)
         root, artifact, grouping = root.resolve(), kept.artifact, kept.grouping
-        inputs, outputs = kept.model_inputs, kept.model_outputs
+        inputs, outputs, parity = kept.model_inputs, kept.model_outputs, kept.parity
+    if parity is not None and not parity.passed:
+        why = f"{artifact.variant.id} did not pass its gate: {'; '.join(parity.reasons)}"
+        warnings.warn(why, UnprovedWarning, stacklevel=2)
     return Model(
         root,
         artifact,
@@ -350,14 +365,14 @@ def load(path: str | Path, *, threads: int | None = None, mode: Literal["latency
     )
 
 
-def _of_run(folder: Path) -> tuple[document.RunModel, Artifact]:
-    """Return what a run says of its model and of what it built, whether or not there is a repository of it."""
+def _of_run(folder: Path) -> tuple[document.RunModel, document.VariantRecord]:
+    """Return what a run says of its model and of a variant, whether or not there is a repository of it."""
     run = document.read(folder.parents[1])
     known = {v.id: v for v in run.variants}
     record = known.get(folder.name)
     if record is None:
         raise InputError(f"the run {folder.parents[1]} has no variant {folder.name}", fix=f"it has {list(known)}")
-    return run.model, record.to_artifact()
+    return run.model, record
 
 
 def _forked() -> None:

@@ -80,6 +80,10 @@ class StageError(AccelError):
         self.log = log
 
 
+class UnprovedWarning(UserWarning):
+    """What was loaded answers otherwise than its source by more than its gate allows."""
+
+
 END_OF_LOG = "; the end of its log:"
 """Parts the reason of ``WorkerDied`` from the last lines of the process's log, each indented by ``LOG_INDENT``."""
 LOG_INDENT = "    "

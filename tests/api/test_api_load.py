@@ -78,6 +78,22 @@ def test_what_a_run_built_loads_without_a_repository(result):
         accel.load(result.path / "variants" / "trt@cuda")
 
 
+def test_what_did_not_pass_its_gate_is_loaded_with_a_warning(result, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(result.path, run, symlinks=True)
+    variant = accel.Result(run).variants["ort@cpu"]
+    manifest, document = variant.repository / "manifest.json", run / "run.json"
+    told = {path: json.loads(path.read_text()) for path in (manifest, document)}
+    [row] = [row for row in told[document]["variants"] if row["id"] == "ort@cpu"]
+    for parity in (told[manifest]["parity"], row["parity"]):
+        parity.update(passed=False, reasons=["sqnr_db 9 is below 30"])
+    for path, content in told.items():
+        path.write_text(json.dumps(content))
+    for load in (accel.Result(run).variants["ort@cpu"].load, lambda: accel.load(variant.folder)):
+        with pytest.warns(accel.UnprovedWarning, match="ort@cpu did not pass its gate: sqnr_db 9 is below 30"):
+            load().close()
+
+
 def test_a_folder_that_is_no_repository_is_named(tmp_path):
     with pytest.raises(InputError, match=r"manifest\.json"):
         accel.load(tmp_path)
