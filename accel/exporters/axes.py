@@ -281,7 +281,7 @@ def name_axes(
     """Name the axes that vary, for a model that has no names for them.
 
     The leading axis is ``batch``. Axes that vary alike at one position of several inputs are taken to be one axis; the
-    second one of an integer input is called ``seq``. In a state (``states``) the batch may stand behind the layers.
+    second one of integers of rank 2 is called ``seq``. In a state (``states``) the batch may stand behind the layers.
     """
     batch = {(s.min[0], s.opt[0], s.max[0]) for n, s in shapes.items() if n not in states and s.opt}
     names: dict[tuple[int, int, int, int], str] = {}
@@ -292,7 +292,8 @@ def name_axes(
             if lo == hi:
                 dims.append(lo)
                 continue
-            label = "batch" if axis == 0 else "seq" if axis == 1 and "int" in dtypes[name] else f"{name}_{axis}"
+            text = axis == 1 and "int" in dtypes[name] and len(shape.min) == 2
+            label = "batch" if axis == 0 else "seq" if text else f"{name}_{axis}"
             if axis > 0 and name in states and {(lo, opt, hi)} == batch:
                 label = "batch"
             elif axis > 0 and label in names.values():

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -104,10 +104,20 @@ class SourceRequest:
         samples: str,
         notices: Sequence[str] = (),
     ) -> ModelSource:
-        """Return the description of a source that is a user's own file; mask and family go by the inputs' names."""
-        if samples == "random":
-            notices = [*notices, "inputs are random values: accuracy is unproved; --samples gives real ones"]
+        """Return the description of a source that is a user's own file; mask and family go by the inputs' names.
+
+        Where samples are random values, 8-bit integers about which nobody said anything take all values of their dtype.
+        """
         mask = masks.usual(inputs)
+        if samples == "random":
+            ends = {"int8": (-128, 127), "uint8": (0, 255)}
+            bare = {
+                s.name: ends[s.dtype] for s in inputs if s.range is None and s.dtype in ends and "mask" not in s.name
+            }
+            inputs = tuple(replace(s, range=bare.get(s.name, s.range)) for s in inputs)
+            said = "input {!r}: values {} to {} assumed, all of its dtype (--range sets them)"
+            notices = [*notices, *(said.format(name, *found) for name, found in bare.items())]
+            notices += ["inputs are random values: accuracy is unproved; --samples gives real ones"]
         return ModelSource(
             name=self.name,
             kind=self.kind,

@@ -143,6 +143,12 @@ def counting():
     net.keep = seen
     return net
 
+def picture():
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)])
+    def net(x):
+        return {"y": tf.reduce_mean(tf.cast(x, tf.float32) / 255, (1, 2))}
+    return net
+
 def half():
     @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float16)])
     def net(x):
@@ -409,6 +415,14 @@ def test_half_precision_is_hidden_from_clients(describe: Callable[..., ModelSour
     assert (source.inputs[0].dtype, source.outputs[0].dtype) == ("float32", "float32")
     answer = exporters.load(source).run({"x": np.full((2, 4), 3, np.float32)})["y"]
     np.testing.assert_array_equal(answer, np.full((2, 4), 6, np.float32))
+
+
+def test_bytes_take_all_values_where_nothing_else_is_said(describe: Callable[..., ModelSource]) -> None:
+    shapes = {"min_shapes": {"x": (1, 8, 8, 3)}, "max_shapes": {"x": (4, 16, 16, 3)}}
+    source = describe("f.py:picture", **shapes)
+    assert [(s.dims, s.range) for s in source.inputs] == [(("batch", "x_1", "x_2", 3), (0, 255))]
+    assert "input 'x': values 0 to 255 assumed" in str(source.notice)
+    assert describe("f.py:picture", **shapes, ranges={"x": (0, 9)}).inputs[0].range == (0, 9)
 
 
 @pytest.mark.parametrize(
