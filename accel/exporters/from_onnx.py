@@ -24,6 +24,10 @@ from accel.graph.evaluate import OLDEST, kernel_check, open_unoptimised
 if TYPE_CHECKING:
     import onnx
 
+FIXED_INSIDE = (
+    "a fixed size inside the graph is the usual cause: change the export, or fix the axis with --min-shape and "
+    "--max-shape"
+)
 SEQUENCE = Extent(1, 128, 512)
 LEADING = Extent(1, 1, 16)
 MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
@@ -370,8 +374,7 @@ def run_session(session: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[
         shapes = ", ".join(f"{n} {v.dtype}{list(v.shape)}" for n, v in feed.items())
         raise StageError(
             f"the ONNX model failed on {shapes}: {first_line(error)}",
-            fix="a fixed size inside the graph is the usual cause: change the export, or fix the axis with --min-shape "
-            "and --max-shape",
+            fix=FIXED_INSIDE,
         ) from error
 
 

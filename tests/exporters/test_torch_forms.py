@@ -299,8 +299,20 @@ def test_what_differs_in_onnx_is_told_with_its_cause(form: str, says: str, forms
         export_onnx(source, tmp_path)
 
 
+def test_a_branch_on_sizes_is_told_where_the_sizes_disagree(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(OPERATORS)
+    with pytest.raises(StageError, match=r"differs from the source by \S+ at the max shape") as caught:
+        export_onnx(describe(recognise(f"{file}:longer")), tmp_path / "out")
+    assert caught.value.fix.startswith("the two agree at the min and the odd shape. Where forward decides by a size")
+
+
 OPERATORS = """
 import torch
+class Longer(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[1] > 30 else x
+def longer(): return Longer(), [{"x": torch.rand(1, n, 4)} for n in (5, 40)]
 class Distances(torch.nn.Module):
     def __init__(self, p):
         super().__init__()
