@@ -26,6 +26,9 @@ SAVED_MODEL = "saved_model.pb"
 
 FACTORY = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
+LONGEST_NAME = 100
+"""Letters of a model's name: those of the models behind it (``<name>_tokenizer``) may have 128 on the server."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
@@ -148,4 +151,5 @@ class SourceRequest:
             stem = Path(self.reference).stem
         else:
             stem = self.reference.rstrip("/").rpartition("/")[2]
-        return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{stem}-{self.part}" if self.part else stem) or "model"
+        name = re.sub(r"[^A-Za-z0-9_.-]|\.\.|^[.-]", "_", f"{stem}-{self.part}" if self.part else stem)
+        return name[:LONGEST_NAME] or "model"

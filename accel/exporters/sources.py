@@ -21,7 +21,16 @@ from accel.core.imports import user_files
 from accel.core.values import GraphChoice, sha256_file, sha256_json, to_json
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.onnx_file import external_files
-from accel.exporters.request import FACTORY, SAVED_MODEL, TENSORFLOW_FILES, Kind, Pooling, SourceRequest, Weights
+from accel.exporters.request import (
+    FACTORY,
+    LONGEST_NAME,
+    SAVED_MODEL,
+    TENSORFLOW_FILES,
+    Kind,
+    Pooling,
+    SourceRequest,
+    Weights,
+)
 from accel.exporters.sample_files import SAMPLES, sample_files
 from accel.exporters.traffic import FROM_SAMPLES
 from accel.exporters.zoo import SMALL, zoo
@@ -81,8 +90,13 @@ def recognise(
             fix="accel.optimize(model, samples=[…]) takes a model in memory",
         )
     kind, reference = _kind(text.strip())
-    if model_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", model_name):
-        raise UsageError(f"model name {model_name!r} is not a file name: use letters, digits, '_', '.' and '-'")
+    plain = model_name is None or (".." not in model_name and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", model_name))
+    if model_name is not None and (not plain or len(model_name) > LONGEST_NAME):
+        raise UsageError(
+            f"model name {model_name!r} cannot name a folder of a Triton repository: expected 1 to {LONGEST_NAME} "
+            "letters, digits, '_', '-' or '.', not starting with '.' or '-' and without '..'",
+            fix="choose another with --model-name",
+        )
     if weights not in ("auto", "pretrained", "random"):
         raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
     if weights == "random" and kind not in ("zoo", "huggingface"):

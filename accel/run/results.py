@@ -113,13 +113,15 @@ def rerun_command(variant: Variant, job: Job) -> str:
     words = shlex.split(job.command)
     if words[1:2] == ["build"]:  # it names kits, no targets
         return job.command
+    place = words.index("--") if "--" in words else len(words)
+    words, named = words[:place], words[place:]  # behind it a source may look like an option
     words = [w for w in words if not w.startswith(("--targets=", "--out=", "--require="))]
     for flag in ("--targets", "-t", "--out", "-o", "--require"):
         while flag in words:
             del words[words.index(flag) : words.index(flag) + 2]
     required = ["--require", str(variant.target)] if job.required else []  # others are not among the targets then
     alone = ["--targets", str(variant.target), *required, "-o", f"{job.run_dir}-{variant.target.name}"]
-    return shlex.join([*words, *alone])
+    return shlex.join([*words, *alone, *named])
 
 
 def status_of(result: VariantState) -> tuple[Status, str | None, str | None]:

@@ -11,6 +11,7 @@ from accel.core.errors import AccelError, InputError, UsageError
 from accel.core.values import GraphChoice, from_json, to_json
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import parse_range, parse_shapes, quick_key, recognise
+from accel.triton.config import check_model_name
 
 
 @pytest.fixture
@@ -83,11 +84,30 @@ def test_what_cannot_be_converted_is_refused_with_a_remedy(
         recognise(text)
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        (".hidden.onnx", "_hidden"),
+        ("-dash.onnx", "_dash"),
+        ("a...b.onnx", "a_.b"),
+        ("...onnx", "_"),
+        ("with space ü.onnx", "with_space__"),
+        (230 * "l" + ".onnx", 100 * "l"),
+    ],
+)
+def test_a_name_made_of_a_file_name_is_one_that_triton_takes(file: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(b"x")
+    made = recognise(str(tmp_path / file)).name
+    assert made == name == check_model_name(made)
+    assert recognise("bert", model_name=made).name == made
+
+
 def test_options_that_do_not_fit_the_source_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--task"):
         recognise("bert", task="fill-mask")
-    with pytest.raises(UsageError, match="model name"):
-        recognise("bert", model_name="a/b")
+    for name in ("a/b", ".a", "-a", "a..b", "", 101 * "a"):
+        with pytest.raises(UsageError, match="model name"):
+            recognise("bert", model_name=name)
     with pytest.raises(UsageError, match="--weights"):
         recognise("bert", weights="any")  # type: ignore[arg-type]
     (tmp_path / "m.onnx").write_bytes(b"x")
