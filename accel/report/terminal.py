@@ -66,14 +66,16 @@ def _headline(run: RunView, decision: DecisionView, say: Callable[[str], str]) -
     if best is None:
         yield Text(say(f"nothing qualified: {decision.reason or 'no reason recorded'}"), "bold red")
         return
-    line = Text(say(best.id), "bold green")
+    line = Text(say(best.id), "bold" if decision.doubt else "bold green")
     if best.baseline:
         line.append("  the source framework itself: nothing that passed beats it", "not bold default")
     elif decision.speedup is not None:
-        word = "faster than" if decision.speedup >= 1 else "the speed of"
-        line.append(say(f"  {times(decision.speedup)} {word} {run.framework}"), "default")
+        word = "faster than" if decision.faster else "the speed of"
+        style = "not bold default" if decision.doubt else "default"
+        line.append(say(f"  {times(decision.speedup)} {word} {run.framework}"), style)
         if decision.speedup_ci:
             line.append(say(f"  ({between(decision.speedup_ci, '×')})"), "not bold default")
+        line.append(f", {decision.doubt}" if decision.doubt else "", "yellow")
     point = {"throughput": decision.best, "traffic": decision.traffic}.get(decision.objective, decision.latency)
     if point is not None:
         said = f"{_settled(point.stable, point.throughput_per_s)} /s"

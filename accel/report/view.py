@@ -288,6 +288,19 @@ class DecisionView(Decision):
     best: Measurement | None
     traffic: Measurement | None
 
+    @property
+    def faster(self) -> bool:
+        """Whether it is faster than the baseline, also at the lower end of the interval."""
+        return (self.speedup or 0.0) >= 1 and (self.speedup_ci is None or self.speedup_ci[0] > 1)
+
+    @property
+    def doubt(self) -> str | None:
+        """What a headline says beside a figure that does not settle the choice; None where nothing is open."""
+        if self.verdict == "undecided":
+            return "not decided"
+        open_ = self.speedup_ci is not None and self.speedup_ci[0] <= 1 <= self.speedup_ci[1]
+        return "not known to be faster" if open_ else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunView:

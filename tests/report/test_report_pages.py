@@ -3,6 +3,7 @@
 import base64
 import gzip
 import html.parser
+import io
 import json
 import re
 from pathlib import Path
@@ -12,9 +13,10 @@ import plotly.graph_objects as go
 import pytest
 import report_runs
 from report_runs import run_view
+from rich.console import Console
 
 from accel.core.errors import AccelError, InputError, OutputError
-from accel.report import write_reports
+from accel.report import terminal_table, write_reports
 from accel.report.figures import accuracy_figure, served_figure, throughput_figure
 from accel.report.layout import run_markdown, run_page
 from accel.report.markdown import code, escape
@@ -321,3 +323,34 @@ def test_a_runtime_brings_its_name_and_colours_and_one_without_gets_a_free_one()
     assert "display: none;" not in text.split("</style>")[0].rpartition(":root")[2]
     assert re.search(r"--c-torch: #[0-9a-f]{6};", text)
     assert re.search(r"--c-openvino: #[0-9a-f]{6};", text)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "interval", "said"),
+    [
+        ("decided", (0.196, 11.0), "1.47× the speed of PyTorch|not known to be faster"),
+        ("undecided", (0.196, 11.0), "1.47× the speed of PyTorch|not decided"),
+        ("undecided", (1.4, 1.5), "1.47× faster than PyTorch|not decided"),
+        ("decided", (1.4, 1.5), "1.47× faster than PyTorch|"),
+    ],
+)
+def test_a_headline_praises_nothing_that_is_open(verdict: str, interval: tuple[float, float], said: str) -> None:
+    run = report_runs.bert()
+    run["decisions"][0] |= {"speedup": 1.47, "speedup_ci": interval, "verdict": verdict}
+    text, view = run_page(run_view(run)), run_view(run)
+    factor, *_ = re.findall(r'<span class="(factor[^"]*)">(.*?)</span>\n', text, re.DOTALL)
+    figure, doubt = said.split("|")
+    assert (factor[0] == "factor open") == bool(doubt)
+    seen = " ".join(re.sub("<[^>]*>", "", factor[1]).split())
+    assert seen.startswith(figure)
+    assert seen.endswith(doubt)
+    written = run_markdown(view)
+    assert (f"**{figure}**" in written) != bool(doubt)
+    assert figure in written
+    (line,) = [x for x in written.splitlines() if figure in x]
+    assert doubt in line
+    console = Console(force_terminal=True, color_system="standard", width=160, file=io.StringIO())
+    console.print(terminal_table(run))
+    (line,) = [x for x in console.file.getvalue().splitlines() if "1.47×" in x and "PyTorch" in x]  # type: ignore[attr-defined]
+    assert ("32m" in line) != bool(doubt)
+    assert doubt in line
