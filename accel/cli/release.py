@@ -419,7 +419,7 @@ def rollback(
     days: Days = DAYS,
     as_json: Json = False,
 ) -> None:
-    """Let a name stand for the version before its present one."""
+    """Let a name stand for the version before its present one; again goes further back, never to what was left."""
     from accel.release import object_store, publishing
 
     place, certificates = object_store.ObjectStore(to), certificate or ()

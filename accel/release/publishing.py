@@ -328,7 +328,7 @@ def rollback(
     days: float,
     certificates: Sequence[Path] = (),
 ) -> Pointer:
-    """Let a name stand for the version that it stood for before its present one, unless it is moved meanwhile.
+    """Let a name stand for what ``before_present`` says, unless it is moved meanwhile.
 
     Raises:
         UsageError: there was none.
@@ -341,26 +341,35 @@ def rollback(
         raise InputError(newest.refused.message, fix=fix)
     before = before_present(history(place, name, public))
     if before is None:
-        why = f"{name} has stood for one version at most; pointers of revoked keys do not count"
+        why = f"{name} has no version to go back to; what a rollback left and pointers of revoked keys do not count"
         raise UsageError(why, fix="accel release promote VERSION")
     how: dict[str, Any] = {"key": key, "public": public, "days": days, "certificates": certificates}
     return promote(place, name, before.version, seen=newest.pointer.sequence if newest else None, **how)
 
 
 def before_present(found: Iterable[Signed]) -> Pointer | None:
-    """Return where a rollback goes: of a name's pointers, newest first, the first of another release.
+    """Return where a rollback goes, from a name's pointers, newest first: one step back on the way to the present one.
+
+    Where a name came back to a release, by a rollback or not, what lay between is no longer on the way: a second
+    rollback goes further back, not to what the first one left.
 
     Raises:
         NotTrusted: one on the way was not signed by a key that counts. Those of a revoked key are passed over.
     """
-    present = None
+    counted, stop = list[Pointer](), None
     for one in found:
-        present = present or one.pointer
-        if one.refused is None and one.pointer.digest != present.digest:
-            return one.pointer
-        if one.refused is not None and not one.refused.revoked:
-            raise one.refused
-    return None
+        if one.refused is None:
+            counted.append(one.pointer)
+        elif not one.refused.revoked:
+            stop = one.refused
+            break
+    way = list[Pointer]()
+    for pointer in reversed(counted):
+        place = next((n for n, there in enumerate(way) if there.digest == pointer.digest), len(way))
+        way[place:] = [pointer]
+    if len(way) < 2 and stop is not None:
+        raise stop
+    return way[-2] if len(way) > 1 else None
 
 
 def current_pointer(place: ObjectStore, name: str, key: Trusted) -> Pointer:

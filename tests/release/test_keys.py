@@ -32,6 +32,37 @@ def place(tmp_path, keys):
     return place
 
 
+@pytest.mark.parametrize(
+    ("stood_for", "before"),
+    [
+        ("12", "1"),
+        ("123", "2"),
+        ("1232", "1"),  # 3 was left by a rollback
+        ("12321", None),
+        ("12324", "2"),
+        ("121", None),
+        ("1212", "1"),  # gone forward again
+        ("122", "1"),  # promoted again before it ended
+        ("12132", "3"),
+        ("1", None),
+        ("", None),
+    ],
+)
+def test_a_rollback_never_goes_to_what_one_left(stood_for, before):
+    pointers = [publishing.Pointer("production", v, 64 * v, n, "", "") for n, v in enumerate(stood_for, 1)]
+    found = publishing.before_present(publishing.Signed(one, "key") for one in reversed(pointers))
+    assert (found and found.version) == before
+
+
+def test_a_second_rollback_goes_further_back(place, keys, tmp_path):
+    private, public = keys["old"]
+    add(place, tmp_path, "3", keys["old"], public)
+    back = {"key": private, "public": public, "days": 90}
+    assert [publishing.rollback(place, "production", **back).version for _ in range(2)] == ["2", "1"]
+    with pytest.raises(UsageError, match="no version to go back to"):
+        publishing.rollback(place, "production", **back)
+
+
 def add(place, tmp_path, version, pair, public):
     publishing.publish(write_signed(tmp_path / "store", version, pair[0]), place, key=public)
     return publishing.promote(place, "production", version, key=pair[0], public=public, days=90)
