@@ -18,8 +18,8 @@ from accel.core.values import SCHEMA, from_json
 T = TypeVar("T")
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-FULL_FIX = "free space there, or use -o DIR on another disk, and run the same command again: what is done is kept"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_FIX = "free space there and run the same command again, which keeps what is done; or write to another disk"
 REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
@@ -94,11 +94,9 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise OutputError(f"no space left while writing to {folder}", fix=FULL_FIX) from error
+            raise OutputError(f"no space left while writing to {folder}: {error.strerror}", fix=FULL_FIX) from error
         if error.errno in REFUSED:
-            raise OutputError(
-                f"cannot write to {folder}: {error.strerror}", fix="choose another folder with -o DIR"
-            ) from error
+            raise OutputError(f"cannot write to {folder}: {error.strerror}", fix="choose another folder") from error
         raise
 
 

@@ -1,6 +1,7 @@
 """What takes another file's or folder's place does so whole, or not at all."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,15 @@ def test_what_only_pythons_reader_takes_is_no_json(text: str) -> None:
     with pytest.raises(ValueError):
         files.parse_json(text)
     assert files.parse_json('["\\ud83d\\ude00", 1.5]') == ["😀", 1.5]
+
+
+def test_a_file_larger_than_a_limit_names_where_it_goes(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OutputError, match="no space left while writing to") as told:
+            files.write_text(tmp_path / "to" / "large", 2000 * "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"{tmp_path / 'to' / 'large'}: File too large" in told.value.message
+    assert "-o" not in told.value.fix  # the option may be --to or --store
