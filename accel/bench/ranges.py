@@ -57,7 +57,7 @@ def arrivals(text: str) -> tuple[Arrivals, tuple[float, ...]]:
         return cast(Arrivals, text), ()
     if not Path(text).is_file():
         raise UsageError(f"--arrivals {text} is unknown", fix="give constant, poisson or a file of arrival times")
-    form = "write seconds, one time a line"
+    form = recorded.FORM if text.endswith(".jsonl") else "write seconds, one time a line"
     with raised_as(InputError, (OSError, ValueError), f"{text} holds no arrival times", fix=form):
         content = Path(text).read_text(encoding="utf-8-sig")
         if content.lstrip().startswith("{"):

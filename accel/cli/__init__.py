@@ -5,6 +5,7 @@ Nothing heavy is imported here: each command imports what it calls. Results go t
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and leave with the documented exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is kept is said, and all ended
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:

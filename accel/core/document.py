@@ -315,9 +315,9 @@ def parse(run: Any, *, origin: str = "this run") -> RunDocument:
             fix="name a run directory (runs/<model>) or its run.json",
         )
     if schema > SCHEMA:
-        written = clean(run.get("accel", "a later version"))
+        written = f"accel {clean(run['accel'])}" if "accel" in run else "a later version of accel"
         raise InputError(
-            f"{origin} has schema {schema}, written by accel {written}; this version reads up to {SCHEMA}",
+            f"{origin} has schema {schema}, written by {written}; this version reads up to {SCHEMA}",
             fix="update accel, or render the report with the version that wrote the run",
         )
     if schema < OLDEST:

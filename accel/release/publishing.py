@@ -487,7 +487,12 @@ def listed(place: ObjectStore, key: Trusted) -> dict[str, list[dict[str, Any]]]:
 
     Both say which key signed (its fingerprint), and why that does not count where it does not; a name without a sound
     pointer is a row, too, and the others are read all the same.
+
+    Raises:
+        UsageError: the place is a folder of this machine that does not exist.
     """
+    if place.local and not Path(place.root).is_dir():
+        raise UsageError(f"{place.url} does not exist", fix="give the place that you publish to")
     names = [_name_row(place, name, key) for name in place.names("pointers")]
     versions: list[dict[str, Any]] = []
     for version in present(place):
@@ -495,7 +500,10 @@ def listed(place: ObjectStore, key: Trusted) -> dict[str, list[dict[str, Any]]]:
         row: dict[str, Any] = {"version": version, "names": ", ".join(current), "key": "", "refused": None}
         try:
             digest = digest_of(place, f"releases/{version}")
-            row["key"] = signer(place, f"releases/{version}/{digest}", digest, key)
+            if FILENAME not in place.names(f"releases/{version}/{digest}"):  # it goes up last
+                row["refused"] = "its upload is unfinished: accel release publish goes on with it"
+            else:
+                row["key"] = signer(place, f"releases/{version}/{digest}", digest, key)
         except InputError as error:
             row |= {"key": getattr(error, "key", ""), "refused": error.message}
         versions.append(row)

@@ -333,7 +333,8 @@ class RunView:
             return "No variant passed: nothing is proved."
         if self.proved:
             return "Accuracy proved: real weights met real samples."
-        return "Accuracy UNPROVED: only speed was compared; agreement on these weights or samples proves nothing."
+        compared = "only speed was compared; " if self.measures else ""
+        return f"Accuracy UNPROVED: {compared}agreement on these weights or samples proves nothing."
 
     @property
     def measures(self) -> bool:

@@ -676,6 +676,14 @@ def test_what_would_change_nothing_is_refused(given, says):
         load_test.LoadTestRequest(target="somewhere", **given)
 
 
+def test_a_file_of_arrivals_is_told_its_own_form(tmp_path):
+    for name, form in (("empty.jsonl", "a line for each request"), ("empty.txt", "write seconds")):
+        (tmp_path / name).write_text("")
+        with pytest.raises(InputError, match="at least two times") as told:
+            load_test.LoadTestRequest(target="somewhere", arrivals=str(tmp_path / name)).loads  # noqa: B018
+        assert told.value.fix.startswith(form)
+
+
 def test_recorded_arrivals_are_a_load_by_themselves(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"at": 0}\n{"at": 1}\n{"at": 3}\n')
     asked = load_test.LoadTestRequest(target="somewhere", arrivals=str(tmp_path / "log.jsonl"))

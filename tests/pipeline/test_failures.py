@@ -188,7 +188,8 @@ def test_killed_at_several_points_it_goes_on_and_decides_alike(tmp_path, monkeyp
     assert not list(store.glob("tmp-*"))
 
 
-def test_ctrl_c_leaves_nothing_half_written_and_exits_130(tmp_path):
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_a_run_leaves_nothing_half_written_and_exits_130(tmp_path, ended_by):
     factory = tmp_path / "tiny.py"
     factory.write_text(FACTORY)
     out = tmp_path / "run"
@@ -203,7 +204,7 @@ def test_ctrl_c_leaves_nothing_half_written_and_exits_130(tmp_path):
     deadline = time.monotonic() + 240
     while not list(store.glob("tmp-build*")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(ended_by)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "goes on from here" in said

@@ -60,6 +60,20 @@ def content(folder):
     return {p.relative_to(folder).as_posix(): sha256_file(p) for p in folder.rglob("*") if p.is_file()}
 
 
+def test_a_list_tells_what_is_unfinished_and_refuses_what_is_not_there(signed, tmp_path):
+    folder, _, public = signed
+    with pytest.raises(UsageError, match="does not exist"):
+        publishing.listed(publishing.ObjectStore(str(tmp_path / "elsewhere")), public)
+    place = publishing.ObjectStore(str(tmp_path / "place"))
+    digest = publishing.publish(folder / "1", place, key=public)
+    for name in ("release.json", "model.sig"):
+        (tmp_path / "place/releases/1" / digest / name).unlink()
+    (row,) = publishing.listed(place, public)["versions"]
+    assert row["refused"] == "its upload is unfinished: accel release publish goes on with it"
+    publishing.publish(folder / "1", place, key=public)
+    assert publishing.listed(place, public)["versions"][0]["refused"] is None
+
+
 @pytest.mark.parametrize("url", KINDS, indirect=True)
 def test_published_promoted_pulled_and_rolled_back(url, signed, tmp_path):
     folder, private, public = signed

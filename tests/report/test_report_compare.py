@@ -75,6 +75,7 @@ def test_comparison_page(runs: list[Path], tmp_path: Path) -> None:
         ("[]", "expected an object, found list"),
         ("{}", "expected a field 'schema'"),
         ('{"schema": 2, "accel": "3.0"}', "schema 2, written by accel 3.0; this version reads up to 1"),
+        ('{"schema": 2}', "schema 2, written by a later version of accel; this version"),
         ("[" * 100_000, "not valid JSON"),
         (b"\xff\xfe", "not UTF-8"),
     ],

@@ -354,3 +354,10 @@ def test_a_headline_praises_nothing_that_is_open(verdict: str, interval: tuple[f
     (line,) = [x for x in console.file.getvalue().splitlines() if "1.47×" in x and "PyTorch" in x]  # type: ignore[attr-defined]
     assert ("32m" in line) != bool(doubt)
     assert doubt in line
+
+
+def test_a_run_that_measures_nothing_compared_no_speed() -> None:
+    run = report_runs.bert()
+    assert "only speed was compared" in run_view(run).accuracy_line
+    run["settings"]["bench"] = "none"
+    assert run_view(run).accuracy_line.startswith("Accuracy UNPROVED: agreement on these weights")

@@ -267,6 +267,10 @@ def test_a_repository_that_leads_outside_is_refused(tmp_path):
         server.start(root, via="embedded", log=tmp_path / "log")
     with pytest.raises(InputError, match=r"holds no <model>/config\.pbtxt"):
         server.start(tmp_path / "root/bare/1", via="embedded", log=tmp_path / "log")
+    own = bare(tmp_path / "run/best/cpu")
+    with pytest.raises(InputError) as told:
+        server.start(tmp_path / "run", via="embedded", log=tmp_path / "log")
+    assert told.value.fix == f"name a repository root, such as {own}"
 
 
 def test_the_twin_lies_where_files_can_be_linked(live, tmp_path, monkeypatch):

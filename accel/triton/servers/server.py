@@ -340,7 +340,9 @@ def _check_root(root: Path) -> None:
         InputError: that.
     """
     if not any(root.glob("*/config.pbtxt")):
-        raise InputError(f"{root} holds no <model>/config.pbtxt", fix="name a repository root: runs/bert/best/cpu")
+        inside = sorted({str(file.parent.parent) for file in root.glob("best/*/*/config.pbtxt")})  # of a run directory
+        fix = f"name a repository root, such as {inside[0] if inside else 'runs/bert/best/cpu'}"
+        raise InputError(f"{root} holds no <model>/config.pbtxt", fix=fix)
     for path in root.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise InputError(f"{path} leads out of the repository, to {path.resolve()}", fix="put plain files there")
