@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel.core.accuracy.metrics import METRICS
 from accel.core.accuracy.parity import TASK_SHARE
-from accel.core.errors import InputError, UnavailableError, UsageError
+from accel.core.errors import InputError, StageError, UnavailableError, UsageError
 from accel.core.values import ModelSource, OnnxModel
 from accel.exporters import (
     axes,
@@ -69,7 +69,15 @@ def describe(request: SourceRequest) -> ModelSource:
                     fix="leave --inputs-as-nchw out: PyTorch has this layout",
                 )
             exporter = from_tensorflow if made.framework == "tensorflow" else from_torch
-            source = dataclasses.replace(exporter.describe(request, made), given=factory.given_key(made))
+            try:
+                source = dataclasses.replace(exporter.describe(request, made), given=factory.given_key(made))
+            except StageError as error:
+                if request.samples is None or made.samples:
+                    raise
+                told = (
+                    f"the inputs' dtypes and ranks are those of {Path(request.samples).name}: give what forward takes"
+                )
+                raise StageError(error.message, fix=f"{told}; {error.fix}", log=error.log) from error
         else:
             source = DESCRIBE[request.kind](request)
     source = axes.with_mask(source, request.mask)

@@ -19,7 +19,7 @@ from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import alike
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import Call, dtype_of, ends_of, limited, sample_calls, shapes_of, shown
+from accel.exporters.sample_files import Call, dtype_of, ends_of, limited, sample_calls, shapes_of, shown, unlike
 from accel.exporters.tensorflow_files import input_names
 from accel.exporters.user_code import call, code_of
 
@@ -274,7 +274,7 @@ def shape_range(
     opt = next((s for s in [known[0], *seen[:1], known[1], known[2]] if s is not None), None)
     if opt is None:
         raise UsageError(
-            f"{request.text}: nothing says what shape input {name!r} has",
+            f"{request.text}: nothing says what shape input {name!r} has{unlike(request.samples, name)}",
             fix=f"give --shape {name}:1x3x224x224 (its sizes), --samples with an array {name!r}, or return (module, "
             "samples) from the factory",
         )

@@ -119,7 +119,7 @@ def call(function: Callable[..., Any], inputs: Sequence[str], feed: Mapping[str,
     """Call a module, or its ``result``, on arrays in the order of ``inputs``.
 
     Raises:
-        StageError: the model's code raised; the message names the shapes it was given.
+        StageError: the model's code raised; the message names the shapes it was given, and the ends of integers.
     """
     # A copy, since torch cannot take a read-only array; inputs are small beside the work.
     args = [torch.from_numpy(np.array(feed[n])) for n in inputs]
@@ -129,7 +129,10 @@ def call(function: Callable[..., Any], inputs: Sequence[str], feed: Mapping[str,
     except AccelError:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{n} {feed[n].dtype}{list(feed[n].shape)}" for n in inputs)
+        ends = {
+            n: f" of {feed[n].min()} to {feed[n].max()}" for n in inputs if feed[n].dtype.kind in "iu" and feed[n].size
+        }
+        shapes = ", ".join(f"{n} {feed[n].dtype}{list(feed[n].shape)}{ends.get(n, '')}" for n in inputs)
         raise StageError(
             f"the model's forward raised {type(error).__name__} on {shapes}: {error}",
             fix="run the model by hand on such inputs; shapes are set with --min-shape, --shape and --max-shape, "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accel.core.calls import as_array, is_tensor
-from accel.core.errors import InputError, SampleError
+from accel.core.errors import InputError, SampleError, nearest
 from accel.core.feeds import Feed, read_npz
 from accel.core.values import TensorSpec
 from accel.exporters import user_code
@@ -73,7 +73,8 @@ def sample_calls(reference: str | None, names: Collection[str]) -> tuple[Call, .
         reference: the user's samples, as of ``SourceRequest``; None for none.
 
     Raises:
-        SampleError: as ``read_npz``; InputError: a folder without samples, or a generator that raised.
+        SampleError: as ``read_npz``, or an array holds no numbers.
+        InputError: a folder without samples, or a generator that raised.
     """
     if reference is None:
         return ()
@@ -91,6 +92,7 @@ def _of_generator(reference: str, names: Collection[str]) -> Iterator[Call]:
     for sample in [made] if stacked else made:
         held = sample.items() if isinstance(sample, Mapping) else ()
         arrays = {name: as_array(value) for name, value in held if name in names and is_tensor(value)}
+        _check_numbers(arrays, Path(reference).name)
         yield {n: _shown(a, (1, *a.shape[1:]) if stacked else a.shape) for n, a in arrays.items()}
 
 
@@ -111,7 +113,9 @@ def _of_arrays(file: Path, names: Collection[str]) -> Iterator[Call]:
     """Yield what an ``.npz`` shows: all items of each input in one array, or a call for each number before the name."""
     numbered: dict[str, dict[str, Shown]] = {}
     stacked: dict[str, Shown] = {}
-    for key, array in read_npz(file, lambda key: key in names or key.partition("/")[2] in names).items():
+    arrays = read_npz(file, lambda key: key in names or key.partition("/")[2] in names)
+    _check_numbers(arrays, file.name)
+    for key, array in arrays.items():
         number, _, name = key.partition("/")
         if key in names:
             stacked[key] = _shown(array, (1, *array.shape[1:]))
@@ -119,6 +123,23 @@ def _of_arrays(file: Path, names: Collection[str]) -> Iterator[Call]:
             numbered.setdefault(number, {})[name] = _shown(array, array.shape)
     yield stacked
     yield from numbered.values()
+
+
+def _check_numbers(arrays: Feed, where: str) -> None:
+    """Refuse texts and dates, which no framework makes a tensor of."""
+    if (odd := next((name for name, array in arrays.items() if array.dtype.kind not in "biuf"), None)) is not None:
+        raise SampleError(
+            f"{where}: {odd!r} holds {arrays[odd].dtype}, expected integers, floats or bools",
+            fix="give the numbers that the model takes, such as token ids",
+        )
+
+
+def unlike(reference: str | None, name: str) -> str:
+    """Say of an input that a sample file lacks which arrays it holds; an empty string where it is no ``.npz``."""
+    if reference is None or Path(reference).suffix.lower() != ".npz":
+        return ""
+    held = list(dict.fromkeys(key.partition("/")[2] or key for key in read_npz(Path(reference))))
+    return f", and {Path(reference).name} holds {', '.join(held)}{nearest(name, held)}"
 
 
 def _of_lines(file: Path, names: Collection[str]) -> Iterator[Call]:

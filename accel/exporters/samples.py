@@ -7,14 +7,14 @@ is as real as the sentences. Everything is deterministic. Only NumPy is imported
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from accel.core import recorded
-from accel.core.errors import SampleError, raised_as
+from accel.core.errors import SampleError, StageError, raised_as
 from accel.core.feeds import Feed, fit_inputs, write_feeds
 from accel.core.files import write_text
 from accel.core.values import FileRef, ModelSource, SampleSet, TensorSpec, file_ref, sha256_json
@@ -214,7 +214,7 @@ def _check(
         try:
             fitted = fit_inputs(wire.sent(feed, source), source.inputs)
         except SampleError as error:
-            raise SampleError(f"sample {index}: {error.message}", fix=error.fix) from error
+            raise SampleError(f"sample {index}{_item(feed, source)}: {error.message}", fix=error.fix) from error
         for spec in source.inputs:
             for size, dim in zip(fitted[spec.name].shape, spec.dims, strict=True):
                 if dim == "batch" and size == 0:
@@ -239,6 +239,45 @@ def _check(
             )
         items += rows
     return items, told
+
+
+def _item(feed: Sample, source: ModelSource) -> str:
+    """Say which of the items that a feed holds is the first that does not fit; nothing where the first one is."""
+    arrays = {name: np.asarray(value) for name, value in feed.items()}
+    counted = _batch(source) is not None and all(array.ndim for array in arrays.values())
+    for row in range(min(map(len, arrays.values()), default=0) if counted else 0):
+        try:
+            fit_inputs(wire.sent({n: array[row : row + 1] for n, array in arrays.items()}, source), source.inputs)
+        except SampleError:
+            return f", item {row}" if row else ""
+    return ""
+
+
+def refused(
+    feed: Feed, source: ModelSource, run: Callable[[Feed], object], error: StageError
+) -> StageError | SampleError:
+    """Return the error that the source raises for one item of a feed alone, with the item's number in the samples.
+
+    Args:
+        error: what it raised for the feed; returned where no item is refused alone, or the samples are not the user's.
+    """
+    if source.samples in ("random", "zoo"):
+        return error
+    try:
+        given = [{s.name: np.asarray(f[s.name]) for s in source.inputs} for f in user_items(source.samples, source)]
+    except (SampleError, KeyError):  # with labels or streams, an item has other names
+        return error
+    parts = [dict(wire.sent(part, source)) for each in given for part in _unstacked(each, source, None)]
+    items = [item for part in parts for item in _rows(part, source)]
+    for row in _rows(dict(feed), source):
+        try:
+            run(row)
+        except StageError as alone:
+            for number, item in enumerate(items):
+                if all(np.array_equal(row[n][tuple(map(slice, v.shape))], v) for n, v in item.items()):
+                    where = Path(source.samples).name
+                    return SampleError(f"item {number} of {where}: {alone.message}", fix=alone.fix)
+    return error
 
 
 def _unstacked(feed: Sample, source: ModelSource, labels: str | None) -> list[Sample]:

@@ -120,18 +120,23 @@ def reference(described: Described, samples_folder: Path, out: Path) -> Referenc
     is left out.
 
     Raises:
-        SampleError: an output holds nothing at every sample, requests of the traffic are answered otherwise in a group
-            than alone, or the task metric finds nothing right in the source's own answers.
+        SampleError: the source refuses a sample, an output holds nothing at every sample, requests of the traffic are
+            answered otherwise in a group than alone, or the task metric finds nothing right in what the source answers.
         InputError: the metric raised, or gave no number.
     """
-    from accel.exporters import coverage, traffic
+    from accel.exporters import coverage, samples, traffic
 
     model = _load(described.source)
     streams = streams_of(described.samples, samples_folder)
     played: Feeds = {name: answer for name, _, answer in steps_of(described.source, model.run, streams)}
     begin, cpu = time.monotonic(), time.process_time()
     feeds = gate_feeds(described.samples, samples_folder)
-    found: Feeds = {name: model.run(feed) for name, feed in feeds.items()}
+    found: Feeds = {}
+    for name, feed in feeds.items():
+        try:
+            found[name] = model.run(feed)
+        except StageError as error:
+            raise samples.refused(feed, described.source, model.run, error) from error
     _check_answers(described.source, found)
     _check_metric(described, samples_folder, feeds, found)
     deadline = time.monotonic() + max(COVERAGE_S, time.monotonic() - begin)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from accel.core.errors import InputError, SampleError, UsageError
+from accel.core.errors import InputError, SampleError, StageError, UsageError
 from accel.core.values import GraphChoice, ModelSource
 from accel.exporters import describe, export_onnx, load
 from accel.exporters.samples import make_samples
@@ -244,6 +244,54 @@ def test_samples_in_which_nothing_is_found_prove_nothing(tmp_path):
     described = tasks.Described(source, make_samples(source, recognise(source.reference), tmp_path))
     with pytest.raises(SampleError, match="with nothing in 'output'"):
         tasks.reference(described, tmp_path, tmp_path / "reference.npz")
+
+
+TABLE = net(
+    "def forward(self, ids, scale): return self.head(self.table(ids).mean(1)) * scale",
+    "None",
+    "self.table, self.head = nn.Embedding(50, 4), nn.Linear(4, 2)",
+).replace("Net(), None", "Net()")
+IDS, SCALE = np.arange(300).reshape(50, 6) % 50, np.ones((50, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "says"),
+    [
+        ({"ids": np.full((50, 6), "a"), "scale": SCALE}, SampleError, "s.npz: 'ids' holds <U1, expected integers"),
+        ({"input_ids": IDS, "scale": SCALE}, UsageError, r"s.npz holds input_ids, scale \(did you mean input_ids\?\)"),
+        (
+            {"ids": IDS + 0.5, "scale": SCALE},
+            StageError,
+            r"(.|\n)*fix: the inputs' dtypes and ranks are those of s.npz",
+        ),
+        (
+            {"ids": IDS[:, 0], "scale": SCALE},
+            StageError,
+            r"(.|\n)*fix: the inputs' dtypes and ranks are those of s.npz",
+        ),
+        (
+            {"ids": IDS, "scale": np.where(np.arange(50) == 7, np.nan, 1)[:, None]},
+            SampleError,
+            r"sample 0, item 7: input 'scale' holds nan",
+        ),
+        (
+            {"ids": np.where(np.arange(50) == 7, 61, IDS.T).T, "scale": SCALE},
+            SampleError,
+            r"item 7 of s.npz: the model's forward raised IndexError on ids int64\[1, 6\] of 61 to 61",
+        ),
+    ],
+)
+def test_samples_that_the_model_does_not_take_are_told_apart(tmp_path, arrays, error, says):
+    np.savez(tmp_path / "s.npz", **arrays)
+
+    def answered() -> None:
+        given = {"samples": str(tmp_path / "s.npz")}
+        source = factory(tmp_path, TABLE, **given)
+        samples = make_samples(source, recognise(source.reference, **given), tmp_path)
+        tasks.reference(tasks.Described(source, samples), tmp_path, tmp_path / "reference.npz")
+
+    with pytest.raises(error, match=says):
+        answered()
 
 
 def test_halves_that_a_model_answers_are_floats_for_clients(tmp_path):
