@@ -69,7 +69,7 @@ def check_repeats(
             raise InputError(
                 f"the source is not deterministic: output {name!r} differs between two runs on the same inputs; "
                 + (
-                    f"{', '.join(changing)} draw random numbers or write a state"
+                    f"random numbers are drawn, or a state is written, by {', '.join(changing)}"
                     if changing
                     else "nothing in it says why"
                 ),

@@ -430,8 +430,8 @@ def test_bytes_take_all_values_where_nothing_else_is_said(describe: Callable[...
     [
         ("ragged", InputError, "'x' of the factory's function is a RaggedTensorSpec"),
         ("gives_ragged", InputError, "returns output: RaggedTensor"),
-        ("noisy", InputError, "RandomStandardNormal draw random numbers or write a state"),
-        ("counting", InputError, "AssignAddVariableOp draw random numbers or write a state"),
+        ("noisy", InputError, "a state is written, by RandomStandardNormal"),
+        ("counting", InputError, "a state is written, by AssignAddVariableOp"),
         ("strings", InputError, "input 'words' is of type string"),
         ("shapeless", UsageError, "what shape input 'x' has"),
         ("other", InputError, "expected an nn.Module, a Keras model or a"),
