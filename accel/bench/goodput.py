@@ -44,6 +44,7 @@ class Probe:
             late ones and percentiles above are those of the model that did worst.
         slow: of each percentile that has a budget, how many requests took longer than that or are not answered, and of
             how many; of models that share a server of their p99, too (``m p99``).
+        calls: of what is kept from call to call, when those calls began that made these probes.
     """
 
     load: float
@@ -58,6 +59,7 @@ class Probe:
     over: Mapping[str, float | None] = field(default_factory=dict)
     by_model: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     slow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    calls: tuple[str, ...] = ()
 
     def with_more(self, other: "Probe") -> "Probe":
         """Return this probe and another one of the same load as one; percentiles are the means of both."""
@@ -90,6 +92,7 @@ class Probe:
                 for model, figures in self.by_model.items()
             },
             slow,
+            tuple(dict.fromkeys((*self.calls, *other.calls))),
         )
 
     @property

@@ -238,6 +238,7 @@ def interleave(
                 if not resident:
                     runner.close()
             wanted = race.after_round(number, times(), time.monotonic() - begin, disturbed)
+            wanted = wanted and bool(order)  # one that failed may be wanted for ever
             if resident:
                 leave(r for r in order if not race.racing(r.name))
         if resident:

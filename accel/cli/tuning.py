@@ -35,7 +35,7 @@ def _tune(as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False,
     if as_json:
         print_json(found)
         return
-    rows = [row for row in found["tried"] if row["measured"]]
+    rows = [row for row in found["tried"] if row["measured"] or row["default"]]
     width = None if sys.stdout.isatty() else 140
     show([_row(row) for row in rows], False, "tried", tuple(_row(rows[0])), width=width)
     for one in found["costs"]:
@@ -117,9 +117,9 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
         "repository": row["repository"],
         "settings": row["label"],
         "predicted/s": figures(predicted["throughput_per_s"]) if predicted else "—",
-        "carries/s": figures(row["carries_per_s"]),
-        "p50 ms": f"{measured['p50_ms']:.4g}" if measured["p50_ms"] else "—",
-        "p99 ms": f"{measured['p99_ms']:.4g}" if measured["p99_ms"] else "—",
+        "carries/s": figures(row["carries_per_s"]) if measured else "—",
+        "p50 ms": f"{measured['p50_ms']:.4g}" if measured and measured["p50_ms"] else "—",
+        "p99 ms": f"{measured['p99_ms']:.4g}" if measured and measured["p99_ms"] else "—",
         "MiB": f"{row['memory_mib']:.0f}" if row["memory_mib"] else "—",
     }
 

@@ -92,7 +92,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         try:
-            if isinstance(error, StageError) and not self.alive():
+            if isinstance(error, StageError | UnavailableError) and not self.alive():
                 raise self.failure() from error
         finally:
             self.stop()

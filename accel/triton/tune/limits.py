@@ -1,6 +1,7 @@
 """What one call of ``accel tune`` has: time, and what earlier calls measured."""
 
 import contextlib
+import datetime
 import json
 import math
 import time
@@ -43,11 +44,15 @@ class MeasuredStore:
     Args:
         path: its file. What it says under other conditions, by other versions or by other code is not read.
         conditions: what the measurements depend on, as JSON values.
+
+    Attributes:
+        call: when this call began, which tells its probes from those of earlier ones.
     """
 
     def __init__(self, path: Path, conditions: Any) -> None:
         self._path, self._key = path, sha256_json([conditions, _measured_with()])
         self._found: dict[str, Any] = {}
+        self.call = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         with contextlib.suppress(OSError, ValueError):
             read = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(read, dict) and read.get("key") == self._key:

@@ -34,7 +34,7 @@ from accel.triton.tune.cost import TUNE_THERE, tuned_elsewhere
 from accel.triton.tune.lab import Curve, Goal, Subject, subject, trial
 from accel.triton.tune.limits import NO_TIME, Deadline, MeasuredStore
 from accel.triton.tune.predict import Setup
-from accel.triton.tune.proof import NEXT, ConfigurationRunner, choose, most, prove, seen
+from accel.triton.tune.proof import NEXT, ConfigurationRunner, calls, choose, most, prove, seen
 from accel.triton.tune.repeats import MOST_HITS, answer_bytes, hits
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Mode, Option
@@ -313,7 +313,7 @@ class Measuring:
         else:
             ended = all(c.search.next() is None for c in alive)
             self.chosen, self._verdict = None, "impossible" if ended else "undecided"
-        left_out = self._cut or any(NO_TIME in why for why in self._unfit.values())
+        left_out = self._cut or len(calls(kept)) > 1 or any(NO_TIME in why for why in self._unfit.values())
         if left_out and self._verdict in ("decided", "equivalent"):
             self._verdict = "undecided"
 
@@ -329,18 +329,11 @@ class Measuring:
 
     def _mispredicted(self) -> list[str]:
         """Return in words where real load contradicts a prediction: what held lies above it, or what broke below."""
-        return [self._difference(c) for c in self.runners if c.name not in self._unfit and contradicts(c)]
+        return [difference(c) for c in self.runners if c.name not in self._unfit and contradicts(c)]
 
     def _unended(self) -> list[str]:
         """Return whose search could go on."""
         return [c.name for c in self.runners if c.name not in self._unfit and c.search.next() is not None]
-
-    @staticmethod
-    def _difference(runner: ConfigurationRunner) -> str:
-        predicted = runner.expected
-        if runner.held < runner.most < predicted:
-            return f"{runner.name}: predicted {figures(predicted)}/s, {figures(runner.most)}/s did not hold"
-        return f"{runner.name}: predicted {figures(predicted)}/s, measured {figures(runner.held)}/s"
 
     def _fall_back(self, options: Sequence[Option], wrong: Sequence[str]) -> list[Option]:
         """Search under real load, since the prediction does not hold here; return what that finds, the best first."""
@@ -547,6 +540,7 @@ class Measuring:
         made = ConfigurationRunner(
             one, option[1], self._goal, start, self._asked.probe_s, self._asked.least, predicted, keep, kept
         )
+        made.call = self._kept.call
         made.memory_mib = most(curve.rss_mib, before.get("memory_mib"))
         made.gpu_memory_mib = most(curve.gpu_mib, before.get("gpu_memory_mib"))
         made.hit_share = before.get("hit_share")
@@ -591,6 +585,14 @@ def differs(runner: ConfigurationRunner) -> float:
     """Return by how much of what was measured the prediction differs from it; infinite where nothing was held."""
     predicted = runner.expected
     return predicted / runner.held - 1 if runner.held else math.inf if predicted else 0.0
+
+
+def difference(runner: ConfigurationRunner) -> str:
+    """Say what was predicted, as the table has it, and what was measured."""
+    predicted = f"{runner.name}: predicted {figures(runner.predicted.throughput_per_s if runner.predicted else 0.0)}/s"
+    if runner.held < runner.most < runner.expected:
+        return f"{predicted}, {figures(runner.most)}/s did not hold"
+    return f"{predicted}, measured {figures(runner.held)}/s"
 
 
 def contradicts(runner: ConfigurationRunner) -> bool:

@@ -2,14 +2,15 @@
 
 Each has a server of its own and searches the greatest load that it holds, one probe a turn (``bench.goodput``), so
 that drift of the machine hits all alike. One leaves when what it cannot hold, probed twice, lies below what another
-holds; what ships does not. The load found is probed three times.
+holds; what ships does not. The load found is probed three times. What is compared is of one call, where there is time.
 """
 
 import contextlib
+import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ NEXT, AGAIN = "next", "again"
 """What a turn puts on a server: the next load of its search, or the least one that broke once more."""
 CONFIRM, GROWTH = 3, 1.15
 """Probes of the load found, and how fast the search grows from the load that was predicted."""
+OTHER_CALL = "in another call, at another hour, so that neither is known to be faster; the same command goes on"
+"""What follows on a figure that there was no time to measure again beside another."""
 LEAST_PROBES = 6
 """What ships has so many, whatever the time, while nothing is held: 6 go down to a sixteenth of the load predicted."""
 CONFIRMING_LIMITS, MOST_CONFIRMING_S = 32, 10.0
@@ -46,6 +49,7 @@ class ConfigurationRunner:
         memory_mib / gpu_memory_mib: the most that was seen in any probe; None where it is not known.
         hit_share: share of the requests that its response cache answered; None without one.
         shares: of models that share a server, the configuration of each; ``subject`` and ``settings`` are the first's.
+        call: when the call began whose probes these are; ``known`` ones may be of earlier calls.
     """
 
     subject: Subject
@@ -61,6 +65,7 @@ class ConfigurationRunner:
     gpu_memory_mib: float | None = None
     hit_share: float | None = None
     shares: tuple[Share, ...] = ()
+    call: str = ""
     search: Bisection = field(init=False)
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _trial: Trial | SharedTrial | None = None
@@ -123,6 +128,13 @@ class ConfigurationRunner:
         """Return the items per second that a probe asked for; of a closed loop those that were answered."""
         return probe.load * self._items if self.goal.arrivals else probe.throughput_per_s
 
+    def restart(self) -> None:
+        """Begin anew where earlier calls ended: on another day the machine may carry more, or less."""
+        best = self.search.best
+        self.start = best.load if best else self.search.next() or self.start
+        self.known = ()
+        self.__post_init__()
+
     def open(self) -> None:
         """Start its server, unless all is known that it would be asked."""
         if self.search.next() is None:
@@ -148,7 +160,7 @@ class ConfigurationRunner:
                 seconds = max(seconds, min(MOST_CONFIRMING_S, CONFIRMING_LIMITS * self.goal.budget_ms / 1e3))
             seed = sum(p.count for p in self.search.probes)  # no two probes have the same arrivals
             probe = self._trial.probe(self.goal, level, seconds=seconds, least=self.least, seed=seed)
-            self.search.add(probe)
+            self.search.add(dataclasses.replace(probe, calls=(self.call,)))
             used = self._trial.memory_mib(), self._trial.gpu_memory_mib()
             self.memory_mib, self.gpu_memory_mib = map(most, (self.memory_mib, self.gpu_memory_mib), used)
             if self.settings.cached:
@@ -183,6 +195,11 @@ def seen(runner: ConfigurationRunner) -> dict[str, Any]:
         "gpu_memory_mib": runner.gpu_memory_mib,
         "hit_share": runner.hit_share,
     }
+
+
+def calls(runners: Iterable[ConfigurationRunner]) -> set[str]:
+    """Return when the calls began that the figures of some configurations come from: those of one can be compared."""
+    return {call for one in runners if (best := one.search.best) is not None for call in best.calls}
 
 
 def most(a: float | None, b: float | None) -> float | None:
@@ -244,14 +261,22 @@ def prove(
 ) -> tuple[dict[str, AccelError], list[Turn]]:
     """Let all search in turns. What each held is in its ``search``.
 
+    What earlier calls measured is measured again, where it would be compared with figures of another call.
+
     Args:
-        budget_s: when it is over no further load is put on what was probed once, but for ``LEAST_PROBES``.
+        budget_s: when it is over no further load is put on what was probed once, but for ``LEAST_PROBES``; where it is
+            0 nothing is measured again.
         stop: asked after each round whether to end here.
         fits: whether one may be chosen: what others carry is held against those alone.
 
     Returns:
         The error of each that failed, and what else the machine did meanwhile.
     """
+    now = {c.call for c in runners if c.search.next() is not None}
+    if budget_s != 0 and len(calls(runners) | now) > 1:
+        for one in runners:
+            if any(set(p.calls) - {one.call} for p in one.search.probes):
+                one.restart()
     race = Bracketing((), budget_s, runners=runners, stop=stop, fits=fits)
     failed, noises = interleave(runners, race, opening="starting a server", turn="proving, round", progress=progress)
     return failed, [turn for noise in noises.values() for turn in noise.turns]

@@ -28,8 +28,8 @@ from accel.triton.tune.constraints import within
 from accel.triton.tune.cost import Cost, cheapest, cost
 from accel.triton.tune.lab import Subject
 from accel.triton.tune.limits import NO_TIME
-from accel.triton.tune.measured import DIFFERS, FILENAME, MEASURED, REPORT, REPOSITORY, Measuring, differs
-from accel.triton.tune.proof import ConfigurationRunner
+from accel.triton.tune.measured import DIFFERS, FILENAME, MEASURED, REPORT, REPOSITORY, Measuring, difference, differs
+from accel.triton.tune.proof import OTHER_CALL, ConfigurationRunner, calls
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Option
 
@@ -195,7 +195,8 @@ class _Session(Measuring):
             }
         others = [c for c in self.runners if c is not chosen and c.name not in self._unfit]
         others = [c for c in others if not c.held or within(self._judged(c))]
-        gain = chosen.held / default.held if default.held else None
+        apart = chosen is not default and default.held > 0 and len(calls([chosen, default])) > 1
+        gain = chosen.held / default.held if default.held and not apart else None
         reason = f"{chosen.name} carries {figures(chosen.held)}/s with {limit}"
         if self._asked.offline and (best := chosen.search.best) is not None:
             items = sum(chosen.subject.sizes) / len(chosen.subject.sizes)
@@ -207,6 +208,10 @@ class _Session(Measuring):
                 reason += f", and {beyond if others else 'no other configuration was proved'}"
         elif gain is not None:
             reason += f", {gain:.2f} times what ships ({default.settings}: {figures(default.held)}/s)"
+        elif apart:
+            reason += f"; what ships ({default.settings}) carried {figures(default.held)}/s {OTHER_CALL}"
+        elif default.name in self._unfit:
+            reason += f"; what ships ({default.settings}) could not be measured: {self._unfit[default.name]}"
         elif default.search.next() is None:
             reason += "; what ships does not hold the budget at any rate"
         else:
@@ -214,7 +219,7 @@ class _Session(Measuring):
         second = max(others, key=lambda c: c.held, default=None)
         rivals = [c for c in others if c.most > (1 + WITHIN) ** 2 * chosen.held]
         if rivals and self._verdict == "undecided":
-            named = ", ".join(f"{c.name} ({figures(c.held)}/s so far)" for c in rivals)
+            named = ", ".join(f"{c.name} ({_so_far(c)})" for c in rivals)
             reason += f"; undecided between it and {named}, which may carry more"
         elif self._verdict == "undecided":
             reason += "; undecided, since not all was measured in the time"
@@ -236,7 +241,7 @@ class _Session(Measuring):
         """Return what limits the decision: predictions that failed, time that was over, other work on the machine."""
         found = list(self._warnings)
         if self._asked.mode != "predict":
-            found += [self._difference(c) for c in self.runners if c.held and abs(differs(c)) > DIFFERS]
+            found += [difference(c) for c in self.runners if c.held and abs(differs(c)) > DIFFERS]
         unended = self._unended() if self._verdict == "undecided" else []
         if unended and self._deadline.left() <= 0:
             found.append(f"{NO_TIME}: not ended is the search of {', '.join(unended)}; the same command goes on")
@@ -254,6 +259,7 @@ class _Session(Measuring):
             )
         if left_out := [name for name, why in self._unfit.items() if NO_TIME in why]:
             found.append(f"{', '.join(left_out)}: not measured, {NO_TIME}")
+        found += [f"{name}: {why}" for name, why in self._unfit.items() if NO_TIME not in why]
         noise = self._seen_noise()
         if noise is not None and noise.disturbed_rounds > len(self._noise) / 4:
             found.append(
@@ -312,6 +318,12 @@ class _Session(Measuring):
         if lacking:
             words.append(f"the price list has no {', '.join(lacking)}: it has {', '.join(sorted(asked.prices))}")
         return "; ".join(words) or None
+
+
+def _so_far(runner: ConfigurationRunner) -> str:
+    if runner.held:
+        return f"{figures(runner.held)}/s so far"
+    return "no load held so far" if runner.search.probes else "not measured"
 
 
 def _folder(target: Path) -> Path:

@@ -34,11 +34,12 @@ from accel.triton.tune.measured import (
     MEASURED,
     REPOSITORY,
     Measuring,
+    difference,
     differs,
     feeds_hash,
     where,
 )
-from accel.triton.tune.proof import ConfigurationRunner, choose, prove, seen
+from accel.triton.tune.proof import OTHER_CALL, ConfigurationRunner, calls, choose, prove, seen
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.scheduler import Requests, simulate_together
 from accel.triton.tune.search import Option
@@ -243,14 +244,16 @@ class _Together:
         left_out = [name for name, why in self._unfit.items() if NO_TIME in why]
         if left_out:
             self._warnings.append(f"{', '.join(left_out)}: not measured, {NO_TIME}")
-        if (left_out or any(NO_TIME in w for w in self._warnings)) and self._verdict in ("decided", "equivalent"):
+        self._warnings += [f"{name}: {why}" for name, why in self._unfit.items() if NO_TIME not in why]
+        cut = len(calls(alive)) > 1 or any(NO_TIME in w for w in self._warnings)
+        if cut and self._verdict in ("decided", "equivalent"):
             self._verdict = "undecided"
         unended = [c.name for c in alive if c.search.next() is not None]
         if unended and self._verdict == "undecided":
             self._warnings.append(f"{NO_TIME}: not ended is the search of {', '.join(unended)}")
         for c in alive:
             if c.held and abs(differs(c)) > DIFFERS:
-                self._warnings.append(f"{c.name}: predicted {figures(c.expected)}/s, measured {figures(c.held)}/s")
+                self._warnings.append(difference(c))
 
     def _runner(self, combination: tuple[Option, ...]) -> ConfigurationRunner:
         shares, predicted = self._shares(combination), self._predicted[combination]
@@ -271,6 +274,7 @@ class _Together:
             [from_json(Probe, p) for p in before.get("probes", [])],
             shares=shares,
         )
+        made.call = self._kept.call
         made.memory_mib, made.gpu_memory_mib = before.get("memory_mib"), before.get("gpu_memory_mib")
         return made
 
@@ -367,12 +371,17 @@ class _Together:
         best = chosen.search.best
         assert best is not None
         each = ", ".join(f"{name} {figures(found['throughput_per_s'])}/s" for name, found in best.by_model.items())
-        gain = chosen.held / default.held if default.held else None
+        apart = chosen is not default and default.held > 0 and len(calls([chosen, default])) > 1
+        gain = chosen.held / default.held if default.held and not apart else None
         reason = f"{chosen.name} carries {figures(chosen.held)}/s ({each}) with every budget kept"
         if chosen is default:
             reason += ", and nothing that was proved carries more than 3 % beyond what ships"
         elif gain is not None:
             reason += f", {gain:.2f} times what ships ({figures(default.held)}/s)"
+        elif apart:
+            reason += f"; what ships carried {figures(default.held)}/s {OTHER_CALL}"
+        elif default.name in self._unfit:
+            reason += f"; what ships could not be measured: {self._unfit[default.name]}"
         else:
             reason += "; what ships held no load that was tried"
         others = [c for c in self._runners if c is not chosen and c.name not in self._unfit]

@@ -9,6 +9,7 @@ import pytest
 
 from accel.bench import machine_noise
 from accel.bench.goodput import Probe, over
+from accel.core.errors import StageError
 from accel.triton.settings import Settings
 from accel.triton.tune import measured, proof
 from accel.triton.tune.constraints import TuneLimits, judge, keeps_memory, within
@@ -282,3 +283,63 @@ def test_what_breaks_just_below_its_prediction_contradicts_nothing():
     known = [Probe(88, 88.0, 1000, 0, count=3), Probe(90, 90.0, 1000, 500, count=2)]
     one = ConfigurationRunner(*(ONE, Settings(2), Goal(100.0, "poisson"), 100.0, 1.0, 1, predicted), known=known)
     assert not contradicts(one)
+
+
+def earlier(instances: int, *, call: str) -> ConfigurationRunner:
+    """One whose search an earlier call has ended: it held 200/s."""
+    known = [
+        Probe(200, 200.0, 1000, 0, count=3, calls=("yesterday",)),
+        Probe(205, 200.0, 1000, 900, count=2, calls=("yesterday",)),
+    ]
+    goal = Goal(100.0, "poisson")
+    return ConfigurationRunner(ONE, Settings(instances), goal, 150.0, 1.0, 1, known=known, call=call)
+
+
+@pytest.mark.parametrize("also", [True, False])
+def test_what_another_call_measured_is_measured_again_beside_what_goes_on(monkeypatch, also):
+    """The machine carries half of what it did; where nothing goes on, one call has measured all of it."""
+    levels: list[float] = []
+
+    class Slower(Answering):
+        def probe(self, goal: Goal, level: float, **how: object) -> Probe:
+            levels.append(level)
+            return super().probe(goal, level, **how)
+
+    @contextlib.contextmanager
+    def served(subject, settings, scratch):
+        yield Slower(100.0, 500.0, stalls=False)
+
+    monkeypatch.setattr(proof, "trial", served)
+    monkeypatch.setattr(machine_noise, "disturbed", lambda turn, threads: False)
+    made = [earlier(1, call="today"), earlier(2, call="today")]
+    if also:
+        made.append(ConfigurationRunner(ONE, Settings(3), Goal(100.0, "poisson"), 90.0, 1.0, 1, call="today"))
+    proof.prove(made, progress=lambda name, doing: None)
+    assert proof.calls(made) == ({"today"} if also else {"yesterday"})
+    assert [one.held for one in made] == pytest.approx([100.0] * 3 if also else [200.0] * 2, rel=0.04)
+    assert levels[:1] == ([200] if also else [])  # where it had ended
+
+
+def test_time_that_is_over_keeps_what_another_call_measured(monkeypatch):
+    made = [earlier(1, call="today"), runner(2, 100, 102)]
+    made[1].search.probes[0] = Probe(100, 100, 1000, 0, count=3, calls=("today",))
+    failed, _ = proof.prove(made, progress=lambda name, doing: None, budget_s=0.0)
+    assert not failed
+    assert (made[0].held, proof.calls(made)) == (200, {"yesterday", "today"})
+
+
+def test_a_proof_ends_where_what_ships_has_died_and_nothing_holds(monkeypatch):
+    class Dead(Answering):
+        def probe(self, goal: Goal, level: float, **how: object) -> Probe:
+            raise StageError("the server was ended by SIGKILL")
+
+    @contextlib.contextmanager
+    def served(subject, settings, scratch):
+        yield (Dead if settings.instances == 1 else Answering)(0.0, 500.0, stalls=False)
+
+    monkeypatch.setattr(proof, "trial", served)
+    monkeypatch.setattr(machine_noise, "disturbed", lambda turn, threads: False)
+    made = [ConfigurationRunner(ONE, Settings(n), Goal(100.0, "poisson"), 100.0, 1.0, 1) for n in (1, 2)]
+    failed, _ = proof.prove(made, progress=lambda name, doing: None)
+    assert list(failed) == [made[0].name]
+    assert made[1].search.next() is None

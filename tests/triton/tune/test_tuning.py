@@ -2,15 +2,19 @@
 
 import contextlib
 import dataclasses
+import html
 import itertools
 import json
 import math
+import os
 import re
 import shutil
+import signal
 import time
 from types import SimpleNamespace
 
 import null_repository
+import psutil
 import pytest
 
 from accel.bench import goodput, probing
@@ -346,6 +350,60 @@ def test_what_the_time_did_not_suffice_for_is_said(tuned, tmp_path):
     assert [d for d in told.doings if d.startswith("measuring")] == ["measuring 1 × 1 threads"]
     assert any("2 instances" in w and "no time was left" in w for w in found["decision"]["warnings"])
     assert any("not ended is the search of" in w for w in found["decision"]["warnings"])
+
+
+def test_figures_of_two_calls_are_not_divided(tuned, tmp_path):
+    """What ships held little in another call, and there is no time to measure it again."""
+    root, *_, found, folder = tuned
+    kept = json.loads((folder / "measured.json").read_text())
+    best = next(row for row in found["tried"] if row["measured"])["measured"]
+    names = [name for name in kept["found"] if name.startswith("probes")]
+    ships = next(name for name in names if found["tried"][0]["label"] in name)
+    for name in names:
+        call, load = ("yesterday", 10.0) if name == ships else ("today", 900.0)
+        held = best | {"load": load, "throughput_per_s": load, "late": 0, "count": 3, "calls": [call]}
+        broke = held | {"load": 1.02 * load, "late": best["requests"], "count": 2}
+        kept["found"][name]["probes"] = [held, broke]
+    (tmp_path / "measured.json").write_text(json.dumps(kept))
+    found, _ = Told().tune(asked(root, out=tmp_path, budget_s=0.001))
+    decision = found["decision"]
+    assert not found["tried"][0]["chosen"]
+    assert (decision["gain"], decision["verdict"]) == (None, "undecided")
+    assert re.search("carried 10[.0]*/s in another call", decision["reason"])
+    assert "times what ships" not in (tmp_path / "report.html").read_text()
+
+
+class Killing(Told):
+    """Ends the server of what ships before the next one is started to be proved."""
+
+    def progress(self, name: str, doing: str) -> None:
+        super().progress(name, doing)
+        if doing.startswith("starting a server"):
+            for child in psutil.Process().children(recursive=True):
+                if child.name().startswith("tritonserver"):
+                    child.kill()
+
+
+def test_a_server_that_dies_while_it_is_proved_is_told(tuned, tmp_path):
+    with contextlib.suppress(StageError):
+        Killing().tune(asked(tuned[0], out=tmp_path))
+    found = json.loads((tmp_path / "tune.json").read_text())
+    (told,) = (w for w in found["decision"]["warnings"] if "SIGKILL" in w)
+    assert told.startswith(found["decision"]["default"])
+    assert html.escape(told) in (tmp_path / "report.html").read_text()
+
+
+def test_a_server_that_dies_before_it_is_asked_is_told(tuned, tmp_path, monkeypatch):
+    before = lab._generator
+
+    def dying(running, *more):
+        os.kill(running.endpoint.pid, signal.SIGKILL)
+        return before(running, *more)
+
+    one = lab.subject(tuned[0], name="one", scratch=tmp_path, logs=tmp_path, via="embedded")
+    monkeypatch.setattr(lab, "_generator", dying)
+    with pytest.raises(StageError, match="SIGKILL"), lab.trial(one, None, tmp_path):
+        pass
 
 
 @pytest.mark.campaign
