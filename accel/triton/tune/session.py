@@ -219,7 +219,7 @@ class _Session(Measuring):
         second = max(others, key=lambda c: c.held, default=None)
         rivals = [c for c in others if c.most > (1 + WITHIN) ** 2 * chosen.held]
         if rivals and self._verdict == "undecided":
-            named = ", ".join(f"{c.name} ({_so_far(c)})" for c in rivals)
+            named = ", ".join(f"{c.name} ({so_far(c)})" for c in rivals)
             reason += f"; undecided between it and {named}, which may carry more"
         elif self._verdict == "undecided":
             reason += "; undecided, since not all was measured in the time"
@@ -320,7 +320,8 @@ class _Session(Measuring):
         return "; ".join(words) or None
 
 
-def _so_far(runner: ConfigurationRunner) -> str:
+def so_far(runner: ConfigurationRunner) -> str:
+    """Say what is known of one whose search has not ended."""
     if runner.held:
         return f"{figures(runner.held)}/s so far"
     return "no load held so far" if runner.search.probes else "not measured"

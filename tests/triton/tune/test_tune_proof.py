@@ -9,9 +9,10 @@ import pytest
 
 from accel.bench import machine_noise
 from accel.bench.goodput import Probe, over
+from accel.cli import tuning
 from accel.core.errors import StageError
 from accel.triton.settings import Settings
-from accel.triton.tune import measured, proof
+from accel.triton.tune import measured, proof, session
 from accel.triton.tune.constraints import TuneLimits, judge, keeps_memory, within
 from accel.triton.tune.cost import Price
 from accel.triton.tune.lab import Goal, Subject
@@ -343,3 +344,15 @@ def test_a_proof_ends_where_what_ships_has_died_and_nothing_holds(monkeypatch):
     failed, _ = proof.prove(made, progress=lambda name, doing: None)
     assert list(failed) == [made[0].name]
     assert made[1].search.next() is None
+
+
+def test_what_is_said_of_one_without_a_figure_and_of_a_prediction():
+    words = [session.so_far(one) for one in (runner(1, 100, 102), runner(1, 0, 50), runner(1, 0))]
+    assert words == ["100/s so far", "no load held so far", "not measured"]
+    predicted = Probe(1533, 1529.0, 1000, 0)
+    known = [Probe(1000, 1000.0, 1000, 0, count=3)]
+    one = ConfigurationRunner(ONE, Settings(2), Goal(100.0, "poisson"), 100.0, 1.0, 1, predicted, known=known)
+    assert "predicted 1,529/s, measured 1,000/s" in measured.difference(one)
+    row = {"predicted": None, "measured": None, "carries_per_s": None, "memory_mib": None, "chosen": False}
+    shown = tuning._row(row | {"default": True, "repository": "s", "label": "1 instance"})
+    assert (shown[""], shown["carries/s"], shown["p50 ms"]) == ("as it ships", "—", "—")
