@@ -312,6 +312,9 @@ def test_a_place_that_is_a_folder_is_verified_as_one_and_what_is_not_there_is_na
     done = run("verify", tmp_path / "nowhere.tar", "--key", public)
     assert "does not exist" in str(done.exception)
     done = run("list", "--to", tmp_path / "nowhere", "--key", public)
+    assert "does not exist" in str(done.exception)
+    (tmp_path / "empty").mkdir()
+    done = run("list", "--to", tmp_path / "empty", "--key", public)
     assert (done.exit_code, "nothing is published" in done.output) == (0, True)
 
 
