@@ -265,16 +265,23 @@ def _unlike(
             expected = run(feed)
         except StageError:
             continue  # a size that the module itself does not take
-        found = exported(feed)
-        if differing := [n for n, value in expected.items() if not alike(value, found[n], factor=10)]:
-            at = ", ".join(f"{name} {list(value.shape)}" for name, value in feed.items())
-            return StageError(
-                f"torch.export made a program that answers otherwise than the module at {at} (output "
-                f"{differing[0]!r}): forward decides by a size, and a program goes one way",
-                fix="make forward answer every size in one way, or give samples of one size, which alone is then "
-                "answered",
-            )
+        if (unlike := _otherwise(feed, expected, exported(feed))) is not None:
+            return unlike
     return None
+
+
+def _otherwise(feed: Feed, expected: Mapping[str, Any], found: Mapping[str, Any]) -> StageError | None:
+    """Return what to say where what a model was traced to does not answer as the model does."""
+    pairs = {name: (np.asarray(value), np.asarray(found[name])) for name, value in expected.items()}
+    differing = [name for name, pair in pairs.items() if not alike(*pair, factor=10)]
+    if not differing:
+        return None
+    at = ", ".join(f"{name} {list(value.shape)}" for name, value in feed.items())
+    return StageError(
+        f"once traced, the model answers otherwise than in memory at {at} (output {differing[0]!r}): it decides by a "
+        "size, and a graph goes one way",
+        fix="let the model answer every size in one way, or give samples of one size and max_shapes= of it",
+    )
 
 
 def _saved(program: "torch.export.ExportedProgram", folder: Path) -> Path:
@@ -360,6 +367,10 @@ def _keras(model: Any, samples: Any, folder: Path, options: Mapping[str, Any]) -
     path = folder / "savedmodel"
     shutil.rmtree(path, ignore_errors=True)
     signature = tf.function(answer).get_concrete_function(**specs)
+    for feed in feeds[:COMPARED]:
+        given = {name: tf.constant(value) for name, value in feed.items()}
+        if (unlike := _otherwise(feed, answer(**given), signature(**given))) is not None:
+            raise unlike
     tf.saved_model.save(holder, str(path), signatures={"serving_default": signature})
     shapes = {f"{point}_shapes": {n: getattr(s, point) for n, s in profile.items()} for point in ("min", "opt", "max")}
     return Given(str(path.resolve()), {**shapes, "samples": str(_store(feeds, folder))}, form)

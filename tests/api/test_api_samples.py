@@ -212,10 +212,24 @@ def test_a_program_that_answers_otherwise_than_its_module_is_not_taken(tmp_path)
     ones = [(torch.randn(1, 8),) for _ in range(3)]
     alone = sources.written(Sizes(), ones, tmp_path / "ones", {})
     assert alone.options["max_shapes"] == {"x": (1, 8)}
-    with pytest.raises(StageError, match=r"answers otherwise than the module at x \[1, 8\]"):
+    with pytest.raises(StageError, match=r"answers otherwise than in memory at x \[1, 8\]"):
         sources.written(Sizes(), [*ones, (torch.randn(4, 8),)], tmp_path / "several", {})
     with pytest.raises(InputError, match=r"not deterministic: .* 'model.calls' changes with every call"):
         sources.written(Counts(), ones, tmp_path / "counts", {})
+
+
+def test_a_keras_model_is_held_against_what_it_was_traced_to(tmp_path):
+    keras = pytest.importorskip("keras")
+
+    class Branching(keras.Model):
+        def call(self, x):
+            return x * 2 if x.shape[0] == 1 else x
+
+    ones = [(np.ones((1, 3), np.float32),)]
+    with pytest.raises(StageError, match=r"answers otherwise than in memory at x \[1, 3\]"):
+        sources.written(Branching(), ones, tmp_path / "ones", {})
+    alone = sources.written(Branching(), ones, tmp_path / "alone", {"max_shapes": {"x": (1, 3)}})
+    assert alone.options["max_shapes"] == {"x": (1, 3)}
 
 
 class Open(torch.nn.Module):
