@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FOLDER = "source"
 """Where a run directory keeps a model that came from memory, and its samples."""
 SAMPLES = "samples.npz"
-COMPARED = 8
+COMPARED = 4
 """So many samples does a program answer before it stands for its module."""
 WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")
 """Classes of torch around a module."""
