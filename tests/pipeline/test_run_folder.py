@@ -90,4 +90,4 @@ def test_a_folder_full_of_other_files_is_not_filled(factory, tmp_path):
 def test_a_folder_that_cannot_be_is_refused(factory, out):
     with pytest.raises(OutputError, match="cannot write to") as caught:
         convert(factory, Path(out), "ort")
-    assert "-o DIR" in (caught.value.fix or "")
+    assert "another folder" in (caught.value.fix or "")
