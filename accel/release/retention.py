@@ -110,8 +110,11 @@ def _needed(place: ObjectStore, key: Trusted) -> dict[str, str]:
                 needed[one.pointer.version] = f"a pointer {name} of the key {one.key[:16]} names it, which is not given"
         counted = [one for one in found if one.refused is None]
         if counted:
-            before = before_present(counted) or counted[0].pointer
-            needed |= {p.version: f"a rollback of {name} goes to it" for p in (before, counted[0].pointer)}
+            present = counted[0].pointer
+            left = next((one.pointer for one in counted if one.pointer.digest != present.digest), present)
+            needed[left.version] = f"{name} stood for it before"  # after a rollback, too: it may be promoted again
+            before = before_present(counted) or present
+            needed |= {p.version: f"a rollback of {name} goes to it" for p in (before, present)}
         if found:
             needed[found[0].pointer.version] = f"{name} stands for it"
     return needed

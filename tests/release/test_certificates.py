@@ -126,7 +126,7 @@ def test_every_command_takes_certificates_alone(tmp_path, root, team, own):
     )
     assert {f.what: f.kept for f in kept} == {
         "1": "production stands for it",
-        "2": "a rollback of production goes to it",
+        "2": "production stood for it before",
     }
     for line in (
         ("publish", tmp_path / "store/2", *to),
