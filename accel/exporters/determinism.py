@@ -1,7 +1,7 @@
 """Whether a torch model answers the same inputs alike, and what in it differs where it does not."""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,10 @@ def check(module: torch.nn.Module, run: Callable[[], Mapping[str, np.ndarray]]) 
 
 def marks(module: torch.nn.Module) -> dict[str, Any]:
     """Return what shows that a module's tensors or numbers were written to, by dotted name, without a copy of them."""
-    found: dict[str, Any] = {}
-    for name, part in module.named_modules():
-        for key, value in {**part._buffers, **part._parameters, **vars(part)}.items():
-            if isinstance(value, torch.Tensor):
-                found[f"{name}.{key}".lstrip(".")] = (id(value), None if value.is_inference() else value._version)
-            elif isinstance(value, int | float):
-                found[f"{name}.{key}".lstrip(".")] = value
-    return found
+    return {
+        name: (id(value), None if value.is_inference() else value._version) if torch.is_tensor(value) else value
+        for name, value in _held(module)
+    }
 
 
 def check_first_call(
@@ -103,16 +99,16 @@ def line_of(stack: traceback.StackSummary) -> str:
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the tensors and numbers that a module and its parts hold, by dotted name."""
-    found: dict[str, Any] = {}
+    """Return the tensors and numbers that a module and its parts hold, by dotted name; tensors are copied."""
+    return {name: value.detach().clone() if torch.is_tensor(value) else value for name, value in _held(module)}
+
+
+def _held(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and numbers that a module and its parts hold, by dotted name."""
     for name, part in module.named_modules():
-        held = {**part._buffers, **part._parameters, **vars(part)}
-        for key, value in held.items():
-            if isinstance(value, torch.Tensor):
-                found[f"{name}.{key}".lstrip(".")] = value.detach().clone()
-            elif isinstance(value, int | float):
-                found[f"{name}.{key}".lstrip(".")] = value
-    return found
+        for key, value in {**part._buffers, **part._parameters, **vars(part)}.items():
+            if isinstance(value, torch.Tensor | int | float):
+                yield f"{name}.{key}".lstrip("."), value
 
 
 def _equal(value: Any, other: Any) -> bool:

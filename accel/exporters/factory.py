@@ -19,7 +19,17 @@ from accel.exporters.axes import BATCH, checked_ranges, known_input, name_axes
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import alike
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import Call, dtype_of, ends_of, limited, sample_calls, shapes_of, shown, unlike
+from accel.exporters.sample_files import (
+    Call,
+    dtype_of,
+    ends_of,
+    limited,
+    sample_calls,
+    shapes_of,
+    shown,
+    unlike,
+    whole_calls,
+)
 from accel.exporters.tensorflow_files import input_names
 from accel.exporters.user_code import call, code_of
 
@@ -176,7 +186,7 @@ def inputs(
         dtypes[name] = "float32" if narrow and not double else found
     specs, profile = name_axes(shapes, dtypes, request.states)
     ranges = checked_ranges(specs, request)
-    whole = tuple(call for call in calls if all(name in call for name in names))
+    whole = whole_calls(calls, names)
     specs = tuple(dataclasses.replace(s, range=ranges.get(s.name, seen_range(s, own, request.mask))) for s in specs)
     return limited(specs, whole), profile, whole
 

@@ -17,7 +17,7 @@ from accel.exporters.axis_trial import study
 from accel.exporters.onnx_file import external_files, nodes, parse, refuse_foreign
 from accel.exporters.probe import check_repeats, example_arrays
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import Call, ends_of, limited, sample_calls, shapes_of
+from accel.exporters.sample_files import Call, ends_of, limited, sample_calls, shapes_of, whole_calls
 from accel.exporters.sources import content_key
 from accel.graph.evaluate import OLDEST, kernel_check, open_unoptimised
 
@@ -149,9 +149,10 @@ def describe(request: SourceRequest) -> ModelSource:
     declared, outputs = graph_specs(graph)
     session = open_source(path)
     answer = answers(session, [o.name for o in outputs])
-    calls = sample_calls(request.samples, [s.name for s in declared])
-    whole = [call for call in calls if len(call) == len(declared)]
-    inputs, notices = _renamed(limited(declared, calls), request, whole, answer)
+    names = [s.name for s in declared]
+    calls = sample_calls(request.samples, names)
+    whole = whole_calls(calls, names)
+    inputs, notices = _renamed(limited(declared, whole), request, whole, answer)
     axes: dict[str, Extent] = {}
     guessed: dict[str, str] = {}
     for spec in inputs:

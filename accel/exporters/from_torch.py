@@ -26,7 +26,7 @@ from accel.exporters.axes import extents, profile_of, resolve, shapes_at, trace_
 from accel.exporters.factory_result import FactoryResult
 from accel.exporters.probe import example_arrays
 from accel.exporters.request import SourceRequest
-from accel.exporters.sample_files import Call, limited, rise_of, sample_calls
+from accel.exporters.sample_files import Call, limited, rise_of, sample_calls, whole_calls
 from accel.exporters.sources import content_key
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def describe(request: SourceRequest, made: FactoryResult | None = None) -> Model
         made = FactoryResult("torch", torchscript.read_script(Path(request.reference)), ())
     if made is None:
         module, inputs, profile, key = exported.open_program(request)
-        inputs = limited(inputs, sample_calls(request.samples, [s.name for s in inputs]))
+        names = [s.name for s in inputs]
+        inputs = limited(inputs, whole_calls(sample_calls(request.samples, names), names))
         samples = request.samples_or("random")
     else:
         module = made.module
@@ -252,10 +253,9 @@ def probe_outputs(
 
     run = runner(model, inputs)
     outputs = probe.probe_outputs(run, inputs, profile)
-    smallest, longest = (
-        {n: e.max if longest and n != "batch" else e.min for n, e in extents(inputs, profile).items()}
-        for longest in (False, True)
-    )
+    axes = extents(inputs, profile)
+    smallest = {name: e.min for name, e in axes.items()}
+    longest = smallest | {name: e.max for name, e in axes.items() if name != "batch"}
     for sizes in (smallest, longest) if longest != smallest else (smallest,):
         determinism.check(model, functools.partial(run, example_arrays(inputs, shapes_at(inputs, sizes))))
     return outputs

@@ -167,10 +167,14 @@ def ends_of(calls: Sequence[Call], name: str) -> tuple[int, int] | None:
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
+def whole_calls(calls: Sequence[Call], names: Collection[str]) -> tuple[Call, ...]:
+    """Return the calls that have all inputs: what inputs show of each other is seen in these alone."""
+    return tuple(call for call in calls if all(name in call for name in names))
+
+
 def limited(inputs: Sequence[TensorSpec], calls: Sequence[Call]) -> tuple[TensorSpec, ...]:
-    """Return the inputs with the limits that the samples show (``limit_of``); calls that lack an input show none."""
-    whole = [call for call in calls if all(spec.name in call for spec in inputs)]
-    return tuple(dataclasses.replace(spec, at_most=limit_of(whole, spec)) for spec in inputs)
+    """Return the inputs with the limits that whole calls show (``limit_of``)."""
+    return tuple(dataclasses.replace(spec, at_most=limit_of(calls, spec)) for spec in inputs)
 
 
 def limit_of(calls: Sequence[Call], spec: TensorSpec) -> tuple[str, int, int] | None:

@@ -202,6 +202,11 @@ def calls(runners: Iterable[ConfigurationRunner]) -> set[str]:
     return {call for one in runners if (best := one.search.best) is not None for call in best.calls}
 
 
+def apart(chosen: ConfigurationRunner, default: ConfigurationRunner) -> bool:
+    """Say whether two figures come from calls at different hours, so that no ratio of them means anything."""
+    return default.held > 0 and len(calls([chosen, default])) > 1
+
+
 def most(a: float | None, b: float | None) -> float | None:
     """Return the larger of two figures of which either may not be known."""
     return max((v for v in (a, b) if v is not None), default=None)

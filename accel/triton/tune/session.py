@@ -29,7 +29,7 @@ from accel.triton.tune.cost import Cost, cheapest, cost
 from accel.triton.tune.lab import Subject
 from accel.triton.tune.limits import NO_TIME
 from accel.triton.tune.measured import DIFFERS, FILENAME, MEASURED, REPORT, REPOSITORY, Measuring, difference, differs
-from accel.triton.tune.proof import OTHER_CALL, ConfigurationRunner, calls
+from accel.triton.tune.proof import OTHER_CALL, ConfigurationRunner, apart
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.search import Option
 
@@ -195,8 +195,8 @@ class _Session(Measuring):
             }
         others = [c for c in self.runners if c is not chosen and c.name not in self._unfit]
         others = [c for c in others if not c.held or within(self._judged(c))]
-        apart = chosen is not default and default.held > 0 and len(calls([chosen, default])) > 1
-        gain = chosen.held / default.held if default.held and not apart else None
+        other_call = chosen is not default and apart(chosen, default)
+        gain = chosen.held / default.held if default.held and not other_call else None
         reason = f"{chosen.name} carries {figures(chosen.held)}/s with {limit}"
         if self._asked.offline and (best := chosen.search.best) is not None:
             items = sum(chosen.subject.sizes) / len(chosen.subject.sizes)
@@ -208,7 +208,7 @@ class _Session(Measuring):
                 reason += f", and {beyond if others else 'no other configuration was proved'}"
         elif gain is not None:
             reason += f", {gain:.2f} times what ships ({default.settings}: {figures(default.held)}/s)"
-        elif apart:
+        elif other_call:
             reason += f"; what ships ({default.settings}) carried {figures(default.held)}/s {OTHER_CALL}"
         elif default.name in self._unfit:
             reason += f"; what ships ({default.settings}) could not be measured: {self._unfit[default.name]}"

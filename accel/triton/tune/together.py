@@ -39,7 +39,7 @@ from accel.triton.tune.measured import (
     feeds_hash,
     where,
 )
-from accel.triton.tune.proof import OTHER_CALL, ConfigurationRunner, calls, choose, prove, seen
+from accel.triton.tune.proof import OTHER_CALL, ConfigurationRunner, apart, calls, choose, prove, seen
 from accel.triton.tune.request import TuneRequest
 from accel.triton.tune.scheduler import Requests, simulate_together
 from accel.triton.tune.search import Option
@@ -371,14 +371,14 @@ class _Together:
         best = chosen.search.best
         assert best is not None
         each = ", ".join(f"{name} {figures(found['throughput_per_s'])}/s" for name, found in best.by_model.items())
-        apart = chosen is not default and default.held > 0 and len(calls([chosen, default])) > 1
-        gain = chosen.held / default.held if default.held and not apart else None
+        other_call = chosen is not default and apart(chosen, default)
+        gain = chosen.held / default.held if default.held and not other_call else None
         reason = f"{chosen.name} carries {figures(chosen.held)}/s ({each}) with every budget kept"
         if chosen is default:
             reason += ", and nothing that was proved carries more than 3 % beyond what ships"
         elif gain is not None:
             reason += f", {gain:.2f} times what ships ({figures(default.held)}/s)"
-        elif apart:
+        elif other_call:
             reason += f"; what ships carried {figures(default.held)}/s {OTHER_CALL}"
         elif default.name in self._unfit:
             reason += f"; what ships could not be measured: {self._unfit[default.name]}"
