@@ -18,6 +18,7 @@ from accel.core.accuracy.metrics import METRICS
 from accel.core.accuracy.parity import NAMES
 from accel.core.errors import InputError, UsageError, nearest, raised_as
 from accel.core.imports import user_files
+from accel.core.model_names import check_model_name
 from accel.core.values import GraphChoice, sha256_file, sha256_json, to_json
 from accel.exporters.hub import huggingface_folder
 from accel.exporters.onnx_file import external_files
@@ -90,13 +91,8 @@ def recognise(
             fix="accel.optimize(model, samples=[…]) takes a model in memory",
         )
     kind, reference = _kind(text.strip())
-    plain = model_name is None or (".." not in model_name and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", model_name))
-    if model_name is not None and (not plain or len(model_name) > LONGEST_NAME):
-        raise UsageError(
-            f"model name {model_name!r} cannot name a folder of a Triton repository: expected 1 to {LONGEST_NAME} "
-            "letters, digits, '_', '-' or '.', not starting with '.' or '-' and without '..'",
-            fix="choose another with --model-name",
-        )
+    if model_name is not None:
+        check_model_name(model_name, longest=LONGEST_NAME)
     if weights not in ("auto", "pretrained", "random"):
         raise UsageError(f"--weights is {weights!r}: expected auto, pretrained or random")
     if weights == "random" and kind not in ("zoo", "huggingface"):

@@ -16,6 +16,7 @@ from accel.core.accuracy.parity import TASK_SHARE, check_names
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, UsageError, raised_as
 from accel.core.files import stays_inside
+from accel.core.model_names import check_model_name
 from accel.core.values import Dim, FileRef, ModelSource, OnnxModel, ShapeRange, TensorSpec, Variant, from_json, to_json
 from accel.exporters.onnx_file import external_files
 from accel.exporters.zoo import zoo
@@ -83,8 +84,6 @@ def check_source(source: ModelSource, onnx: str) -> None:
     Raises:
         InputError: it is not.
     """
-    from accel.triton.config import check_model_name
-
     try:
         check_model_name(source.name)
     except UsageError as error:

@@ -13,7 +13,8 @@ from google.protobuf import text_format
 
 from accel.builders import targets
 from accel.core.dtypes import DATATYPES, datatype
-from accel.core.errors import InputError, UsageError
+from accel.core.errors import InputError
+from accel.core.model_names import check_model_name
 from accel.core.values import PYTHON_BACKEND, TensorSpec
 
 BATCHING: Mapping[str, Any] = {}
@@ -35,21 +36,6 @@ LIMITED: Mapping[str, Any] = {
 
 Source: common protobuf/model_config.proto, ModelQueuePolicy.
 """
-
-
-def check_model_name(name: str) -> str:
-    """Return the name if it is safe as a folder and on the wire.
-
-    Raises:
-        UsageError: it is empty, begins with a dot, or holds a slash, ``..`` or anything but letters, digits, ``_.-``.
-    """
-    if len(name) > 128 or ".." in name or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise UsageError(
-            f"model name {name!r} cannot name a folder of a Triton repository: expected 1 to 128 letters, digits, "
-            "'_', '-' or '.', not starting with '.' or '-' and without '..'",
-            fix="choose another with --model-name",
-        )
-    return name
 
 
 def type_name(value: int) -> str:

@@ -18,9 +18,10 @@ from accel.core import temporary
 from accel.core.errors import OutputError, UnavailableError
 from accel.core.feeds import write_feeds
 from accel.core.files import replacing
+from accel.core.model_names import check_model_name
 from accel.core.values import PYTHON_BACKEND, Repository, Skipped
 from accel.triton import ensemble, manifest as manifests, overrides
-from accel.triton.config import check, check_model_name, copy_fields, parse, to_text
+from accel.triton.config import check, copy_fields, parse, to_text
 from accel.triton.folders import describe, link_tree
 from accel.triton.launch import script, write_launch
 from accel.triton.manifest import Manifest

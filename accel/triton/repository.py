@@ -16,6 +16,7 @@ from accel.core.dtypes import datatype
 from accel.core.errors import InputError, UsageError
 from accel.core.feeds import Feed
 from accel.core.files import replacing
+from accel.core.model_names import check_model_name
 from accel.core.values import (
     PYTHON_BACKEND,
     VERSION_FOLDER,
@@ -33,7 +34,6 @@ from accel.triton.config import (
     allow_lengths,
     byte_size,
     check,
-    check_model_name,
     model_config,
     step,
     to_text,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from accel.core.errors import AccelError, InputError, UsageError
+from accel.core.model_names import check_model_name
 from accel.core.values import GraphChoice, from_json, to_json
 from accel.exporters.request import SourceRequest
 from accel.exporters.sources import parse_range, parse_shapes, quick_key, recognise
-from accel.triton.config import check_model_name
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from accel.core.dtypes import DATATYPES
 from accel.core.errors import InputError, UsageError
+from accel.core.model_names import check_model_name
 from accel.core.values import TensorSpec
-from accel.triton.config import BATCHING, LIMITED, check_model_name, model_config, parse, step, tensor, to_text
+from accel.triton.config import BATCHING, LIMITED, model_config, parse, step, tensor, to_text
 
 PLAIN = {
     "name": "model",
