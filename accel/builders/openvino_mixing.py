@@ -39,8 +39,8 @@ BESIDE_SHARE = 0.3
 """Share of the time in which that is found."""
 OTHERS_SHARE = 0.5
 """Share of the time in which other ways to calibrate are tried."""
-HISTOGRAM, HISTOGRAM_SHARE = "histogram", 0.12
-"""Ranges that take up to three times as long as the usual ones, for half a decibel (docs/benchmarks/calibrations.json):
+RANGES_SHARE = 0.12
+"""Other ranges are worth half a decibel (docs/benchmarks/calibrations.json), and histograms take three times as long:
 the share of the time that the usual ones may take to have them tried."""
 FEW_ITEMS = 64
 """With fewer calibration items, those that judged calibrate what is built in the end, too: the quarter of 43 sentences
@@ -168,7 +168,7 @@ class Mixing:
             best = self._score(held, (quantised, None))
             tried: list[dict[str, Any]] = [{"score": _finite(best)}]
             for way in others:
-                share = HISTOGRAM_SHARE if HISTOGRAM in way.values() else OTHERS_SHARE
+                share = RANGES_SHARE if "activation_ranges" in way else OTHERS_SHARE
                 if best >= held.floor or time.monotonic() - start + took > share * self.seconds:
                     break
                 other = quantise(rest, way)

@@ -23,7 +23,6 @@ from accel.builders.declared import reconcile, static_specs
 from accel.builders.held_back import LEAST_SHARE
 from accel.builders.openvino_integers import THROUGH_FLOAT
 from accel.builders.openvino_mixing import (
-    HISTOGRAM,
     RECURRENT,
     SHORT,
     Calibration,
@@ -59,7 +58,7 @@ HINTS: Mapping[str, str] = {"openvino-fp32": "f32", "openvino-bf16": "bf16"}
 STRENGTH = 0.8
 """Strength of SmoothQuant for transformers. NNCF's own, 0.95, keeps less at the same speed (docs/decisions/0027)."""
 OTHER_STRENGTHS: tuple[Calibration, ...] = ({"smooth_quant_alpha": 0.65}, {"smooth_quant_alpha": 0.95})
-OTHER_RANGES: tuple[Calibration, ...] = ({"activation_ranges": HISTOGRAM},)
+OTHER_RANGES: tuple[Calibration, ...] = ({"activation_ranges": "mean"}, {"activation_ranges": "histogram"})
 """What is tried where the usual calibration misses the gate: for transformers, and for all other models."""
 _HEAVY = ("FullyConnected", "MatMul", "Convolution", "Deconvolution", "ScaledDotProductAttention")
 """Layer types of the compiled model that hold nearly all arithmetic of a network."""
@@ -76,7 +75,8 @@ class OpenVinoOptions:
             None takes 0.8 for the products of a transformer, or another strength where that misses the gate.
         activation_ranges: what INT8 covers: ``mean`` from the mean of the samples' minima to that of their maxima,
             ``minmax`` from the least to the greatest value of all samples, ``histogram`` what loses least of their
-            distribution; None takes the first, or another where that misses the gate.
+            distribution; None takes the first for a transformer and the second for all others, or another where that
+            misses the gate.
         bias_correction: ``none`` leaves biases as they are, ``fast`` takes what INT8 shifts them by from statistics of
             the float model alone, ``thorough`` layer by layer.
         search_s: how long the search may take for layers that stay in a finer precision, where the whole model in
@@ -493,7 +493,8 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
         elif transformer:
             alpha = way.get("smooth_quant_alpha", STRENGTH)
             advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(matmul=alpha)
-        ranges = options.activation_ranges or way.get("activation_ranges", "mean")
+        # What is clipped is lost where a few strong samples hold most of the signal (docs/decisions/0027).
+        ranges = options.activation_ranges or way.get("activation_ranges", "mean" if transformer else "minmax")
         if ranges != "mean":
             estimator = getattr(RangeEstimatorParametersSet, str(ranges).upper())
             advanced.activations_range_estimator_params = estimator

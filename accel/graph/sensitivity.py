@@ -62,7 +62,6 @@ class Search:
         chosen: the choice with the largest share whose score holds the floor; its ``kept`` is what
             ``quantize.for_tensorrt`` takes. Nothing is quantised where no choice holds it.
         holds: whether the chosen score reaches the floor: False where even the floating-point graph misses it.
-        float_score: the score with nothing quantised.
         units: least harmful per work first; empty where the order was given or estimated, or no unit had to be tried.
         curve: choices along that order, by share.
         evaluations / exhaustive: how often ``score`` was called, and how often an exhaustive greedy search would.
@@ -71,7 +70,6 @@ class Search:
     floor: float
     chosen: ScoredChoice
     holds: bool
-    float_score: float
     units: tuple[Unit, ...]
     curve: tuple[ScoredChoice, ...]
     evaluations: int
@@ -101,7 +99,7 @@ def search(
         floor: the least score that will do.
         order: in which units are quantised, where that is known; otherwise each is tried alone.
         estimate: says in less time than ``score`` what is lost, in any unit; where there is no time to score each unit
-            alone, they are ranked by it.
+            alone, they are ranked by it, and nothing quantised is scored only where nothing else holds.
         evaluations: how often ``score`` may be called; by default a quarter of the exhaustive search, at least two
             for each unit.
         points: of the curve that are measured in any case.
@@ -133,21 +131,26 @@ def search(
             known[key] = ScoredChoice(sum(work[n] for n in quantised) / total, len(quantised), value, kept)
         return known[key]
 
-    everything, nothing = trial(range(count)), trial(())
-    along = {everything, nothing}
+    everything = trial(range(count))
+    along = {everything}
     tried: tuple[Unit, ...] = ()
-    if everything.score >= floor or not nothing.score >= floor:
-        chosen = everything if everything.score >= floor else nothing
+    # A trial was made: half of the time is enough for as many as this, if no trial takes longer.
+    fit = seconds / 2 / max(time.monotonic() - start, 1e-9)
+    quick = estimate if order is None and fit < count else None
+    if quick is None:  # where time is short, the float graph is taken to hold it
+        along.add(trial(()))
+    if everything.score >= floor:
+        chosen = everything
+    elif quick is None and not trial(()).score >= floor:
+        chosen = trial(())
     else:
         groups: list[tuple[int, ...]] = [(i,) for i in (range(count) if order is None else order)]
-        # Two trials were made: half of the time is enough for as many as this, if no trial takes longer.
-        fit = seconds / max(time.monotonic() - start, 1e-9)
         until = time.monotonic() + seconds / 2
-        quick = estimate if order is None and fit < count else None
         least = 0.0
         if quick is not None:
-            least, begin = quick(nothing.kept), time.monotonic()
-            quick(everything.kept)
+            least = quick(_nodes(units, range(count)))
+            begin = time.monotonic()
+            quick(())
             fit = seconds / 2 / max(time.monotonic() - begin, 1e-9)
         if order is None and fit < LEAST_GROUPS:
             groups = [(i,) for i in from_the_middle(count)]
@@ -158,7 +161,7 @@ def search(
                 if quick is not None:
                     lost = quick(_nodes(units, (i for i in range(count) if i not in group))) - least
                 else:
-                    lost = loss(trial(group).score) - loss(nothing.score)
+                    lost = loss(trial(group).score) - loss(trial(()).score)
                 share = sum(work[n] for n in _nodes(units, group)) / total
                 # A group that costs nothing has no price: the larger comes first.
                 harm[group] = (lost / share, 0.0) if lost > 0 else (0.0, -share)
@@ -177,7 +180,6 @@ def search(
         floor=floor,
         chosen=chosen,
         holds=chosen.score >= floor,
-        float_score=nothing.score,
         units=tried,
         curve=tuple(sorted(along, key=lambda s: s.share)),
         evaluations=len(known),

@@ -258,6 +258,26 @@ def test_what_judges_does_not_calibrate(tmp_path, monkeypatch, items, calibrated
     assert built.facts.get("held_back_feeds") == held_back
 
 
+def test_a_few_strong_samples_are_not_clipped(tmp_path):
+    """They hold most of the signal, and what is between the means of all ends leaves them out."""
+    (folder := tmp_path / "source").mkdir()
+    random = np.random.default_rng(1)
+    strength = [20.0 if i % 16 == 0 else 1.0 for i in range(ITEMS)]
+    feeds = {f"{i}/x": random.normal(0, s, (1, 3, SIZE, SIZE)).astype(np.float32) for i, s in enumerate(strength)}
+    path = network(folder / "m.onnx", fragile=False)
+    source = folder, *small_onnx.prepared(path, folder, feeds, (3, SIZE, SIZE))
+    core = import_openvino().Core()
+    exact = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    strong = feeds["0/x"]
+    truth, lost = exact([strong])[0], {}
+    for ranges in (None, "mean"):
+        out = tmp_path / str(ranges)
+        _, built = build(source, "openvino-int8", out, activation_ranges=ranges, search_s=0.0)
+        compiled = core.compile_model(out / built.entry, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        lost[ranges] = float(np.square(compiled([strong])[0] - truth).sum() / np.square(truth).sum())
+    assert 10 * lost[None] < lost["mean"]
+
+
 def test_where_nothing_holds_all_samples_calibrate_the_whole(tmp_path, monkeypatch):
     """It may keep more by a decibel, and nobody judges any more but the gate."""
     import nncf
@@ -268,7 +288,7 @@ def test_where_nothing_holds_all_samples_calibrate_the_whole(tmp_path, monkeypat
     )
     source = prepared(tmp_path / "source", fragile=False, items=210)
     _, built = build(source, "openvino-int8", tmp_path / "out", gates={"shape_db": -100.0, "sqnr_db": 150.0})
-    assert sizes == [7, 7, 9]  # as usual, with other ranges, and the whole
+    assert sizes == [7, 7, 7, 9]  # as usual, with other ranges twice, and the whole
     assert "mixed" in built.facts
     assert "held_back_feeds" not in built.facts
     assert not built.expected
