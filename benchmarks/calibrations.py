@@ -1,10 +1,10 @@
-"""Which statistics, corrections and equalisations INT8 by NNCF gains by: candidates beside what ``openvino-int8`` uses.
+"""Which statistics, corrections and equalisations INT8 by NNCF gains by.
 
     accel convert MODEL --targets openvino-int8 --search-s 0 --bench none -o RUN
-    python -m benchmarks.calibrations RUN... -o docs/benchmarks/calibrations.json
+    python -m benchmarks.calibrations RUN... [--only WORD] -o docs/benchmarks/calibrations.json
 
 SQNR of the whole model in INT8 on the gate's samples, calibrated on all calibration samples, everything that is not
-INT8 in FP32: one candidate at a time in place of accel's own setting. The worst output counts, each position of its
+INT8 in FP32: one candidate at a time, all else as ``openvino-int8`` has it. The worst output counts, each position of its
 fixed axes less its mean, without padding. Rows add up in the file, which is written after each.
 """
 
@@ -26,6 +26,8 @@ from accel.core.values import to_json
 
 GATE_FEEDS = 64
 """Feeds of the gate that judge, at most: large pictures take a second each."""
+MEANS = "ranges: means of minima and maxima"
+"""What NNCF takes, and accel for transformers; all others differ from it in one thing."""
 OTHER_FORM = "of the network's other form"
 """As it was read where accel takes the form after OpenVINO's common transformations; after them for a transformer."""
 
@@ -57,7 +59,7 @@ def candidates() -> dict[str, Callable[[Any], dict[str, Any]]]:
         return {"fast_bias_correction": False}
 
     return {
-        "as accel does": lambda advanced: {},
+        MEANS: lambda advanced: {},
         OTHER_FORM: lambda advanced: {},
         "ranges: minimum and maximum of all": ranges("MINMAX"),
         "ranges: median": ranges("MEDIAN_MINMAX"),
@@ -72,8 +74,8 @@ def candidates() -> dict[str, Callable[[Any], dict[str, Any]]]:
     }
 
 
-def rows(folder: Path, keep: Callable[[dict[str, Any]], None], done: set[tuple[str, str]]) -> None:
-    """Quantise one run's model by every candidate that has no row yet."""
+def rows(folder: Path, keep: Callable[[dict[str, Any]], None], done: set[tuple[str, str]], word: str) -> None:
+    """Quantise one run's model by every candidate with this word that has no row yet."""
     import nncf
     from openvino._offline_transformations import apply_moc_transformations
 
@@ -119,7 +121,7 @@ def rows(folder: Path, keep: Callable[[dict[str, Any]], None], done: set[tuple[s
     true = answers(model)
     more: dict[str, Any] = {"model_type": nncf.ModelType.TRANSFORMER} if transformer else {}
     for name, change in candidates().items():
-        if (run.model.name, name) in done:
+        if word not in name or (run.model.name, name) in done:
             continue
         form = other if name == OTHER_FORM else model
         attention = _activation_products(form)
@@ -161,6 +163,7 @@ def main() -> None:
     """Try every candidate on every run; print and write what each keeps."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+", help="run directories")
+    parser.add_argument("--only", default="", help="candidates with this word in their name")
     parser.add_argument("-o", "--out", type=Path, required=True)
     asked = parser.parse_args()
     kept = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
@@ -173,7 +176,7 @@ def main() -> None:
         print(f"{row['model']:18} {row['candidate']:38} {shown}  {row['calibration_s']:.0f} s", flush=True)
 
     for folder in asked.runs:
-        rows(folder, keep, {(r["model"], r["candidate"]) for r in kept})
+        rows(folder, keep, {(r["model"], r["candidate"]) for r in kept}, asked.only)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,6 @@ def for_gate(
     open_model: Open,
     *,
     room_db: float = ROOM_DB,
-    more_db: float = 0.0,
     seconds: float = math.inf,
     share: int = 4,
 ) -> tuple[list[Feed], HeldBack]:
@@ -190,12 +189,11 @@ def for_gate(
 
     Args:
         room_db: the room that is left above its SQNR, ``BuildRequest.room`` times.
-        more_db: room beside that, for errors that come on top.
         seconds: as of ``HeldBack``.
         share: one feed of so many judges, at most.
     """
     count = min(HELD_BACK_TASK if _scored(request) else HELD_BACK, max(1, len(feeds) // share))
-    room = request.room * room_db + more_db
+    room = request.room * room_db
     floors = {name: least + room * (name in parity.IN_DB) for name, least in gate_of(request, precision).items()}
     judges = {str(number): feeds[number] for number in range(len(feeds) - count, len(feeds))}
     made = coverage.first(coverage.variations(request.source, feeds[len(feeds) - count]), precision)

@@ -33,10 +33,8 @@ ROOM_DB = held_back.ROOM_DB / 2
 """The room above the gate: what misses it is built again with twice as much."""
 JUDGE_S = 5.0
 """How long the float model may take for the feeds that judge; one of them judges in any case."""
-BESIDE_DB = 3.0
-"""How much further above INT8's floor the bfloat16 beside it stays: half of the noise may be its."""
 BESIDE_SHARE = 0.3
-"""Share of the time in which that is found."""
+"""Share of the time in which the bfloat16 beside INT8 is found, where no build shares its search."""
 OTHERS_SHARE = 0.5
 """Share of the time in which other ways to calibrate are tried."""
 RANGES_SHARE = 0.12
@@ -96,39 +94,37 @@ class Mixing:
         """Whether there are time and calibration samples, the last of which judge."""
         return self.seconds > 0 and self.request.samples.calibration is not None
 
-    def bf16(self, model: Any, hint: str | None, *, precision: Precision = "bf16", more_db: float = 0.0) -> Mixed:
+    def bf16(self, model: Any, hint: str | None) -> Mixed:
         """Find as few layers of a model to stay in float32 as hold the gate where the rest is bfloat16.
 
         Builds that ask the same of the same model share one search: whoever comes second waits for the first.
 
         Args:
             hint: the inference precision for which the model is compiled; None for the plugin's default.
-            precision: whose gate it is.
-            more_db: room above it beside the usual one, which the whole model must leave, too.
         """
         if self.request.shared is None or (hint is None and not self.computes_bf16()):
-            return self._bf16(model, hint, precision, more_db)
+            return self._bf16(model, hint)
         names = sorted(op.get_friendly_name() for op in model.get_ops())
-        gate = held_back.gate_of(self.request, precision)
+        gate = held_back.gate_of(self.request, "bf16")
         source, samples = self.request.source, self.request.samples.sha256
-        asked = (source, samples, self.request.variant.static, names, precision, more_db, gate, self.request.room)
+        asked = (source, samples, self.request.variant.static, names, gate, self.request.room)
         file = Path(self.request.shared) / f"bf16-{sha256_json([*map(to_json, asked), self.seconds])}.json"
         with suppress(OSError):  # a sandbox lets nothing be written there
             file.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(file.parent, os.W_OK):
-            return self._bf16(model, hint, precision, more_db)
+            return self._bf16(model, hint)
         with file.open("a+") as shared:
             fcntl.flock(shared, fcntl.LOCK_EX)
             shared.seek(0)
             if text := shared.read():
                 return from_json(Mixed, json.loads(text))
-            found = self._bf16(model, hint, precision, more_db)
+            found = self._bf16(model, hint)
             shared.write(json.dumps(to_json(found)))
             return found
 
-    def _bf16(self, model: Any, hint: str | None, precision: Precision, more_db: float) -> Mixed:
-        _, held = self._held(model, precision, more_db)
-        why = self._missed(held, precision, model, hint, strict=more_db > 0)
+    def _bf16(self, model: Any, hint: str | None) -> Mixed:
+        _, held = self._held(model, "bf16")
+        why = self._missed(held, "bf16", model, hint)
         if not why:
             return Mixed(True)
         layers = _layers(model)
@@ -149,7 +145,8 @@ class Mixing:
 
         What judges does not calibrate: on its own samples INT8 looks better by some decibels. Where the whole model
         misses the gate, other ways to calibrate are tried first, which cost no speed. What is float runs in the
-        plugin's default precision. Where that is bfloat16 and too coarse, some of it is marked to run in float32.
+        plugin's default precision. Where that is bfloat16, as much is marked to run in float32 as holds bfloat16's own
+        gate: its noise is a tenth of INT8's then, and the builds in bfloat16 share that search.
 
         Args:
             model: as it was before.
@@ -189,9 +186,11 @@ class Mixing:
         if not why:
             return final, Mixed(True, facts=facts)
         marked: tuple[str, ...] = ()
+        begin = time.monotonic()
         if self.computes_bf16():
-            some = replace(self, seconds=BESIDE_SHARE * self.seconds)
-            beside = some.bf16(model, None, precision="int8", more_db=BESIDE_DB)
+            seconds = self.seconds if self.request.shared else BESIDE_SHARE * self.seconds
+            beside = replace(self, request=replace(self.request, room=1), seconds=seconds).bf16(model, None)
+            start += time.monotonic() - begin if self.request.shared else 0.0
             all_nodes = (op.get_friendly_name() for op in model.get_ops())
             marked = beside.marked if beside.expected else tuple(all_nodes)
         parts, left = self._parts(model, quantised, marked), self.seconds - (time.monotonic() - start)
@@ -220,7 +219,7 @@ class Mixing:
         """Say whether the plugin computes in bfloat16 unless it is told not to."""
         return bool(self.core.get_property("CPU", "INFERENCE_PRECISION_HINT").to_string() == "bf16")
 
-    def _held(self, model: Any, precision: Precision, more_db: float = 0.0) -> tuple[list[Feed], held_back.HeldBack]:
+    def _held(self, model: Any, precision: Precision) -> tuple[list[Feed], held_back.HeldBack]:
         names = [spec.name for spec in self.request.source.outputs]
 
         def open_model(given: tuple[Any, str | None]) -> Callable[[Feed], Feed]:
@@ -232,7 +231,6 @@ class Mixing:
         return held_back.for_gate(
             *(self.request, (model, "f32"), precision, calibration_feeds(self.request), open_model),
             room_db=ROOM_DB,
-            more_db=more_db,
             seconds=JUDGE_S,
             share=1 if more else 4,
         )

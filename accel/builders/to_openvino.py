@@ -217,6 +217,7 @@ class OpenVinoBuilder(Builder):
                 if target.name == "openvino-int8":
                     model, facts, mixed = _quantize(model, options, mixing)
                 elif HINTS.get(target.name, "bf16") == "bf16" and mixing.possible and mixing.computes_bf16():
+                    _fuse(model, request)
                     mixed = mixing.bf16(model, HINTS.get(target.name))
                 if mixed is not None:
                     facts |= mixed.facts
@@ -452,6 +453,17 @@ def port_specs(ports: Sequence[Any]) -> list[TensorSpec]:
     ]
 
 
+def _fuse(model: Any, request: BuildRequest) -> None:
+    """Make one operation of a norm in single ones, as the plugin would: NNCF would quantise inside of it.
+
+    A transformer's patterns NNCF knows as they are read. Builds that share a search need one form.
+    """
+    from openvino._offline_transformations import apply_moc_transformations
+
+    if request.source.family != "transformer":
+        apply_moc_transformations(model, cf=False, smart_reshape=False)
+
+
 def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any, dict[str, Any], Mixed | None]:
     """Quantise with NNCF on every calibration feed; a static build pads each feed to its shape.
 
@@ -466,13 +478,11 @@ def _quantize(model: Any, options: OpenVinoOptions, mixing: Mixing) -> tuple[Any
     """
     import nncf
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet
-    from openvino._offline_transformations import apply_moc_transformations
 
     request, feeds = mixing.request, calibration_feeds(mixing.request)
     more: dict[str, Any] = {}
     transformer = request.source.family == "transformer"
-    if not transformer:  # a norm of single operations becomes one: NNCF would quantise inside of it
-        apply_moc_transformations(model, cf=False, smart_reshape=False)
+    _fuse(model, request)
     convolves = any(op.get_type_name().endswith("Convolution") for op in model.get_ops())
     attention = _activation_products(model)
     recurrent = [op.get_friendly_name() for op in model.get_ops() if op.get_type_name() in RECURRENT]
