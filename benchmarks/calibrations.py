@@ -4,8 +4,8 @@
     python -m benchmarks.calibrations RUN... [--only WORD] -o docs/benchmarks/calibrations.json
 
 SQNR of the whole model in INT8 on the gate's samples, calibrated on all calibration samples, everything that is not
-INT8 in FP32: one candidate at a time, all else as ``openvino-int8`` has it. The worst output counts, each position of its
-fixed axes less its mean, without padding. Rows add up in the file, which is written after each.
+INT8 in FP32: one candidate at a time, all else as ``openvino-int8`` has it. The worst output counts, each position of
+its fixed axes less its mean, without padding. Rows add up in the file, which is written after each.
 """
 
 import argparse

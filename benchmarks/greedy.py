@@ -23,7 +23,7 @@ import numpy as np
 
 import accel.run  # noqa: F401  hands the zoo in
 from accel.bench.stability import ratio_interval
-from accel.builders import openvino_mixing, targets
+from accel.builders import targets
 from accel.core import hardware
 from accel.core.feeds import read_feeds
 from accel.core.values import Artifact, BuildRequest, Built, Target, Variant, from_json, to_json
@@ -62,7 +62,7 @@ def exhaustive(
         share = sum(work[n] for n in quantised) / total
         return ScoredChoice(share, len(quantised), value if math.isfinite(value) else -1e300, kept)
 
-    best = nothing = trial(())
+    best = trial(())
     while True:
         tried = [(i, trial([*on, i])) for i in range(len(units)) if i not in on]
         holding = [(i, found) for i, found in tried if found.score >= floor]
@@ -75,7 +75,7 @@ def exhaustive(
         on.append(chosen)
         print(f"  greedy: {len(on)} of {len(units)}, {best.share:.1%}, {best.score:.4g}", flush=True)
     seconds = time.monotonic() - start
-    return Search(floor, best, best.score >= floor, nothing.score, (), (), evaluations, evaluations, seconds)
+    return Search(floor, best, best.score >= floor, (), (), evaluations, evaluations, seconds)
 
 
 def build(name: str, folder: Path) -> None:
@@ -89,11 +89,10 @@ def build(name: str, folder: Path) -> None:
     asked = BuildRequest(variant, source, onnx, *places, threads=hardware.cpu_threads())
     usual = sensitivity.search
 
-    def only_int8(*given: Any, seconds: float, **how: Any) -> Search:
-        """Leave the search of what is float beside INT8 as it is: it has its share of the time, and no more."""
-        if seconds <= openvino_mixing.BESIDE_SHARE * SEARCH_S:
-            return usual(*given, seconds=seconds, **how)
-        return exhaustive(*given, **how)
+    def only_int8(units: Sequence[tuple[str, ...]], *given: Any, **how: Any) -> Search:
+        """Leave the search of what is float beside INT8 as it is: its units are layers, those of INT8 are numbered."""
+        search = exhaustive if units[0][0].isdigit() else usual
+        return search(units, *given, **how)
 
     kept = {}
     for kind, search in (("accel", usual), ("greedy", only_int8)):

@@ -33,8 +33,8 @@ ROOM_DB = held_back.ROOM_DB / 2
 """The room above the gate: what misses it is built again with twice as much."""
 JUDGE_S = 5.0
 """How long the float model may take for the feeds that judge; one of them judges in any case."""
-BESIDE_SHARE = 0.3
-"""Share of the time in which the bfloat16 beside INT8 is found, where no build shares its search."""
+BESIDE_DB = 3.0
+"""So far above INT8's floor bfloat16 may do for all that is float beside it: half of the noise may be its."""
 OTHERS_SHARE = 0.5
 """Share of the time in which other ways to calibrate are tried."""
 RANGES_SHARE = 0.12
@@ -81,7 +81,7 @@ class Mixing:
     Attributes:
         core: OpenVINO's, with the number of threads set.
         scratch: a folder for trials.
-        seconds: that all searches of the build may take together; 0 for none.
+        seconds: that a search may take, for INT8 with other ways to calibrate; 0 for none.
     """
 
     core: Any
@@ -145,8 +145,8 @@ class Mixing:
 
         What judges does not calibrate: on its own samples INT8 looks better by some decibels. Where the whole model
         misses the gate, other ways to calibrate are tried first, which cost no speed. What is float runs in the
-        plugin's default precision. Where that is bfloat16, as much is marked to run in float32 as holds bfloat16's own
-        gate: its noise is a tenth of INT8's then, and the builds in bfloat16 share that search.
+        plugin's default precision. Where that is bfloat16 and too coarse, as much is marked to run in float32 as holds
+        bfloat16's own gate: its noise is a tenth of INT8's then, and the builds in bfloat16 share that search.
 
         Args:
             model: as it was before.
@@ -185,15 +185,13 @@ class Mixing:
                 facts["held_back_feeds"] = len(every) - len(rest)
         if not why:
             return final, Mixed(True, facts=facts)
+        left = self.seconds - (time.monotonic() - start)
         marked: tuple[str, ...] = ()
-        begin = time.monotonic()
-        if self.computes_bf16():
-            seconds = self.seconds if self.request.shared else BESIDE_SHARE * self.seconds
-            beside = replace(self, request=replace(self.request, room=1), seconds=seconds).bf16(model, None)
-            start += time.monotonic() - begin if self.request.shared else 0.0
+        if self.computes_bf16() and not self._score(held, (model, None)) >= held.floor + BESIDE_DB:
+            beside = replace(self, request=replace(self.request, room=1)).bf16(model, None)
             all_nodes = (op.get_friendly_name() for op in model.get_ops())
             marked = beside.marked if beside.expected else tuple(all_nodes)
-        parts, left = self._parts(model, quantised, marked), self.seconds - (time.monotonic() - start)
+        parts = self._parts(model, quantised, marked)
         kept, found = self._search(held, parts.units, model, why, lambda kept: (parts.without(kept), None), left)
         facts = found | facts
         share = facts.get("share_of_products", {}).get("int8", 0.0)
