@@ -4,9 +4,9 @@
 
 The models are those of the zoo, at full size, whose INT8 or BF16 missed its gate when OpenVINO's variants were whole or
 nothing; what was chosen then is in docs/benchmarks/zoo. Where that misses its gate on this CPU, the fastest whole
-variant that holds it takes its place. Each is converted anew with that target, its framework and
-OpenVINO's mixed targets, and timed for latency: all in turns, a process each, as ``accel convert`` measures. Rows add
-up in the file, so that models may be run one at a time. A quiet machine is needed.
+variant that holds it takes its place. Each is converted anew with that target, its framework and OpenVINO's mixed
+targets, and timed for latency: all in turns, a process each, as ``accel convert`` measures. Rows add up in the file, so
+that models may be run one at a time. A quiet machine is needed.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def row(model: str, runs: Path) -> dict[str, Any]:
         }
     passed = {t for t, v in kept["variants"].items() if v["status"] == "ok" and v["p50_ms"] is not None}
     if before not in passed:
-        before = min((passed & targets.keys()) - {*MIXED}, key=lambda t: kept["variants"][t]["p50_ms"])
+        before = min(passed - {*MIXED}, key=lambda t: kept["variants"][t]["p50_ms"])
         kept |= {"chosen_elsewhere": kept["before"], "before": before}
     for name, base in (("of_framework", framework), ("of_before", before)):
         if {base, kept["after"]} <= rounds.keys() and base != kept["after"]:

@@ -39,7 +39,7 @@ OTHERS_SHARE = 0.5
 """Share of the time in which other ways to calibrate are tried."""
 RANGES_SHARE = 0.12
 """Other ranges are worth half a decibel (docs/benchmarks/calibrations.json), and histograms take three times as long:
-the share of the time that the usual ones may take to have them tried."""
+the share of the time in which they are tried."""
 FEW_ITEMS = 64
 """With fewer calibration items, those that judged calibrate what is built in the end, too: the quarter of 43 sentences
 is worth up to 0.8 dB of MiniLM."""
