@@ -5,8 +5,8 @@
 The models are those of the zoo, at full size, whose INT8 or BF16 missed its gate when OpenVINO's variants were whole or
 nothing; what was chosen then is in docs/benchmarks/zoo. Where that misses its gate on this CPU, the fastest whole
 variant that holds it takes its place. Each is converted anew with that target, its framework and OpenVINO's mixed
-targets, and timed for latency: all in turns, a process each, as ``accel convert`` measures. Rows add up in the file, so
-that models may be run one at a time. A quiet machine is needed.
+targets, and timed for latency: all in turns, a process each, as ``accel convert`` measures, for ``ROUNDS`` rounds
+however clear it is before. Rows add up in the file, so that models may be run one at a time. A quiet machine is needed.
 """
 
 import argparse
@@ -30,6 +30,8 @@ FACTS = ("share_of_products", "smooth_quant_alpha", "whole_missed", "search_s")
 MIXED = ("openvino", "openvino-bf16", "openvino-int8")
 WHOLE = {"bert-large": ("openvino-fp32", "ort-int8-dynamic")}
 """Variants without a search that may have been chosen where the usual choice fails, by model."""
+ROUNDS = 12
+"""Rounds of all: a choice needs three of what is clearly slower, an interval of how much slower it is needs more."""
 
 
 def row(model: str, runs: Path) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def row(model: str, runs: Path) -> dict[str, Any]:
     out = runs / model
     if not (out / document.FILENAME).exists():
         line = [sys.executable, "-m", "accel", "convert", model, "--targets", ",".join(targets)]
-        subprocess.run([*line, "--objective", "latency", "-o", str(out)], check=True)
+        subprocess.run([*line, "--objective", "latency", "--min-rounds", str(ROUNDS), "-o", str(out)], check=True)
     run = document.read(out)
     (latency,) = run.decisions
     kept: dict[str, Any] = {"model": model, "framework": framework, "before": before}
