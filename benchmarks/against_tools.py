@@ -106,7 +106,9 @@ def beside(run: Path, id: str, other: Callable[[Path, Path, str], float]) -> dic
     record = next(v for v in document.read(run).variants if v.id == id)
     artifact: Artifact = record.to_artifact()
     folder = (run / "variants" / id).resolve()
-    sessions = (run / ".store").glob("measure-*/feeds.npz")
+    sessions = list((run / ".store").glob("measure-*/feeds.npz"))
+    if not sessions:
+        raise SystemExit(f"{run} was not measured: convert it again, with --bench inprocess")
     feeds = min(sessions, key=lambda path: len(read_feeds(path)))  # the one that timed latency
     point = min(read_feeds(feeds), key=lambda name: int(re.sub(r"\D", "", name) or 0))
     ours, theirs = [], []

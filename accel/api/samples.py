@@ -6,6 +6,7 @@ axis. The items of a dataset have none; they get one.
 
 import inspect
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,26 +32,28 @@ class CallArguments:
     constants: Mapping[str, Any]
 
 
-def each(samples: Any) -> Iterator[Any]:
-    """Yield one sample after the other, ``MOST`` at most.
+def each(samples: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the number of a sample and the sample, one after the other, ``MOST`` at most.
+
+    Of a longer list or a larger dataset they are drawn from all of it, always the same ones: its order is often that of
+    its classes. The items of a dataset get a batch axis; a DataLoader gives batches.
 
     Raises:
         SampleError: it holds none, or is nothing that samples can come from.
     """
     if isinstance(samples, Mapping | tuple) or is_tensor(samples):
-        yield samples
+        yield 0, samples
         return
-    indexed = hasattr(samples, "__getitem__") and hasattr(samples, "__len__") and not isinstance(samples, list)
-    if indexed and not hasattr(samples, "batch_size"):  # a dataset; a DataLoader gives batches
-        for index in range(min(len(samples), MOST)):
-            yield _with_batch_axis(samples[index])
+    if hasattr(samples, "__getitem__") and hasattr(samples, "__len__") and not hasattr(samples, "batch_size"):
+        for index in sorted(random.Random(0).sample(range(len(samples)), min(len(samples), MOST))):
+            yield index, samples[index] if isinstance(samples, list) else _with_batch_axis(samples[index])
         return
     if not isinstance(samples, Iterable):
         raise SampleError(
             f"samples are {type(samples).__name__}: expected a list, a DataLoader, a Dataset or a generator of inputs",
             fix="samples=[{'input_ids': ids, 'attention_mask': mask}, …], one dict or tuple of tensors for each call",
         )
-    yield from itertools.islice(samples, MOST)
+    yield from enumerate(itertools.islice(samples, MOST))
 
 
 def calls(forward: Callable[..., Any], samples: Any, what: str) -> list[CallArguments]:
@@ -67,19 +70,19 @@ def calls(forward: Callable[..., Any], samples: Any, what: str) -> list[CallArgu
     example = f"for example samples=[{_example(signature)}]"
     if samples is None:
         raise SampleError(f"{what} needs samples: a few real inputs to trace, calibrate and compare with", fix=example)
-    found = [_call(signature, sample, f"sample {i}", example) for i, sample in enumerate(each(samples))]
+    found = {i: _call(signature, sample, f"sample {i}", example) for i, sample in each(samples)}
     if not found:
         raise SampleError(f"the samples of {what} are empty", fix=example)
-    first = found[0]
+    number, first = next(iter(found.items()))
     if not first.feed:
-        raise SampleError(f"sample 0 of {what} holds no tensor", fix=example)
-    for index, call in enumerate(found):
+        raise SampleError(f"sample {number} of {what} holds no tensor", fix=example)
+    for index, call in found.items():
         if list(call.feed) != list(first.feed) or dict(call.constants) != dict(first.constants):
             raise SampleError(
-                f"sample {index} gives {_told(call)}, and sample 0 {_told(first)}: all must give the same",
+                f"sample {index} gives {_told(call)}, and sample {number} {_told(first)}: all must give the same",
                 fix="an input that some calls have and others have not makes two models: optimise each apart",
             )
-    return found
+    return list(found.values())
 
 
 def _call(signature: inspect.Signature, sample: Any, where: str, example: str) -> CallArguments:
@@ -180,7 +183,7 @@ def by_name(samples: Any, names: list[str]) -> list[dict[str, np.ndarray]]:
     """
     example = f"for example samples=[{{{', '.join(f'{n!r}: array' for n in names)}}}, …]"
     feeds = []
-    for index, sample in enumerate(each(samples)):
+    for index, sample in each(samples):
         if isinstance(sample, Mapping):
             feed = {str(k): v for k, v in sample.items() if k in names or k not in LABELS}
         else:

@@ -392,4 +392,4 @@ def _keras_samples(model: Any, samples: Any) -> Any:
     """Return samples with the list that a functional model takes as one argument marked as such."""
     if len(getattr(model, "inputs", None) or ()) < 2 or samples is None:
         return samples
-    return ((sample,) if isinstance(sample, list | tuple) else sample for sample in each(samples))
+    return ((sample,) if isinstance(sample, list | tuple) else sample for _, sample in each(samples))

@@ -7,6 +7,7 @@ is as real as the sentences. Everything is deterministic. Only NumPy is imported
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,8 @@ def _items(
         items, told = _check(user_items(source.samples, source, labels), source, labels)
         origin = f"the user's samples ({Path(source.samples).name})"
     kept = _distinct(items)
+    if source.samples not in ("random", "zoo"):
+        kept = shuffled(kept)
     return [items[i] for i in kept], None if labels is None else [_plain(told[i]) for i in kept], origin
 
 
@@ -328,8 +331,17 @@ def _distinct(items: Iterable[dict[str, np.ndarray]]) -> list[int]:
     return list(seen.values())
 
 
+def shuffled(places: Sequence[int]) -> list[int]:
+    """Return the places in an order that is always the same for so many.
+
+    A file in the order of its classes, or with every third item of one kind, would be calibrated on some kinds and
+    judged on others.
+    """
+    return random.Random(0).sample(places, len(places))
+
+
 def _split(count: int) -> tuple[list[int], list[int], str]:
-    """Split items into calibration and gate, every third to calibration, so that both see the whole file."""
+    """Split items in mixed order into calibration and gate: every third calibrates."""
     if count < 2:
         return [], list(range(count)), "; only one item: none left for calibration"
     calibration = list(range(0, count, 3))[:CALIBRATION_ITEMS]

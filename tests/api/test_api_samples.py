@@ -79,6 +79,23 @@ def test_an_endless_generator_is_cut():
 
 
 @pytest.mark.parametrize(
+    "given", [list(torch.arange(4000.0)[:, None, None]), TensorDataset(torch.arange(4000.0)[:, None])]
+)
+def test_of_many_samples_some_of_all_places_are_taken(given):
+    found = [call.feed["x"].item() for call in samples.calls(forward, given, "the model")]
+    assert len(set(found)) == samples.MOST
+    assert np.histogram(found, bins=4, range=(0, 4000))[0].min() > samples.MOST / 5
+
+
+def test_a_sample_of_many_is_named_by_its_own_place():
+    given: list[Any] = [DATA] * 4000
+    places = [index for index, _ in samples.each(given)]
+    given[places[7]] = {"y": DATA}
+    with pytest.raises(SampleError, match=f"sample {places[7]} does not fit"):
+        samples.calls(forward, given, "the model")
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         (None, "needs samples"),

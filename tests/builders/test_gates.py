@@ -102,9 +102,9 @@ def test_a_second_build_leaves_more_room_and_differs_from_the_first(source, tmp_
 
 
 def test_what_misses_the_gate_after_all_is_built_again(tmp_path, monkeypatch):
-    """The gate's samples are one and a half times as large as the calibration's, on which the whole of it holds."""
+    """Pictures of one colour, which the gate asks beside the samples, lose what the whole of it holds on samples."""
     path, random = convnet(tmp_path / "m.onnx"), np.random.default_rng(1)
-    scales = [1.0 if i % 3 == 0 else 1.5 for i in range(96)]  # every third one calibrates
+    scales = [1.0 if i % 3 == 0 else 1.5 for i in range(96)]
     feeds = {
         f"{i}/x": scale * random.standard_normal((4, 3, 8, 8)).astype(np.float32) for i, scale in enumerate(scales)
     }

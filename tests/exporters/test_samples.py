@@ -145,6 +145,21 @@ def test_repeated_samples_never_meet_on_both_sides(tmp_path: Path) -> None:
     assert samples.calibration_items + samples.gate_items == 4
 
 
+@pytest.mark.parametrize("order", ["in turn", "one after the other"])
+def test_every_kind_is_on_both_sides_whatever_the_order(tmp_path: Path, order: str) -> None:
+    """With every third item of one kind, or in a large file of one kind after the other."""
+    kinds = np.arange(1200) % 3 if order == "in turn" else np.arange(1200) // 400
+    ids = np.stack([kinds, np.arange(1200) // 100, np.arange(1200) % 100], 1)
+    np.savez(tmp_path / "ids.npz", ids=ids, mask=np.ones_like(ids))
+    made = make_samples(*with_samples(tmp_path / "ids.npz"), tmp_path / "out")
+    assert (made.calibration_items, made.gate_items) == (128, 256)
+    for name, items in (("calibration", 128), ("gate", 256)):
+        seen = [row[0] for feed in read_feeds(tmp_path / "out" / f"{name}.npz").values() for row in feed["ids"]]
+        assert np.bincount(seen, minlength=3).min() > items / 5
+    again = make_samples(*with_samples(tmp_path / "ids.npz"), tmp_path / "again")
+    assert again.sha256 == made.sha256
+
+
 def test_plain_arrays_and_lines_are_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", ids=np.arange(24).reshape(6, 4), mask=np.ones((6, 4), np.int32))
     assert make_samples(*with_samples(tmp_path / "s.npz"), tmp_path / "a").gate_items == 4
