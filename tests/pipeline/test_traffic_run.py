@@ -104,7 +104,7 @@ def build():
     shapes = [(16, 16), (24, 16), (16, 24)]
     layers = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 1, 1)
     return torch.nn.Sequential(*layers), [
-        {"input": rng.standard_normal((1, 3, *shapes[i // 3 % 3])).astype(np.float32)} for i in range(150)
+        {"input": rng.standard_normal((1, 3, *shapes[i % 3])).astype(np.float32)} for i in range(150)
     ]
 """
 SHAPES = {
