@@ -820,4 +820,6 @@ def _figures(result: VariantState) -> str:
     if artifact is None or proof is None:
         return ""
     found = ", ".join(f"{n} {v:.3g}" if v is not None else f"{n} exact" for n, v in proof.parity.found.items())
-    return f"{proof.precision}, {found}, {artifact.bytes / 2**20:.0f} MiB"
+    shares = artifact.built.facts.get("share_of_products", {})
+    mixed = ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares.items())
+    return f"{mixed if len(shares) > 1 else proof.precision}, {found}, {artifact.bytes / 2**20:.0f} MiB"

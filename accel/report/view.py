@@ -202,6 +202,11 @@ class VariantView(VariantRecord):
         return ", ".join(f"{'not known' if n == 'none' else n} {100 * s:.3g} %" for n, s in largest)
 
     @property
+    def precisions(self) -> str | None:
+        """What runs, as a mark: the shares of a build of several precisions, else the precision."""
+        return self.layers_line if len({precision for _, precision, _ in self.layers}) > 1 else self.precision
+
+    @property
     def built(self) -> tuple[tuple[str, str], ...]:
         """What was built, from what and where it lies, as name and text."""
         asked = self.artifact.precision if self.artifact else None

@@ -217,6 +217,9 @@ def test_the_strip_shows_each_layers_precision(golden: Any) -> None:
     assert not Page(page).open
     (strip,) = re.findall(r"<h2>Precision by layer</h2>.*?</svg></div>", page, re.DOTALL)
     golden("report/strip.html", strip + "\n")
+    shares = "int8 75 %, bf16 12.5 %, not known 7.5 %, fp32 5 %"
+    assert f'<span class="mark">{shares}</span>' in page, "not the largest of them alone"
+    assert f"| {shares} |" in run_markdown(run_view(run))
     assert "block" not in run_markdown(run_view(run)), "too long for a table"
 
 
