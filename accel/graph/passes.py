@@ -16,6 +16,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -139,13 +140,19 @@ def save(model: ir.Model, path: Path, *, data: str | None = None, check: Callabl
     """Write a model; the file appears whole or not at all.
 
     Args:
-        data: name of the file beside it that takes all weights. Without one each tensor stays where it is, and external
-            data of another folder is copied along.
+        data: name of the file beside it that takes all weights; those that lie outside and are attributes of nodes go
+            into the model itself. Without one each tensor stays where it is, and external data of another folder is
+            copied along.
         check: called with the written file before it gets its name; what it raises leaves no file behind.
 
     Raises:
         OutputError: the folder cannot be written, the disk is full, or another file stands where external data belongs.
     """
+
+    for node in chain.from_iterable(model.graphs()) if data is not None else ():
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(held := attribute.value, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(held.numpy().copy(), name=held.name))
 
     def write(temporary: Path) -> None:
         ir.save(model, temporary, format="protobuf", external_data=data)

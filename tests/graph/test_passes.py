@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from narrowing_checks import save
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from accel import graph
 from accel.core.errors import InputError, OutputError, StageError, UsageError
@@ -142,3 +143,34 @@ def test_every_pass_of_accel_holds_the_contract():
 
 def everything_below(kind: type) -> list[type]:
     return [c for below in kind.__subclasses__() for c in (below, *everything_below(below))]
+
+
+def test_constants_of_a_branch_that_a_library_left_outside_come_along(tmp_path: Path) -> None:
+    """A library writes what nodes hold as attributes, those of branches too, beside its file, which is not kept."""
+    weight = np.arange(300, dtype=np.float32)
+    branches = {}
+    for name, factor in (("then_branch", 1), ("else_branch", -1)):
+        constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(factor * weight, "w"))
+        made = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 300])
+        branches[name] = helper.make_graph([constant, helper.make_node("Add", ["x", "w"], ["out"])], name, [], [made])
+    given = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 300]),
+        helper.make_tensor_value_info("first", TensorProto.BOOL, []),
+    ]
+    results = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 300])]
+    source = save(tmp_path / "a.onnx", [helper.make_node("If", ["first"], ["y"], **branches)], given, results, {})
+    out = tmp_path / "b.onnx"
+    with passes.by_library(out) as path:
+        onnx.save(
+            onnx.load(str(source)),
+            str(path),
+            save_as_external_data=True,
+            location=f"{path.name}.data",
+            convert_attribute=True,
+        )
+        assert Path(f"{path}.data").stat().st_size >= 2 * weight.nbytes
+    session = ort.InferenceSession(out, providers=["CPUExecutionProvider"])
+    x = np.ones((2, 300), np.float32)
+    for first, factor in ((True, 1), (False, -1)):
+        (y,) = session.run(None, {"x": x, "first": np.array(first)})
+        np.testing.assert_array_equal(y, x + factor * weight)
