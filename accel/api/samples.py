@@ -6,7 +6,6 @@ axis. The items of a dataset have none; they get one.
 
 import inspect
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from accel.core.calls import CONSTANTS, as_array, is_tensor, leaves
 from accel.core.errors import SampleError, UsageError, nearest
-from accel.exporters.samples import CALIBRATION_ITEMS, GATE_ITEMS
+from accel.exporters.samples import CALIBRATION_ITEMS, GATE_ITEMS, shuffled
 
 MOST = CALIBRATION_ITEMS + GATE_ITEMS
 """So many samples are taken; more would calibrate and prove nothing more."""
@@ -45,7 +44,7 @@ def each(samples: Any) -> Iterator[tuple[int, Any]]:
         yield 0, samples
         return
     if hasattr(samples, "__getitem__") and hasattr(samples, "__len__") and not hasattr(samples, "batch_size"):
-        for index in sorted(random.Random(0).sample(range(len(samples)), min(len(samples), MOST))):
+        for index in sorted(shuffled(range(len(samples)), MOST)):
             yield index, samples[index] if isinstance(samples, list) else _with_batch_axis(samples[index])
         return
     if not isinstance(samples, Iterable):

@@ -331,13 +331,13 @@ def _distinct(items: Iterable[dict[str, np.ndarray]]) -> list[int]:
     return list(seen.values())
 
 
-def shuffled(places: Sequence[int]) -> list[int]:
-    """Return the places in an order that is always the same for so many.
+def shuffled(places: Sequence[int], most: int | None = None) -> list[int]:
+    """Return the places, or so many of them at most, in an order that is always the same for so many.
 
     A file in the order of its classes, or with every third item of one kind, would be calibrated on some kinds and
     judged on others.
     """
-    return random.Random(0).sample(places, len(places))
+    return random.Random(0).sample(places, min(len(places), most or len(places)))
 
 
 def _split(count: int) -> tuple[list[int], list[int], str]:

@@ -18,8 +18,6 @@ from accel.core.values import BuildRequest, Target, Variant
 from accel.run.job import assemble
 
 WIDTH, LAYERS = 32, 6
-ANY_COLOUR = {"shape_db": -100.0}
-"""Whatever becomes of a picture of one colour, of which the convolutions in INT8 keep about what is asked."""
 
 
 def residual(path: Path) -> Path:
@@ -45,7 +43,7 @@ def source(request, tmp_path_factory):
     """A network of each kind, exported, with its samples."""
     folder = tmp_path_factory.mktemp(request.param)
     path = residual(folder / "m.onnx") if request.param == "products" else convnet(folder / "m.onnx")
-    random = np.random.default_rng(9)  # by which INT8 of one product keeps 2 dB more than is asked below
+    random = np.random.default_rng(14)  # by which INT8 of one product keeps 2 dB more than is asked below
     shape = (WIDTH,) if request.param == "products" else (3, 8, 8)
     feeds = {f"{i}/x": random.standard_normal((4, *shape)).astype(np.float32) for i in range(96)}
     return request.param, folder, *small_onnx.prepared(path, folder, feeds, shape)
@@ -77,10 +75,10 @@ def answers_db(source: Any, folder: Path) -> float:
 
 
 def test_a_stricter_gate_keeps_more_products_in_float(source, tmp_path):
-    loose, first = build(source, Target("ort-int8", "cpu"), tmp_path / "loose", ANY_COLOUR)
+    loose, first = build(source, Target("ort-int8", "cpu"), tmp_path / "loose", {})
     assert loose["int8_share"] == 1.0
-    asked = round(answers_db(source, first)) + 1.0
-    strict, second = build(source, Target("ort-int8", "cpu"), tmp_path / "strict", {"int8": asked, **ANY_COLOUR})
+    asked = round(answers_db(source, first)) + 3.0
+    strict, second = build(source, Target("ort-int8", "cpu"), tmp_path / "strict", {"int8": asked})
     assert 0 < strict["int8_share"] < 1.0
     assert strict["held_back_sqnr_db"] >= asked + held_back.ROOM_DB
     assert answers_db(source, first) < answers_db(source, second)
@@ -90,8 +88,8 @@ def test_a_stricter_gate_keeps_more_products_in_float(source, tmp_path):
 def test_a_second_build_leaves_more_room_and_differs_from_the_first(source, tmp_path, gate):
     """Where the whole holds with twice the room, too, it would be the same file, whose gate failed."""
     target = Target("ort-int8", "cpu")
-    first, _ = build(source, target, tmp_path / "first", {"int8": gate, **ANY_COLOUR})
-    again, _ = build(source, target, tmp_path / "again", {"int8": gate, **ANY_COLOUR}, room=2.0)
+    first, _ = build(source, target, tmp_path / "first", {"int8": gate})
+    again, _ = build(source, target, tmp_path / "again", {"int8": gate}, room=2.0)
     assert first["int8_share"] == 1.0
     assert "room" not in first
     assert again["room"].startswith("2 times")
@@ -137,7 +135,7 @@ def test_what_misses_the_gate_after_all_is_built_again(tmp_path, monkeypatch):
 
 def test_tensorrt_and_openvino_search_by_it_too(source, tmp_path):
     kind, *_ = source
-    gates = dict(ANY_COLOUR)
+    gates = {"shape_db": -100.0}  # a picture of one colour asks for a little less of the convolutions
     loose, first = build(source, Target("trt-int8", "cuda"), tmp_path / "loose", gates, base="fp32")
     assert loose["quantized"]["share"] == 1.0
     asked = round(answers_db(source, first)) + 3.0
@@ -148,7 +146,7 @@ def test_tensorrt_and_openvino_search_by_it_too(source, tmp_path):
     if kind == "products":
         plain, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov", {"int8": 5.0})
         held, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-held", {"int8": 10.0})
-        exact, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-strict", {"int8": 30.0})
+        exact, _ = build(source, Target("openvino-int8", "cpu"), tmp_path / "ov-strict", {"int8": 25.0})
         assert 0 < exact["fake_quantize_nodes"] < held["fake_quantize_nodes"] == plain["fake_quantize_nodes"]
         assert exact["held_back_score"] >= 25.0 + openvino_mixing.ROOM_DB
         # No product alone holds 45 dB in INT8: what is called INT8 is INT8, and its gate fails.
