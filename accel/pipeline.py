@@ -44,6 +44,7 @@ from accel.core.values import (
     Variant,
 )
 from accel.graph.arithmetic import Arithmetic
+from accel.report import formats
 from accel.run import batching, favourites, kits, run_json, tasks
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, ROUTED_VARIANT, Job
@@ -820,6 +821,6 @@ def _figures(result: VariantState) -> str:
     if artifact is None or proof is None:
         return ""
     found = ", ".join(f"{n} {v:.3g}" if v is not None else f"{n} exact" for n, v in proof.parity.found.items())
-    shares = artifact.built.facts.get("share_of_products", {})
-    mixed = ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares.items())
-    return f"{mixed if len(shares) > 1 else proof.precision}, {found}, {artifact.bytes / 2**20:.0f} MiB"
+    parts = artifact.built.facts.get("share_of_products", {})
+    precision = formats.shares(parts) if len(parts) > 1 else proof.precision
+    return f"{precision}, {found}, {artifact.bytes / 2**20:.0f} MiB"

@@ -80,6 +80,12 @@ def error(value: float | None) -> str:
     return f"{value:#.2g}".removesuffix(".") if value else "0"
 
 
+def shares(parts: Mapping[str, float]) -> str:
+    """Format the share of each precision, the largest first: ``int8 66.3 %, fp32 33.7 %``; ``none`` is not known."""
+    largest = sorted(parts.items(), key=lambda row: -row[1])
+    return ", ".join(f"{'not known' if name == 'none' else name} {100 * share:.3g} %" for name, share in largest)
+
+
 def metric(name: str, value: float | None) -> str:
     """Format the value of a gate by the unit in its name: ``_db`` in dB, everything else with four decimals."""
     return decibels(value) if value is None or name.endswith("_db") else f"{value:.4f}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from accel.core.document import RunDocument, VariantRecord
 from accel.core.errors import END_OF_LOG, LOG_INDENT
 from accel.core.values import LAYERS, PYTHON_BACKEND, Decision, Measurement, OutputParity, to_json
-from accel.report.formats import decibels, figures, metric, metric_name, pairs, seconds, size
+from accel.report.formats import decibels, figures, metric, metric_name, pairs, seconds, shares, size
 
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
@@ -195,11 +195,10 @@ class VariantView(VariantRecord):
     @property
     def layers_line(self) -> str:
         """The share of the multiplications in each precision, the largest first."""
-        shares = dict.fromkeys((precision for _, precision, _ in self.layers), 0.0)
+        parts = dict.fromkeys((precision for _, precision, _ in self.layers), 0.0)
         for _, precision, share in self.layers:
-            shares[precision] += share
-        largest = sorted(shares.items(), key=lambda row: -row[1])
-        return ", ".join(f"{'not known' if n == 'none' else n} {100 * s:.3g} %" for n, s in largest)
+            parts[precision] += share
+        return shares(parts)
 
     @property
     def precisions(self) -> str | None:
