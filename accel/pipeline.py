@@ -219,6 +219,7 @@ def _convert(job: Job, progress: Progress | None, failed: NotExported | None = N
         reference, onnx, narrowed = found.reference, found.onnx, found.narrowed
         if reference is not None:
             last = [r for r in wanted if onnx is not None and _comes_last(r.variant, job)]
+            last += [r for r in wanted if last and r not in last and _waits(r.variant, job)]
             with work.timed("build and prove"):
                 _build_all([r for r in wanted if r not in last], described, onnx, reference, work)
             if last and onnx is not None:
@@ -484,6 +485,17 @@ def _comes_last(variant: Variant, job: Job) -> bool:
     target = variant.target
     last = target.device in targets.info(target).comes_last and job.bench in ("inprocess", "both")
     return last and not _asked_for(variant, job)
+
+
+def _waits(variant: Variant, job: Job) -> bool:
+    """Say whether a variant is built with those that come last, where there are any: it hardly ever wins.
+
+    Its target says so, and a group alone asked for it; or it is an FP32 build of one shape, and the zoo alone did.
+    """
+    info, device = targets.info(variant.target), variant.target.device
+    if variant.static is not None and not job.static and (device, info.precision) == ("cpu", "fp32"):
+        return not (job.exhaustive or _required(variant, job))
+    return device in info.waits and not _asked_for(variant, job)
 
 
 def _asked_for(variant: Variant, job: Job) -> bool:

@@ -130,6 +130,7 @@ class OrtBuilder(Builder):
             int64_as_int32=True,
             through_float=THROUGH_FLOAT,
             environment=OPENVINO_ENVIRONMENT,
+            waits=("cpu",),
         ),
         "ort-cuda": _cuda("fp32", "CUDA execution provider, TF32 off"),
         "ort-cuda-tf32": _cuda("tf32", "CUDA execution provider, TF32 on"),

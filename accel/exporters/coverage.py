@@ -123,9 +123,10 @@ def needed(name: str) -> bool:
 
 
 def first(feeds: Mapping[str, Feed], precision: str, *, batch: int | None = None) -> dict[str, Feed]:
-    """Choose what a first proof asks: some samples, every feed that is timed, and one or two of each other kind.
+    """Choose what a first proof asks: some samples, requests of the traffic, and one or two of each other kind.
 
-    Of a kind (sizes of an axis, values of a range, batches that are not timed) that is its first and its largest feed.
+    Of a kind (batches that may be timed, batches that are not, sizes of an axis, values of a range) that is its first
+    and its largest feed: what is timed is held against the source's answers under the clock, too (``bench.checker``).
     The largest checked shape is left out: the largest batch and the largest size are there, each at less cost.
 
     Args:
@@ -139,8 +140,7 @@ def first(feeds: Mapping[str, Feed], precision: str, *, batch: int | None = None
     for name in feeds:
         sized = int(name[1:]) if name[0] in "bn" and name[1:].isdigit() else None
         if not parity.is_sample(name) and name != "max" and (batch is None or sized is None or sized <= batch):
-            alone = traffic.point(name) is not None or (sized is not None and name[0] == "b")
-            kinds.setdefault(name if alone else name.rstrip("0123456789"), []).append(name)
+            kinds.setdefault(name if traffic.point(name) else name.rstrip("0123456789"), []).append(name)
     for names in kinds.values():
         chosen |= {names[0], max(names, key=lambda name: sum(value.size for value in feeds[name].values()))}
     return {name: feed for name, feed in feeds.items() if name in chosen}

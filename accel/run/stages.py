@@ -342,7 +342,7 @@ class Stages:
                     reference.folder / reference.value.file,
                     first,
                 )
-                verdict = self.judge(worker, asked, found, described, reference)
+                verdict = self.judge(worker, asked, found, described, reference, first=first)
             found.unlink()
             return Proof(_on(ran, verdict), asked, asked, ran.feeds, of=ran.of)
 
@@ -501,7 +501,7 @@ class Stages:
             held = ran.precision if asked == "none" else asked
             if parity.coarser(made.source.computes, held):
                 held = made.source.computes
-            verdict = _on(ran, self.judge(worker, held, found, described, reference))
+            verdict = _on(ran, self.judge(worker, held, found, described, reference, first=first))
             found.unlink()
             if unproved:
                 values = "; ".join(unproved[:3])
@@ -737,9 +737,21 @@ class Stages:
         return parity.bearing(self._job.gates, targets.info(variant.target).precision)
 
     def judge(
-        self, worker: Worker, held: str, found: Path, described: Stage[Described], reference: Stage[Answered]
+        self,
+        worker: Worker,
+        held: str,
+        found: Path,
+        described: Stage[Described],
+        reference: Stage[Answered],
+        *,
+        first: bool = False,
     ) -> Parity:
-        """Hold answers against the gate of a precision; where dB are missed, against the source's own noise, too."""
+        """Hold answers against the gate of a precision; where dB are missed, against the source's own noise, too.
+
+        Args:
+            first: these are the answers of a first proof. Where it settles nothing, all feeds are asked next, and the
+                noise is theirs to ask for.
+        """
         source = described.value.source
         usual, gate = (
             parity.gate_for(
@@ -754,18 +766,26 @@ class Stages:
         )
         truth = reference.folder / reference.value.file
         verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
-        missed = tuple(sorted({f for row in verdict.outputs for f in row.by_shape_db if parity.is_coverage(f)}))
-        if parity.accept(verdict) is not None and (noise := self._noise(described, reference, missed)) is not None:
-            verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate, noise)
+        if parity.may_be_noise(verdict) and not (first and not parity.settled(verdict)):
+            noise = self._noise(
+                described, reference, parity.missed(verdict), max(*parity.GATES_DB.values(), *gate.values())
+            )
+            if noise is not None:
+                verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate, noise)
         return dataclasses.replace(verdict, notes=(*parity.lowered(gate, usual), *verdict.notes))
 
     def _noise(
-        self, described: Stage[Described], reference: Stage[Answered], coverage: tuple[str, ...]
+        self, described: Stage[Described], reference: Stage[Answered], missed: tuple[str, ...], least: float
     ) -> parity.Noise | None:
-        """Measure how far the source differs from itself when it is computed otherwise; once, and only where asked."""
+        """Measure how far the source differs from itself when it is computed otherwise; once, and only where asked.
+
+        Args:
+            missed / least: as for ``tasks.noise``.
+        """
         key = store.key(
             reference=reference.key,
-            coverage=coverage,
+            missed=missed,
+            least=least,
             code=store.code_hash("exporters", "core/accuracy", "run/tasks.py"),
             versions=self._versions,
         )
@@ -773,7 +793,7 @@ class Stages:
         def make(folder: Path) -> parity.Noise:
             truth = reference.folder / reference.value.file
             with self.worker("noise") as worker:
-                found = worker.call(tasks.noise, described.value, described.folder, truth, coverage)
+                found = worker.call(tasks.noise, described.value, described.folder, truth, missed, least)
             return found or parity.Noise("", ())
 
         with self._measuring_noise:  # variants side by side ask for it at the same time

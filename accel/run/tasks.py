@@ -188,14 +188,18 @@ def _check_metric(described: Described, samples_folder: Path, feeds: "Feeds", fo
         )
 
 
-def noise(described: Described, samples_folder: Path, reference: Path, coverage: tuple[str, ...]) -> Noise | None:
+def noise(
+    described: Described, samples_folder: Path, reference: Path, missed: tuple[str, ...], least: float
+) -> Noise | None:
     """Hold the source against itself, computed in another way: what no variant of it can be asked to undercut.
 
     At coverage feeds the farther of float64 and moved inputs counts: where all values are alike, a norm makes of the
-    last bits of its input what it makes of values elsewhere.
+    last bits of its input what it makes of values elsewhere. The largest shape takes longer than all samples: it is
+    asked where it was missed, or where the others leave a gate within reach of the noise.
 
     Args:
-        coverage: coverage feeds of which that is to be known, beside samples and checked shapes.
+        missed: checked shapes and coverage feeds at which that has to be known, beside the samples.
+        least: the highest gate in dB that is asked of a variant.
 
     Returns:
         None where there is no other way to compute it.
@@ -209,16 +213,23 @@ def noise(described: Described, samples_folder: Path, reference: Path, coverage:
     if way is None:
         return None
     how, answer = way
-    feeds |= {name: feed for name, feed in _coverage(described.samples, samples_folder).items() if name in coverage}
-    found = {name: answer(feed) for name, feed in feeds.items()}
+    coverage = {name: feed for name, feed in _coverage(described.samples, samples_folder).items() if name in missed}
+    last = {} if LARGEST in missed else {name: feed for name, feed in feeds.items() if name == LARGEST}
+    found = {name: answer(feed) for name, feed in (feeds | coverage).items() if name not in last}
     truth = read_feeds(reference)
     room_db = NOISE_ROOM_DB if how == IN_FLOAT64 else KERNELS_ROOM_DB
     if how == IN_FLOAT64 and coverage and (moved := with_moved_inputs(model)) is not None:
         how = f"{how} or {IN_MOVED_INPUTS}"
-        for name in coverage:
-            other = moved(feeds[name])
+        for name, feed in coverage.items():
+            other = moved(feed)
             found[name] = other if _error(truth[name], other) > _error(truth[name], found[name]) else found[name]
-    return Noise(how, verdict.compare(described.source, feeds, truth, found, {}).outputs, room_db)
+
+    def measured() -> Noise:
+        return Noise(how, verdict.compare(described.source, feeds | coverage, truth, found, {}).outputs, room_db)
+
+    if last and not measured().far_above(least):
+        found |= {name: answer(feed) for name, feed in last.items()}
+    return measured()
 
 
 def _error(truth: Feed, found: Feed) -> float:
@@ -476,6 +487,8 @@ COVERAGE_BYTES = 2 << 30
 """Memory for answers to coverage feeds: a language model answers one of them with hundreds of MiB."""
 NOISE_FEEDS = 20
 """Feeds on which the source is held against itself: some samples, and the checked shapes."""
+LARGEST = "max"
+"""The checked shape that the source computes in another way last."""
 STORED_STEPS = 64
 """Steps of a stream that a repository keeps, to be held against a server's answers."""
 

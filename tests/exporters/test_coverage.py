@@ -163,7 +163,7 @@ def test_a_made_up_feed_that_has_no_answer_proves_nothing():
     assert {"flat low", "flat high", "beyond"} <= names.keys()
 
 
-def test_a_first_proof_asks_what_is_timed_and_one_or_two_of_each_kind(feeds):
+def test_a_first_proof_asks_requests_of_traffic_and_one_or_two_of_each_kind(feeds):
     rng = np.random.default_rng(1)
     samples = {str(i): {"ids": rng.integers(0, 50, (8, 9))} for i in range(32)}
     shapes = {name: {"ids": rng.integers(0, 50, size)} for name, size in [("min", (1, 1)), ("max", (16, 32))]}
@@ -171,8 +171,8 @@ def test_a_first_proof_asks_what_is_timed_and_one_or_two_of_each_kind(feeds):
     chosen = coverage.first(every, "int8")
     assert list(chosen) == [name for name in every if name in chosen]
     assert sum(name.isdigit() for name in chosen) == coverage.FIRST_FEEDS
-    assert {"min", "t8.0", "t8.1", "b1", "b2", "b4", "b8", "b16"} <= chosen.keys()
-    assert "max" not in chosen
+    assert {"min", "t8.0", "t8.1", "b1", "b16"} <= chosen.keys()
+    assert not {"max", "b2", "b4", "b8"} & chosen.keys()  # what is timed is held against the source's answers then
 
     def kinds(names):
         return {name.rstrip("0123456789") for name in names} - {"max"}

@@ -113,6 +113,21 @@ def test_on_request_everything_is_built_at_once(given, ort_comes_last):
     assert any(pipeline._comes_last(v, Job(source="minilm", targets=TARGETS)) for v in variants(job))
 
 
+def test_what_hardly_ever_wins_waits_for_what_comes_last(ort_comes_last, monkeypatch):
+    """OpenVINO inside ONNX Runtime, and an FP32 build of one shape that only the zoo asked for; not where it was."""
+    job = Job.model_validate({"source": "minilm", "targets": f"{TARGETS},ort-openvino"})
+    monkeypatch.setattr(Job, "grouped", property(lambda job: frozenset({"ort-openvino"})))
+    waiting = {v.id for v in variants(job) if pipeline._waits(v, job)}
+    assert waiting == {"ort-openvino@cpu"}
+    [fp32] = [v for v in variants(job) if v.target.name == "openvino-fp32"]
+    fixed = dataclasses.replace(fp32, static="1x128")
+    assert pipeline._waits(fixed, job)
+    for given in ({"exhaustive": True}, {"static": True}, {"require": fixed.id}):
+        assert not pipeline._waits(fixed, Job.model_validate({"source": "minilm", "targets": TARGETS} | given)), given
+    named = {"source": "minilm", "targets": f"{TARGETS},ort-openvino", "exhaustive": True}
+    assert not any(pipeline._waits(v, Job.model_validate(named)) for v in variants(job))
+
+
 def variants(job):
     return [pipeline.Variant(target, {}) for target in job.wanted]
 

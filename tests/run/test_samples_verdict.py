@@ -141,7 +141,7 @@ def test_what_a_norm_makes_of_a_flat_input_is_no_variants_error(tmp_path: Path) 
     )
     made = tasks.describe(sources.recognise(f"{tmp_path / 'net.py'}:build"), tmp_path / "out")
     tasks.reference(made, tmp_path / "out", tmp_path / "reference.npz")
-    noise = tasks.noise(made, tmp_path / "out", tmp_path / "reference.npz", ("flat high",))
+    noise = tasks.noise(made, tmp_path / "out", tmp_path / "reference.npz", ("flat high",), 80.0)
     assert noise is not None
     assert noise.how == "in float64 or with its inputs moved by 4 units in the last place"
     [output] = noise.outputs

@@ -54,6 +54,9 @@ KERNELS_ROOM_DB = 12.0
 """The same where the noise is that of the source's own kernels: another runtime's round up to four times as coarsely (a
 Winograd convolution does), which float64 would show."""
 
+FAR_DB = 20.0
+"""Noise that lies this far below what a gate could ask is a matter of one feed among others no more."""
+
 NOISE_LEAST_DB = 12.0
 """No noise of a source lowers a gate further than to this."""
 
@@ -148,6 +151,11 @@ class Noise:
     how: str
     outputs: tuple[OutputParity, ...]
     room_db: float = NOISE_ROOM_DB
+
+    def far_above(self, least: float) -> bool:
+        """Say whether a gate of ``least`` dB lies so far below it that one more feed would not lower the gate."""
+        figures = [db for row in self.outputs if not row.exact for db in (row.sqnr_db, *row.by_shape_db.values())]
+        return all(_number(db) >= least + KERNELS_ROOM_DB + FAR_DB for db in figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,6 +717,18 @@ def accept(verdict: Parity) -> str | None:
         return None
     asked = " ".join(f"--gate {_ASKED.get(name, name)}={least}" for name, least in missed.items())
     return f"if that is accurate enough for you: {asked}"
+
+
+def missed(verdict: Parity) -> tuple[str, ...]:
+    """Return the checked shapes and coverage feeds at which some output lies below its gate."""
+    least = verdict.gate.get("shape_db", -math.inf)
+    return tuple(sorted({f for row in verdict.outputs for f, db in row.by_shape_db.items() if _number(db) < least}))
+
+
+def may_be_noise(verdict: Parity) -> bool:
+    """Say whether the source's own noise may be why a variant fails: a tolerance and integers have no room for it."""
+    missed_db = any(reason.startswith(("sqnr_db ", "shape_db ")) for reason in verdict.reasons)
+    return missed_db and accept(verdict) is not None
 
 
 def _told(noise: Noise | None, row: OutputParity | None, place: str | None) -> str:

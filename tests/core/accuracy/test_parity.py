@@ -706,3 +706,36 @@ def test_a_mean_near_its_gate_settles_nothing(gate, found, reason, stands):
     verdict = Parity(reason is None, gate, found, (), (reason,) if reason else ())
     assert parity.settled(verdict) is stands
     assert parity.settled(verdict, rebuilt=False) is (stands or verdict.passed)
+
+
+def test_noise_is_asked_for_only_where_it_could_lower_a_gate():
+    """A tolerance and integers have no room for noise; what failed for another reason stays failed."""
+    truth = feeds(HIDDEN) | {name: feeds(HIDDEN, seed=7)["0"] for name in ("b1", "n3")}
+
+    def judged(sample_db=90.0, shape_db=90.0, **options):
+        found = feeds(HIDDEN, noise=10 ** (-sample_db / 20))
+        apart = feeds(HIDDEN, seed=7, noise=10 ** (-shape_db / 20))["0"]
+        return judge(truth, found | {"b1": apart, "n3": truth["n3"]}, HIDDEN, **options)
+
+    both = judged(sample_db=50.0, shape_db=50.0)
+    assert parity.may_be_noise(both)
+    assert parity.missed(both) == ("b1", "max", "min")
+    mean = judged(sample_db=70.0)
+    assert parity.may_be_noise(mean)
+    assert parity.missed(mean) == ()  # the same noise serves all variants that miss their mean alone
+    one = judged(shape_db=50.0)
+    assert parity.may_be_noise(one)
+    assert parity.missed(one) == ("b1",)
+    assert not parity.may_be_noise(judged())
+    assert not parity.may_be_noise(parity.refused(both, "computes in bf16, and fp32 was asked for"))
+    few = compare(truth, feeds(HIDDEN, noise=0.1), outputs=[HIDDEN], masks={}, gate={"tolerance_db": 80.0})
+    assert not few.passed
+    assert not parity.may_be_noise(few)
+
+
+def test_noise_far_above_a_gate_needs_no_more_feeds():
+    for noise_db, least, far in ((125, 80.0, True), (105, 80.0, False), (105, 20.0, True)):
+        rows = judge(feeds(HIDDEN), feeds(HIDDEN, noise=10 ** (-noise_db / 20)), HIDDEN, overrides={"fp32": 0}).outputs
+        assert Noise("in float64", rows).far_above(least) is far, (noise_db, least)
+    exact = judge(feeds(HIDDEN), feeds(HIDDEN), HIDDEN).outputs
+    assert Noise("in float64", exact).far_above(80.0)

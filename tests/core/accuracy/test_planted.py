@@ -71,13 +71,22 @@ def test_a_proof_says_what_it_covered(planted, tmp_path):
     assert "masks full, holed, left-padded, single" in said
 
 
-def test_the_sources_own_noise_is_measured_in_float64(planted):
+@pytest.mark.parametrize(
+    ("missed", "least", "shapes"),
+    [
+        (("b1",), 20.0, {"min", "odd", "opt", "b1"}),  # 80 dB and more above the gate: another shape changes nothing
+        (("b1",), 120.0, {"min", "odd", "opt", "max", "b1"}),
+        (("max",), 20.0, {"min", "odd", "opt", "max"}),
+    ],
+)
+def test_the_sources_own_noise_is_measured_in_float64(planted, missed, least, shapes):
+    """The largest shape costs more than all samples: it is asked where it was missed, or where noise is near a gate."""
     _, bench = planted
-    found = tasks.noise(bench.described, bench.folder / "samples", bench.folder / "reference.npz", ("b1",))
+    found = tasks.noise(bench.described, bench.folder / "samples", bench.folder / "reference.npz", missed, least)
     assert found.how == "in float64"
     by_name = {row.name: row for row in found.outputs}
     assert 100 < by_name["hidden"].sqnr_db < 160
-    assert set(by_name["hidden"].by_shape_db) == {"min", "odd", "opt", "max", "b1"}
+    assert set(by_name["hidden"].by_shape_db) == shapes
 
 
 @pytest.mark.parametrize("short_of", ["time", "memory"])
