@@ -766,7 +766,7 @@ class Stages:
         )
         truth = reference.folder / reference.value.file
         verdict = worker.call(tasks.compare, described.value, described.folder, truth, found, gate)
-        if parity.may_be_noise(verdict) and not (first and not parity.settled(verdict)):
+        if parity.may_be_noise(verdict) and (not first or parity.settled(verdict)):
             noise = self._noise(
                 described, reference, parity.missed(verdict), max(*parity.GATES_DB.values(), *gate.values())
             )
