@@ -214,8 +214,8 @@ def noise(
         return None
     how, answer = way
     coverage = {name: feed for name, feed in _coverage(described.samples, samples_folder).items() if name in missed}
-    last = {} if LARGEST in missed else {name: feed for name, feed in feeds.items() if name == LARGEST}
-    found = {name: answer(feed) for name, feed in (feeds | coverage).items() if name not in last}
+    every = feeds | coverage
+    found = {name: answer(feed) for name, feed in every.items() if name != LARGEST or name in missed}
     truth = read_feeds(reference)
     room_db = NOISE_ROOM_DB if how == IN_FLOAT64 else KERNELS_ROOM_DB
     if how == IN_FLOAT64 and coverage and (moved := with_moved_inputs(model)) is not None:
@@ -225,11 +225,13 @@ def noise(
             found[name] = other if _error(truth[name], other) > _error(truth[name], found[name]) else found[name]
 
     def measured() -> Noise:
-        return Noise(how, verdict.compare(described.source, feeds | coverage, truth, found, {}).outputs, room_db)
+        return Noise(how, verdict.compare(described.source, every, truth, found, {}).outputs, room_db)
 
-    if last and not measured().far_above(least):
-        found |= {name: answer(feed) for name, feed in last.items()}
-    return measured()
+    noise = measured()
+    if LARGEST in every and LARGEST not in found and not noise.far_above(least):
+        found[LARGEST] = answer(every[LARGEST])
+        noise = measured()
+    return noise
 
 
 def _error(truth: Feed, found: Feed) -> float:

@@ -55,7 +55,7 @@ KERNELS_ROOM_DB = 12.0
 Winograd convolution does), which float64 would show."""
 
 FAR_DB = 20.0
-"""Noise that lies this far below what a gate could ask is a matter of one feed among others no more."""
+"""How far the source must keep above what could lower a gate for one more feed to change nothing."""
 
 NOISE_LEAST_DB = 12.0
 """No noise of a source lowers a gate further than to this."""
