@@ -77,7 +77,7 @@ class HeldBack:
         self.feeds = {name: feeds[name] for name in self._truth}
 
     def score(self, model: Any) -> float:
-        """Return the figure of a choice: dB, or the task metric; 200 where every value is equal."""
+        """Return the figure of a choice, None for the float model: dB, or the task metric; 200 where all is equal."""
         found = self.compare(model, self.gate)
         value = found.found[self._metric]
         others = [(found.found[name], least) for name, least in self.gate.items() if name != self._metric]
@@ -114,9 +114,11 @@ class HeldBack:
         return 0.0 if value is None else 10.0 ** (-value / 10.0)
 
     def compare(self, model: Any, gate: Mapping[str, float]) -> Parity:
-        """Hold a choice against a gate."""
-        run = self._open(model)
-        answers = {name: run(feed) for name, feed in self.feeds.items()}
+        """Hold a choice, None for the float model, against a gate."""
+        answers = self._truth
+        if model is not None:
+            run = self._open(model)
+            answers = {name: run(feed) for name, feed in self.feeds.items()}
         return verdict.compare(self._source, self.feeds, self._truth, answers, gate, labels=self._labels)
 
     def loss(self, score: float) -> float:
@@ -130,14 +132,18 @@ class HeldBack:
             self.floor = self.gate["sqnr_db"] = max(self.floor, had + more_db)
 
 
-def onnx_runner(request: BuildRequest) -> Open:
-    """Return what opens ONNX files, Q/DQ pairs computed as written."""
+def onnx_runner(request: BuildRequest, *, exact: bool = True) -> Open:
+    """Return what opens ONNX files.
+
+    Args:
+        exact: whether Q/DQ pairs are computed as written, and not by this CPU's integer kernels.
+    """
     from accel.graph import evaluate, measured
 
     names = [spec.name for spec in request.source.outputs]
 
     def open_model(path: Path) -> Callable[[Feed], Feed]:
-        session = evaluate.open_exact(path, request.threads)
+        session = evaluate.open_light(path, request.threads, exact=exact)
         return lambda feed: dict(zip(names, measured.run(session, names, feed, path.name), strict=True))
 
     return open_model
@@ -239,7 +245,7 @@ def for_sqnr(
         floors[task[0]] = request.gates.get(*task)
     if task is not None or not each:
         judges |= {str(number): feeds[number] for number in chosen}
-    return rest, HeldBack(request, onnx, judges, floors, onnx_runner(request), labels=_labels(request))
+    return rest, HeldBack(request, onnx, judges, floors, onnx_runner(request, exact=False), labels=_labels(request))
 
 
 def _cut(feed: Feed, sizes: Mapping[str, tuple[int, ...]]) -> Feed:

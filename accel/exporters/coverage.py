@@ -41,8 +41,8 @@ MOST_VALUES = 1 << 20
 EVERY_BATCH = 16
 """Up to here every number of items is tried, beyond it the neighbours of powers of two."""
 FIRST_FEEDS, FIRST_ITEMS = 8, {"fp32": 16, "tf32": 32, "fp16": 32, "bf16": 32, "int8": 64, "fp8": 64}
-"""Of the samples a first proof takes at least so many feeds, and so many items, by precision: the finer it is, the less
-the error differs from item to item."""
+"""Of the samples a first proof takes at least so many feeds, where they differ in size, and so many items by precision:
+the finer it is, the less the error differs from item to item."""
 ROOM_BYTES = 128 << 20
 """Batches that are not timed, and sizes of an axis, are tried as long as their inputs take less than this together."""
 VALUES_BYTES = 512 << 20
@@ -135,7 +135,9 @@ def first(feeds: Mapping[str, Feed], precision: str, *, batch: int | None = None
     samples = [name for name in feeds if parity.is_sample(name)]
     items = sum(next((v.shape[0] for v in feeds[name].values() if v.ndim), 1) for name in samples)
     least = FIRST_ITEMS.get(precision, max(FIRST_ITEMS.values()))
-    chosen = set(samples[:: max(1, min(len(samples) // FIRST_FEEDS, items // least))])
+    alike = len({tuple(v.shape[1:] for v in feeds[name].values()) for name in samples}) == 1
+    few = len(samples) if alike else len(samples) // FIRST_FEEDS
+    chosen = set(samples[:: max(1, min(few, items // least))])
     kinds: dict[str, list[str]] = {}
     for name in feeds:
         sized = int(name[1:]) if name[0] in "bn" and name[1:].isdigit() else None

@@ -132,7 +132,11 @@ def least_error(
 
     Args:
         model: the graph at ``path``, for its weights.
+        ranges: for the sizes of the activations.
         mask: input that is 0 at padded positions, whose activations are then left out.
+
+    Raises:
+        StageError: an activation is not finite.
     """
     weights: dict[str, list[np.ndarray]] = {}
     for product in products:
@@ -154,6 +158,7 @@ def _sample_rows(
         hidden = mask is not None and value.shape[:-1] == feed[mask].shape
         rows = value[feed[mask].astype(bool)] if mask is not None and hidden else value.reshape(-1, value.shape[-1])
         extreme = np.unique(np.concatenate([rows.argmax(axis=0), rows.argmin(axis=0)]))
+        check_finite({name: Range(float(rows[extreme].min()), float(rows[extreme].max()), value.size)})
         strongest = extreme[np.argsort(-np.abs(rows[extreme]).max(axis=1))[: per_feed // 4]]
         drawn = rng.choice(len(rows), min(per_feed, len(rows)), replace=False)
         kept.setdefault(name, []).append(rows[np.unique(np.concatenate([drawn, strongest]))])
@@ -161,20 +166,20 @@ def _sample_rows(
 
 
 def _best_recipe(rows: np.ndarray, weight: np.ndarray, scheme: Scheme) -> Recipe:
-    columns = slice(None, None, max(1, weight.shape[1] // COLUMNS))
-    exact = rows @ weight[:, columns]
+    some = weight[:, :: max(1, weight.shape[1] // COLUMNS)]
+    exact = rows @ some
     best: tuple[float, Recipe] | None = None
     for alpha in SMOOTHING:
         smooth = None if alpha is None else _smoothing(rows, weight, alpha)
         turned = rows if smooth is None else rows / smooth
-        scaled = weight if smooth is None else weight * smooth[:, None]
+        scaled = some if smooth is None else some * smooth[:, None]
         channel = qdq.weight_scales(scaled, 1, scheme.largest)
-        rounded = (qdq.quantize_weight(scaled, channel, 1, scheme.largest) * channel)[:, columns]
-        ordered = np.sort(turned, axis=None)
-        last = len(ordered) - 1
-        for clip in CLIPS:
-            low, high = float(ordered[round((1 - clip) * last)]), float(ordered[round(clip * last)])
-            recipe = Recipe.unsigned(low, high, smooth)
+        rounded = qdq.quantize_weight(scaled, channel, 1, scheme.largest) * channel
+        last = turned.size - 1
+        cuts = [(round((1 - clip) * last), round(clip * last)) for clip in CLIPS]
+        ordered = np.partition(turned, sorted({place for cut in cuts for place in cut}), axis=None)
+        for low, high in cuts:
+            recipe = Recipe.unsigned(float(ordered[low]), float(ordered[high]), smooth)
             error = float(np.square(recipe.apply(turned) @ rounded - exact).sum())
             plain = best is None or best[1].smooth is smooth
             if best is None or error < best[0] * (1.0 if plain else SMOOTHING_GAIN):

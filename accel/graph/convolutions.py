@@ -32,12 +32,18 @@ def dominate(path: Path) -> bool:
 
 
 def quantize(
-    path: Path, out: Path, feeds: Sequence[Feed], score: Callable[[Path], float], floor: float, *, reduce_range: bool
+    path: Path,
+    out: Path,
+    feeds: Sequence[Feed],
+    score: Callable[[Path | None], float],
+    floor: float,
+    *,
+    reduce_range: bool,
 ) -> sensitivity.Search:
     """Write the model at ``path`` to ``out`` in INT8, leaving as few end layers in float as hold ``floor``.
 
     Args:
-        feeds: calibration inputs; ``score`` has other samples.
+        feeds: calibration inputs; ``score``, which takes None for the float model, has other samples.
         reduce_range: whether weights get 7 bits, for CPUs whose kernels add pairs in 16 bits.
 
     Raises:
@@ -77,7 +83,7 @@ def quantize(
             found = sensitivity.search(
                 [(name,) for name in products],
                 dict.fromkeys(products, 1),
-                lambda kept: score(plain if len(kept) == len(products) else write(kept, made)),
+                lambda kept: score(None if len(kept) == len(products) else write(kept, made)),
                 floor,
                 order=sensitivity.from_the_middle(len(products)),
                 evaluations=EVALUATIONS,

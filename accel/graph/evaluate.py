@@ -13,15 +13,24 @@ OLDEST = 7
 """First opset that ONNX Runtime has all operators of. Source: https://onnxruntime.ai/docs/reference/compatibility.html"""
 
 
-def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
+def open_exact(path: Path, threads: int) -> Any:
     """Open a session that computes Q/DQ pairs as written: round, then multiply in floating point.
 
     By default ONNX Runtime turns them into integer kernels, whose sums saturate on CPUs without VNNI: an error that a
-    GPU does not have. What it takes is given back at once: large models are typed on small machines.
+    GPU does not have.
+
+    Raises:
+        StageError: ONNX Runtime cannot load the file.
+    """
+    return open_light(path, threads, exact=True)
+
+
+def open_light(path: Path, threads: int, *, exact: bool) -> Any:
+    """Open a session for few runs: what it takes is given back at once, and no weight is packed into a second copy.
 
     Args:
         threads: CPU threads; 0 for all.
-        once: whether few runs are worth no second, packed copy of the weights.
+        exact: as ``open_exact``; otherwise the kernels of this CPU run, as they do where the file is served.
 
     Raises:
         StageError: ONNX Runtime cannot load the file.
@@ -32,8 +41,8 @@ def open_exact(path: Path, threads: int, *, once: bool = False) -> Any:
     options.enable_cpu_mem_arena = False
     # Nodes run as the file has them: values live no longer than there.
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.add_session_config_entry("session.disable_prepacking", "1" if once else "0")
+    options.add_session_config_entry("session.disable_quant_qdq", "1" if exact else "0")
+    options.add_session_config_entry("session.disable_prepacking", "1")
     with raised_as(StageError, Exception, f"ONNX Runtime cannot load {path.name}"):
         return _session(str(path), options)
 

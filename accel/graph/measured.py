@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from accel.core.errors import InputError, SampleError, raised_as
 from accel.core.feeds import Feed
@@ -121,7 +122,7 @@ def measure_ranges(path: Path, names: Sequence[str], feeds: Iterable[Feed], *, t
             node.outputs[0].type, node.outputs[0].shape = ir.TensorType(kind), ir.Shape([])
             node.outputs[0].name = f"accel_measured_{len(graph.outputs)}"
             graph.outputs.append(node.outputs[0])
-    session = _watch(model, path, threads, once=True)
+    session = _watch(model, path, threads)
     found = np.tile(np.array([np.inf, -np.inf, 0.0]), (len(names), 1))
     count = 0
     for feed in feeds:
@@ -158,6 +159,7 @@ def fetch(
         for name in group:
             values[name].type = ir.TensorType(ir.DataType.FLOAT)
             model.graph.outputs.append(values[name])
+        passes.run(model, RemoveUnusedNodesPass())
         session = _watch(model, path, threads)
         for feed in feeds:
             for name, value in zip(group, run(session, group, feed, path.name), strict=True):
@@ -168,11 +170,11 @@ def _values(graph: ir.Graph) -> dict[str, ir.Value]:
     return {str(v.name): v for v in (*graph.inputs, *(o for node in graph for o in node.outputs))}
 
 
-def _watch(model: ir.Model, path: Path, threads: int, *, once: bool = False) -> Any:
+def _watch(model: ir.Model, path: Path, threads: int) -> Any:
     """Open a changed graph of ``path`` from a file beside its weights."""
     watched = path.with_name(f"{path.stem}.watched.onnx")
     passes.save(model, watched)
     try:
-        return open_exact(watched, threads, once=once)
+        return open_exact(watched, threads)
     finally:
         watched.unlink()

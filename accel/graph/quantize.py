@@ -77,7 +77,7 @@ class Prepared:
 
     def search(
         self,
-        score: Callable[[Path], float],
+        score: Callable[[Path | None], float],
         floor: float,
         *,
         evaluations: int | None = None,
@@ -87,7 +87,7 @@ class Prepared:
         """Search for the largest share that holds ``floor``; products that read one activation go together.
 
         Args:
-            score: takes a quantised file, valid until it returns, and gives its accuracy.
+            score: takes a quantised file, valid until it returns, and gives its accuracy; None for the float model.
             groups: how many units there may be: with more activations, neighbours are tried together.
 
         Raises:
@@ -107,6 +107,8 @@ class Prepared:
         every = onnx.load(str(path), load_external_data=False)
 
         def trial(kept: tuple[str, ...]) -> float:
+            if self.half is None and len(kept) == len(self.products):
+                return score(None)
             path.write_bytes(qdq.without_pairs(every, [p for p in self.products if p.node in kept]))
             return score(path)
 
@@ -161,7 +163,9 @@ def prepare(
     outputs = {str(n.name): str(n.outputs[0].name) for n in model.graph if n.name in wanted}
     activations = list(dict.fromkeys(p.activation for p in found))
     names = list(dict.fromkeys([*activations, *(outputs[p.node] for p in found)]))
-    measures = measured.measure_ranges(path, names, feeds, threads=threads)
+    # A CPU's recipes come from the values themselves: only their sizes have to be known before.
+    seen = [max(feeds, key=lambda feed: sum(v.size for v in feed.values()))] if scheme.folded and feeds else feeds
+    measures = measured.measure_ranges(path, names, seen, threads=threads)
     read = {name: measures[name] for name in activations}
     calibration.check_finite(read)
     ranges: dict[str, QuantRange] = {}
@@ -267,7 +271,7 @@ def for_cpu(
     source: Path,
     out: Path,
     feeds: Sequence[Feed],
-    score: Callable[[Path], float],
+    score: Callable[[Path | None], float],
     floor: float,
     *,
     to: Literal["cpu-int8", "cpu-int7"],
@@ -278,7 +282,7 @@ def for_cpu(
     """Write the model at ``source`` to ``out`` for ONNX Runtime, as many matrix products in INT8 as hold ``floor``.
 
     Args:
-        feeds: the calibration set; ``score`` has other samples.
+        feeds: the calibration set; ``score``, which takes None for the float model, has other samples.
         trials: how many single measurements there may be. A count, not a time: the result must not depend on how busy
             the machine is.
 

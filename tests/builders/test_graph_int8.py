@@ -32,7 +32,8 @@ def open_cpu(path):
 
 
 def sqnr_db(one, other, feed):
-    truth, found = (open_cpu(p).run(None, feed)[0] for p in (one, other))
+    """Compare two files; None is the first one again, as the searches call the float model."""
+    truth, found = (open_cpu(p or one).run(None, feed)[0] for p in (one, other))
     signal = np.square(truth - truth.mean(axis=0)).sum()
     return 10 * np.log10(signal / max(np.square(truth - found).sum(), 1e-20))
 

@@ -191,10 +191,15 @@ def test_of_a_build_for_one_batch_a_first_proof_asks_no_larger_ones(feeds):
 
 @pytest.mark.parametrize(
     ("count", "items", "int8", "bf16", "fp32"),
-    [(4, 8, 4, 4, 4), (31, 1, 31, 31, 31), (256, 1, 64, 32, 16), (40, 8, 8, 8, 8)],
+    [(4, 8, 4, 4, 2), (31, 1, 31, 31, 31), (256, 1, 64, 32, 16), (40, 8, 8, 4, 2)],
 )
-def test_few_samples_are_all_asked_at_first(count, items, int8, bf16, fp32):
+def test_as_many_samples_are_asked_at_first_as_a_precision_needs(count, items, int8, bf16, fp32):
     samples = {str(i): {"x": np.zeros((items, 3), np.float32)} for i in range(count)}
     assert len(coverage.first(samples, "int8")) == int8
     assert len(coverage.first(samples, "bf16")) == bf16
     assert len(coverage.first(samples, "fp32")) == fp32
+
+
+def test_samples_of_many_sizes_are_asked_in_many_feeds():
+    samples = {str(i): {"x": np.zeros((8, 3 + i), np.float32)} for i in range(40)}
+    assert len(coverage.first(samples, "fp32")) == len(coverage.first(samples, "int8")) == coverage.FIRST_FEEDS

@@ -56,7 +56,7 @@ def scorer(path, held):
 
     def score(file):
         calls.append(file)
-        return sqnr_db(truth, answers(file, feed)[0])
+        return sqnr_db(truth, answers(file or path, feed)[0])
 
     return score, calls
 
