@@ -815,10 +815,9 @@ def _last(result: VariantState) -> bool:
 
 
 def _parallel(onnx: Stage | None, threads: int) -> int:
-    """Return how many are built at once: two, or one for four threads, as memory holds eight models for each."""
+    """Return how many are built at once."""
     weights = sum(f.bytes for f in onnx.value.data) + onnx.value.file.bytes if onnx else 0
-    fit = hardware.available_memory_bytes() // (8 * weights) if weights else threads
-    return int(max(1, min(fit, max(2, threads // 4))))
+    return hardware.fit_together(weights, threads)
 
 
 def _cannot_batch(emitted: Stage) -> bool:

@@ -13,8 +13,10 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -132,6 +134,7 @@ def interleave(
     turn: str,
     progress: Callable[[str, str], None],
     free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
+    at_once: int = 1,
 ) -> tuple[dict[str, AccelError], dict[Entry, TurnNoise]]:
     """Give every runner that still races its turn in every round; all leave or are closed, also by an exception.
 
@@ -139,6 +142,7 @@ def interleave(
         opening / turn: what ``progress`` is told of an ``open``, and of a turn before its number.
         progress: called with (runner's name, what it does).
         free_memory: how much memory of each kind is free, in a unit of its own.
+        at_once: how many are opened at a time, before the first turn.
 
     Returns:
         The error of each runner that failed, by its name, and what else the machine did in the turns of each point.
@@ -169,15 +173,21 @@ def interleave(
 
     def open_all() -> bool:
         """Open all; where memory does not hold them together, close them again and return False."""
-        free = [probe() for probe in free_memory]
-        for runner in runners:
-            with watch(runner, opening):
-                runner.open()
-            if any(probe() < MEMORY_RESERVE * before for probe, before in zip(free_memory, free, strict=True)):
-                for opened in runners:
-                    opened.close()
-                return False
-        return True
+        free, short = [probe() for probe in free_memory], Event()
+
+        def open_one(runner: R) -> None:
+            if not short.is_set():
+                with watch(runner, opening):
+                    runner.open()
+                if any(probe() < MEMORY_RESERVE * before for probe, before in zip(free_memory, free, strict=True)):
+                    short.set()
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(open_one, runners))
+        if short.is_set():
+            for runner in runners:
+                runner.close()
+        return not short.is_set()
 
     def times() -> dict[Entry, Sequence[float]]:
         return {(r.name, key): t for r in runners if r.name not in failed for key, t in r.times().items()}
@@ -260,12 +270,13 @@ def measure(
     raw_name: str,
     progress: Callable[[str, str], None],
     free_memory: Sequence[Callable[[], float]] = (available_memory_bytes,),
+    at_once: int = 1,
 ) -> dict[str, tuple[Measurement, ...] | Failed]:
     """Measure all runners in one session.
 
     Args:
         stage: what a ``Failed`` says failed.
-        opening / turn / progress / free_memory: as for ``interleave``.
+        opening / turn / progress / free_memory / at_once: as for ``interleave``.
         raw_dir: folder for the raw samples, one ``.npz`` per runner: what its ``raw`` gives, and ``noise/<point>``, a
             row for each turn with the columns of ``machine_noise.Turn``.
         raw_name: path of such a file relative to the run directory, with ``{}`` for the runner's name.
@@ -274,7 +285,9 @@ def measure(
         For each name its measured points, or how the runner failed.
     """
     session = uuid.uuid4().hex[:12]
-    errors, noises = interleave(runners, race, opening=opening, turn=turn, progress=progress, free_memory=free_memory)
+    errors, noises = interleave(
+        runners, race, opening=opening, turn=turn, progress=progress, free_memory=free_memory, at_once=at_once
+    )
     raw_dir.mkdir(parents=True, exist_ok=True)
     results: dict[str, tuple[Measurement, ...] | Failed] = {}
     for runner in runners:

@@ -204,6 +204,15 @@ def available_memory_bytes() -> int:
     return max(0, min(free, int(limit) - int(current) + (int(cache[1]) if cache else 0)))
 
 
+def fit_together(model_bytes: int, threads: int) -> int:
+    """Return how many processes may load or build models of a size at once: two, or one for four threads.
+
+    As long as memory holds eight models for each.
+    """
+    fit = available_memory_bytes() // (8 * model_bytes) if model_bytes else threads
+    return int(max(1, min(fit, max(2, threads // 4))))
+
+
 def _read(path: str) -> str:
     try:
         return Path(path).read_text().strip()

@@ -21,7 +21,7 @@ from accel.bench.stability import TAIL_CALLS, p99_calls
 from accel.core.document import ServerRecord
 from accel.core.feeds import write_feeds
 from accel.core.files import replace_folder
-from accel.core.hardware import Hardware, available_memory_bytes, runtime_variables
+from accel.core.hardware import Hardware, available_memory_bytes, fit_together, runtime_variables
 from accel.core.processes import Worker
 from accel.core.values import PYTHON_BACKEND, Failed, Measurement, ModelSource
 from accel.run import points as timed, serving, store
@@ -182,6 +182,7 @@ def measure_in_process(
                 for id in sorted(chosen, key=lambda id: _latency_ms(built[id].points))  # who leads is known soon
                 if (stage := built[id].built) and (proof := built[id].proof)
             ]
+            largest = max(stage.value.bytes for id in chosen if (stage := built[id].built))
             found = measure(
                 runners,
                 _race(runners, {id: candidate(built[id]) for id in chosen}, compared, job),
@@ -192,6 +193,7 @@ def measure_in_process(
                 raw_name=f"measurements/{scenario}-{number}/{scenario}-{{}}.npz",
                 progress=lambda id, doing: progress(id, f"{scenario}, {doing}"),
                 free_memory=(available_memory_bytes, *((watch.free_memory_mib,) if watch else ())),
+                at_once=1 if watch else fit_together(largest, job.threads),
             )
             entries = tuple(
                 MeasuredVariant(id, keys[id], (), new, asked=len(points[id]))

@@ -24,7 +24,7 @@ def session(tmp_path):
     processes.start()
     np.savez(tmp_path / "feeds.npz", **{"b1/x": np.zeros((1, 4), np.int64), "bad/x": np.zeros((1, 3), np.int64)})
 
-    def run(plan=LATENCY, points=("b1",), check=None, **files):
+    def run(plan=LATENCY, points=("b1",), check=None, at_once=1, **files):
         runners = []
         for id, content in files.items():
             folder = tmp_path / id
@@ -58,14 +58,16 @@ def session(tmp_path):
             raw_dir=tmp_path / "raw",
             raw_name="raw/{}.npz",
             progress=lambda *_: None,
+            at_once=at_once,
         )
 
     return run
 
 
-def test_a_failing_runner_leaves_whatever_class_its_error_has(session):
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_failing_runner_leaves_whatever_class_its_error_has(session, at_once):
     """The feed of ``odd`` has another shape: that is bad input, and no reason to lose the others."""
-    found = session(good='{"latency_ms": 2}', odd='{"latency_ms": 2}', broken="no json")
+    found = session(at_once=at_once, good='{"latency_ms": 2}', odd='{"latency_ms": 2}', broken="no json")
     assert isinstance(found["odd"], Failed)
     assert "shape" in found["odd"].cause
     assert isinstance(found["broken"], Failed)
@@ -93,11 +95,12 @@ def test_wrong_answers_while_timed_are_a_failure(session, tmp_path, scenario):
     assert f"timed for {scenario}, it answers otherwise than when it was proved: shape_db" in found["wrong"].cause
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("reserve", [0.0, 2.0])
-def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(session, monkeypatch, reserve):
+def test_resident_or_opened_anew_the_figures_are_of_the_same_kind(session, monkeypatch, reserve, at_once):
     monkeypatch.setattr(rounds, "MEMORY_RESERVE", reserve)
     plan = MeasurementPlan("throughput", rounds=2, round_s=0.05, warm_s=0.01, least=1)
-    found = session(plan=plan, a='{"latency_ms": 2}', b='{"latency_ms": 8}')
+    found = session(plan=plan, at_once=at_once, a='{"latency_ms": 2}', b='{"latency_ms": 8}')
     (a,), (b,) = found["a"], found["b"]
     assert a.session == b.session
     assert a.throughput_per_s > b.throughput_per_s
