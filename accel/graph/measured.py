@@ -22,7 +22,7 @@ from accel.graph import passes
 from accel.graph.evaluate import open_exact
 
 _REDUCTIONS = ("ReduceMin", "ReduceMax", "Size")
-FETCHED_BYTES = 256 << 20
+FETCHED_BYTES = 512 << 20
 """Most bytes of activations that are held at a time."""
 
 
