@@ -122,7 +122,9 @@ def needed(name: str) -> bool:
     return (name[0] in "bn" and name[1:].isdigit()) or traffic.point(name) is not None
 
 
-def first(feeds: Mapping[str, Feed], precision: str, *, batch: int | None = None) -> dict[str, Feed]:
+def first(
+    feeds: Mapping[str, Feed], precision: str, *, batched: bool = False, batch: int | None = None
+) -> dict[str, Feed]:
     """Choose what a first proof asks: some samples, requests of the traffic, and one or two of each other kind.
 
     Of a kind (batches that may be timed, batches that are not, sizes of an axis, values of a range) that is its first
@@ -130,12 +132,13 @@ def first(feeds: Mapping[str, Feed], precision: str, *, batch: int | None = None
     The largest checked shape is left out: the largest batch and the largest size are there, each at less cost.
 
     Args:
+        batched: whether the first axis counts items, so that feeds of one size beside it are alike.
         batch: of a build for one batch, which answers larger ones in parts: they are left out.
     """
     samples = [name for name in feeds if parity.is_sample(name)]
     items = sum(next((v.shape[0] for v in feeds[name].values() if v.ndim), 1) for name in samples)
     least = FIRST_ITEMS.get(precision, max(FIRST_ITEMS.values()))
-    alike = len({tuple(v.shape[1:] for v in feeds[name].values()) for name in samples}) == 1
+    alike = batched and len({tuple(v.shape[1:] for v in feeds[name].values()) for name in samples}) == 1
     few = len(samples) if alike else len(samples) // FIRST_FEEDS
     chosen = set(samples[:: max(1, min(few, items // least))])
     kinds: dict[str, list[str]] = {}

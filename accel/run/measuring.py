@@ -193,7 +193,7 @@ def measure_in_process(
                 raw_name=f"measurements/{scenario}-{number}/{scenario}-{{}}.npz",
                 progress=lambda id, doing: progress(id, f"{scenario}, {doing}"),
                 free_memory=(available_memory_bytes, *((watch.free_memory_mib,) if watch else ())),
-                at_once=1 if watch else fit_together(largest, job.threads),
+                at_once=1 if watch or scenario == "traffic" else fit_together(largest, job.threads),
             )
             entries = tuple(
                 MeasuredVariant(id, keys[id], (), new, asked=len(points[id]))

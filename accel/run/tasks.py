@@ -355,7 +355,7 @@ def precision_converted_answers(
     with contextlib.closing(session):
         precision = builder.targets[target].precision
         feeds = proof_feeds(described.samples, samples_folder, reference, precision)
-        asked = coverage.first(feeds, precision) if first else feeds
+        asked = coverage.first(feeds, precision, batched=batch_axis(described.source) is not None) if first else feeds
         write_feeds(out, {name: session.run(feed) for name, feed in asked.items()})
         return Ran(len(asked), len(feeds), precision)
 
@@ -386,12 +386,12 @@ def answers(
     feeds = proof_feeds(described.samples, samples_folder, reference, precision)
     session = builder.open(artifact, folder, threads=threads, mode="latency")
     with contextlib.closing(session):
-        batch = None
+        batch, batched = None, batch_axis(source) is not None
         if variant.static:
             fixed = {name: shape.opt for name, shape in variant.profile.items()}
             feeds = {name: feed for name, feed in feeds.items() if holds(source, fixed, feed)}
-            batch = fixed[source.inputs[0].name][0] if batch_axis(source) is not None else None
-        asked = coverage.first(feeds, precision, batch=batch) if first else feeds
+            batch = fixed[source.inputs[0].name][0] if batched else None
+        asked = coverage.first(feeds, precision, batched=batched, batch=batch) if first else feeds
         if variant.static:
             results = {name: _run_fixed(session.run, feed, source, fixed) for name, feed in asked.items()}
         else:
