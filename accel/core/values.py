@@ -753,7 +753,7 @@ class Measurement:
             latency, else of a batch item; pairs with the other variants of the same ``session`` for ratio intervals.
         session: id of the interleaved session; only points of one session may be compared directly.
         raw: path of the raw samples (ns), relative to the run directory.
-        load_ms / first_ms: loading, and the first call; another variant loads meanwhile on a CPU. Of a server its start.
+        load_ms / first_ms: loading and the first call, on a CPU while another variant loads; of a server, its start.
         split: the parts of a call on a device; None on a CPU, which copies nothing, and on a server.
         gpu: the card while the point was timed; None without a GPU or without NVML.
         noise: what else the machine did; None in files of older versions.
