@@ -118,7 +118,7 @@ def scorer(source: ModelSource, path: Path, *, count: int) -> Callable[[Path], f
     feeds = list(read_feeds(path.with_name("gate.npz")).values())[:count]
 
     def answers(file: Path) -> list[dict[str, np.ndarray]]:
-        session = evaluate.open_exact(file, THREADS)
+        session = evaluate.open_light(file, THREADS)
         names = [o.name for o in session.get_outputs()]
         return [dict(zip(names, session.run(names, dict(feed)), strict=True)) for feed in feeds]
 

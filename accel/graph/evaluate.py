@@ -13,24 +13,14 @@ OLDEST = 7
 """First opset that ONNX Runtime has all operators of. Source: https://onnxruntime.ai/docs/reference/compatibility.html"""
 
 
-def open_exact(path: Path, threads: int) -> Any:
-    """Open a session that computes Q/DQ pairs as written: round, then multiply in floating point.
-
-    By default ONNX Runtime turns them into integer kernels, whose sums saturate on CPUs without VNNI: an error that a
-    GPU does not have.
-
-    Raises:
-        StageError: ONNX Runtime cannot load the file.
-    """
-    return open_light(path, threads, exact=True)
-
-
-def open_light(path: Path, threads: int, *, exact: bool) -> Any:
+def open_light(path: Path, threads: int, *, exact: bool = True) -> Any:
     """Open a session for few runs: what it takes is given back at once, and no weight is packed into a second copy.
 
     Args:
         threads: CPU threads; 0 for all.
-        exact: as ``open_exact``; otherwise the kernels of this CPU run, as they do where the file is served.
+        exact: whether Q/DQ pairs are computed as written: round, then multiply in floating point. By default ONNX
+            Runtime turns them into integer kernels, as it does where the file is served. Their sums saturate on CPUs
+            without VNNI: an error that a GPU does not have.
 
     Raises:
         StageError: ONNX Runtime cannot load the file.

@@ -239,7 +239,7 @@ def _agree(source: Path, other: Path, feeds: list[Feed], threads: int) -> bool:
     names = [spec.name for spec in outputs]
     answers = []
     for path in (source, other):
-        session = evaluate.open_exact(path, threads)
+        session = evaluate.open_light(path, threads)
         kept = feeds[:: max(1, len(feeds) // AGREEMENT_FEEDS)]
         runs = [measured.run(session, names, feed, path.name) for feed in kept]
         answers.append({str(i): dict(zip(names, found, strict=True)) for i, found in enumerate(runs)})

@@ -38,7 +38,7 @@ def save(
 
 def answers(path: Path, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Run a file on the CPU, Q/DQ pairs as written."""
-    return evaluate.open_exact(path, 1).run(None, dict(feed))
+    return evaluate.open_light(path, 1).run(None, dict(feed))
 
 
 def sqnr_db(truth: np.ndarray, found: np.ndarray) -> float:
@@ -54,7 +54,7 @@ def unmasked_db(source: Path, other: Path, feeds: Sequence[Mapping[str, np.ndarr
     """Return the SQNR of the first output over the unmasked positions of all feeds, each file opened once."""
     rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for path, kept in zip((source, other), rows, strict=True):
-        session = evaluate.open_exact(path, 1)
+        session = evaluate.open_light(path, 1)
         for feed in feeds:
             kept.append(session.run(None, dict(feed))[0][feed["attention_mask"].astype(bool)])
     return sqnr_db(np.concatenate(rows[0]), np.concatenate(rows[1]))
