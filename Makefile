@@ -9,8 +9,7 @@ WORKERS ?= 2
 .PHONY: demo test test-gpu campaign zoo-check compatibility docs check format install tensorflow plugin schemas azurite environments clean
 
 demo: install
-	$(BIN)/accel env install ort-openvino
-	$(BIN)/accel env install modelopt
+	printf '%s\n' ort-openvino modelopt | xargs -P $(WORKERS) -I NAME $(BIN)/accel env install NAME
 	HF_HUB_OFFLINE=$${HF_HUB_OFFLINE:-1} $(BIN)/accel convert bert --targets cpu,trt-fp16
 
 test: environments tensorflow plugin schemas

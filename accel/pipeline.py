@@ -227,9 +227,7 @@ def _convert(job: Job, progress: Progress | None, failed: NotExported | None = N
                 run = Run(job, work.machine, described.value, onnx, narrowed, results)
                 _prove_chosen(run, described, reference, work)
                 with work.timed("build and prove"):
-                    for result in last:
-                        result.outcome = _not_pursued(result.variant, run, described, onnx, work)
-                    _build_all([r for r in last if r.outcome is None], described, onnx, reference, work)
+                    _build_all(_that_can_win(last, run, described, onnx, work), described, onnx, reference, work)
         return _conclude(work, results, described, reference, onnx, narrowed, found.first_tried)
 
 
@@ -488,7 +486,7 @@ def _comes_last(variant: Variant, job: Job) -> bool:
 
 
 def _waits(variant: Variant, job: Job) -> bool:
-    """Say whether a variant is built with those that come last, where there are any: it hardly ever wins.
+    """Say whether a variant is built with those that come last, where there are any: what excludes them excludes it.
 
     Its target says so, and a group alone asked for it; or it is an FP32 build of one shape, and the zoo alone did.
     """
@@ -507,8 +505,21 @@ def _required(variant: Variant, job: Job) -> bool:
     return not {variant.target.name, str(variant.target), variant.id}.isdisjoint(job.required)
 
 
-def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
-    """Say why a variant cannot win by any objective against what was measured, or None where it can.
+def _that_can_win(
+    last: Sequence[VariantState], run: Run, described: Stage, onnx: Stage, work: Work
+) -> list[VariantState]:
+    """Skip those of the variants that come last that cannot win any more, and return the others."""
+    for device in dict.fromkeys(r.variant.target.device for r in last):
+        own = [r for r in last if r.variant.target.device == device]
+        if (why := _not_pursued(device, run, described, onnx, work)) is not None:
+            work.progress.notice(f"{', '.join(r.variant.id for r in own)}: {why.reason}")
+            for result in own:
+                result.outcome = why
+    return [r for r in last if r.outcome is None]
+
+
+def _not_pursued(device: str, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
+    """Say why an FP32 build cannot win by any objective against what was measured, or None where it can.
 
     Figures that other processes disturbed exclude nothing; the arithmetic of the typical shape says nothing of traffic.
     """
@@ -516,7 +527,7 @@ def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work
         return None
     best = []
     for objective in run.job.objectives:
-        found = _decide(run, variant.target.device, objective, "inprocess")
+        found = _decide(run, device, objective, "inprocess")
         if found.warning is not None:
             return None
         points = [p for r in run.results if r.variant.id == found.chosen for p in r.points if p.scenario == objective]
@@ -527,8 +538,7 @@ def _not_pursued(variant: Variant, run: Run, described: Stage, onnx: Stage, work
     if item_ms >= arithmetic.least_ms:
         return None
     reason = f"not pursued: cannot beat {id}: {arithmetic}, and {id} takes at most {item_ms:.3g} ms"
-    work.progress.notice(f"{variant.id}: {reason}")
-    return Skipped(reason, f"--exhaustive builds it all the same, as --targets {variant.target.name} does")
+    return Skipped(reason, "--exhaustive builds it all the same, and so does its own name in --targets")
 
 
 def _libraries_s(timeline: Sequence[TaskSpan]) -> float:

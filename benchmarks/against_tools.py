@@ -2,7 +2,7 @@
 
     python benchmarks/against_tools.py runs/bert runs/minilm … [--out docs/benchmarks/against_tools.json]
 
-Of each run directory (of ``accel convert … --targets cpu``) ``openvino-fp32@cpu`` is timed beside OpenVINO's
+Of each run directory (``accel convert … --targets ort,openvino-fp32``) ``openvino-fp32@cpu`` is timed beside OpenVINO's
 benchmark_app, and ``ort@cpu`` beside a loop of ONNX Runtime's Python API, each in processes of their own, with as many
 threads, at batch 1 and the typical shape. Rows of other runs in ``--out`` stay. Run it on a quiet machine: a model
 takes two to three minutes.

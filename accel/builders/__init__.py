@@ -98,7 +98,8 @@ class TargetInfo:
         programs: programs on the PATH that a build starts; each also the name of the Debian package that has it.
         comes_last: devices on which its build, in FP32, takes so long that where only a group asks for it, it is built
             last, and only while the model's arithmetic leaves it a chance to win.
-        waits: devices on which it, in FP32, is built with what comes last, where something does: it hardly ever wins.
+        waits: devices on which it, in FP32, is built with what comes last, where something does and a group alone asks
+            for it: the same arithmetic excludes both.
     """
 
     devices: tuple[str, ...]

@@ -118,7 +118,7 @@ class OrtBuilder(Builder):
     """Offers ``ort`` and its relatives."""
 
     targets: Mapping[str, TargetInfo] = {
-        "ort": _cpu("fp32", "ONNX for ONNX Runtime, fused for it", baseline="onnx"),
+        "ort": _cpu("fp32", "ONNX for ONNX Runtime, fused for it", baseline="onnx", waits=("cpu",)),
         "ort-int8": _cpu(
             *("int8", "static INT8 (Q/DQ), calibrated"),
             calibration=True,

@@ -165,7 +165,7 @@ class OpenVinoBuilder(Builder):
 
     targets: Mapping[str, TargetInfo] = {
         "openvino": _info("none", "OpenVINO IR in the plugin's default precision"),
-        "openvino-fp32": _info("fp32", "OpenVINO IR, float32"),
+        "openvino-fp32": _info("fp32", "OpenVINO IR, float32", waits=("cpu",)),
         "openvino-bf16": _info("bf16", "OpenVINO IR, bfloat16"),
         "openvino-int8": _info("int8", "OpenVINO IR, INT8 by NNCF", calibration=True),
     }

@@ -10,6 +10,7 @@ from tiny_run import convert
 from accel import pipeline
 from accel.builders import targets
 from accel.core import document
+from accel.core.progress import Progress
 from accel.graph import arithmetic
 from accel.run import decide
 from accel.run.job import Job
@@ -74,6 +75,43 @@ def test_what_cannot_win_by_its_arithmetic_is_not_built_and_says_so(factory, out
     assert "--exhaustive" in row["fix"]
     assert not row["measurements"]
     assert {d["chosen"] for d in run["decisions"]} == {"openvino-fp32@cpu"}
+
+
+def test_fp32_of_the_runtimes_waits_for_what_comes_last_and_the_same_bound_excludes_it(factory, tmp_path, monkeypatch):
+    """One notice and one reason for all; the framework, which is not left out, is the FP32 row."""
+    heard = []
+
+    class Heard(Progress):
+        def notice(self, text):
+            heard.append(text)
+
+    known = targets.discover()["ort"].targets
+    monkeypatch.setitem(known, "ort", dataclasses.replace(known["ort"], comes_last=("cpu",)))
+    monkeypatch.setattr(Job, "grouped", property(lambda job: frozenset({"ort", "openvino-fp32"})))
+    monkeypatch.setattr(arithmetic, "FASTER", 1e-9)
+    monkeypatch.setattr(decide, "_disturbed", lambda points: None)
+    run = convert(factory, tmp_path / "run", f"torch,{TARGETS}", progress=Heard())
+    found = rows(run)
+    assert {id: row["status"] for id, row in found.items()} == {
+        "torch@cpu": "ok",
+        "ort@cpu": "skipped",
+        "openvino-fp32@cpu": "skipped",
+    }
+    assert found["ort@cpu"]["reason"] == found["openvino-fp32@cpu"]["reason"]
+    said = [notice for notice in heard if "not pursued" in notice]
+    assert len(said) == 1
+    assert said[0].partition(": ")[0].split(", ") == ["ort@cpu", "openvino-fp32@cpu"]
+
+
+def test_a_group_alone_lets_fp32_wait():
+    def waiting(**given):
+        job = Job.model_validate({"source": "minilm"} | given)
+        return {v.id for v in variants(job) if pipeline._waits(v, job)}
+
+    assert {"ort@cpu", "openvino-fp32@cpu", "ort-openvino@cpu"} <= waiting(targets="cpu")
+    assert "ort@cpu" not in waiting(targets="cpu,ort")
+    assert "openvino-fp32@cpu" not in waiting(targets="cpu", require=["openvino-fp32"])
+    assert not waiting(targets="cpu", exhaustive=True)
 
 
 @pytest.mark.parametrize(

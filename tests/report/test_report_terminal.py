@@ -55,6 +55,18 @@ def test_nothing_measured() -> None:
     assert "failed ort@cpu: build: no memory" in printed(report_runs.bare(), 80)
 
 
+def test_a_reason_that_several_share_is_told_once() -> None:
+    run = report_runs.bert()
+    run["variants"] += [
+        report_runs.missing("mnn@cpu", "skipped", "cannot win", "ask for it"),
+        report_runs.missing("own@cpu", "skipped", "cannot win", "ask otherwise"),
+        report_runs.missing("ort@cpu+1x128", "skipped", "cannot win", "ask for it"),
+    ]
+    text = printed(run, 120)
+    assert "skipped mnn@cpu, ort@cpu+1x128: cannot win\n  fix: ask for it\n" in text
+    assert "skipped own@cpu: cannot win\n  fix: ask otherwise\n" in text
+
+
 def test_newer_schema_is_refused() -> None:
     with pytest.raises(InputError, match="schema 2"):
         terminal_table(report_runs.bert() | {"schema": 2})
