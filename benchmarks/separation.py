@@ -23,7 +23,7 @@ import numpy as np
 from noise import NEIGHBOURS
 
 from accel.bench.in_process import MeasurementPlan, ProcessRunner, TimedShape
-from accel.bench.race import FIRST_LOOK, Contest, Race, equivalent
+from accel.bench.race import FIRST_LOOK, Contest, Race, equivalent, faster, slower
 from accel.bench.rounds import interleave
 from accel.bench.stability import ratio_interval
 from accel.core import hardware
@@ -31,7 +31,7 @@ from accel.core.feeds import write_feeds
 from accel.core.values import Artifact, from_json
 
 SHORT, LONG = 25, 27
-ROUNDS, BUDGET_S, ROUND_S = 60, 120.0, 0.5
+ROUNDS, BUDGET_S, ROUND_S = 60, 120.0, 0.3
 """accel convert's own."""
 FACTORY = f"""
 import torch
@@ -89,7 +89,7 @@ def race(pair: dict[str, tuple[Artifact, Path]], feeds: Path, log: Path) -> dict
         raise SystemExit(f"a race failed: {failed}")
     first, second = (runner.times()["b1"] for runner in runners)
     ratio = ratio_interval(second, first)
-    apart = ratio[1] > 1 or ratio[2] < 1
+    apart = slower(ratio) or faster(ratio)
     return {
         "outcome": "equivalent" if equivalent(ratio) else "separated" if apart else "undecided",
         "ratio": ratio,
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/separation.json"))
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = json.loads(asked.out.read_text()) if asked.out.exists() else []
-    about = {"hardware": hardware.detect().id, "target": asked.target, "neighbour": asked.neighbour}
+    about = {"hardware": hardware.detect().id, "target": asked.target, "neighbour": asked.neighbour, "round_s": ROUND_S}
 
     def done(kind: str) -> list[dict[str, Any]]:
         return [row for row in rows if row.items() >= {"kind": kind, **about}.items()]

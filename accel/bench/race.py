@@ -41,14 +41,24 @@ upper end of the interval of their ratio is more than so many times its lower en
 """
 EQUIVALENT = 0.03
 """Two are equivalent when the interval of their ratio lies inside ±3 %."""
+PROCESSES = 0.01
+"""What is slower by less for certain is so in this process: two processes of one artifact differ by so much or more for
+as long as they live, by where their memory lies, and no number of rounds averages that out
+(docs/decisions/0017-rounds-until-decided.md).
+"""
 
 Entry = tuple[str, str]
 """A runner's name, and the key of one of its points."""
 
 
 def slower(ratio: Ratio) -> bool:
-    """Say whether the first of a ratio of times takes longer for certain."""
-    return ratio[1] > 1
+    """Say whether the first of a ratio of times takes longer for certain, and not just in its process."""
+    return ratio[1] > 1 + PROCESSES
+
+
+def faster(ratio: Ratio) -> bool:
+    """Say whether the first of a ratio of times takes less time for certain, and not just in its process."""
+    return ratio[2] < 1 / (1 + PROCESSES)
 
 
 def behind(times: Sequence[float], others: Sequence[float]) -> tuple[float, int, int] | None:

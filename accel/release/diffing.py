@@ -19,7 +19,7 @@ from accel.bench import timed
 from accel.bench.checker import Check
 from accel.bench.expected import held_to
 from accel.bench.in_process import MeasurementPlan, ProcessRunner, TimedShape
-from accel.bench.race import Contest, Race, behind, equivalent, slower
+from accel.bench.race import Contest, Race, behind, equivalent, faster, slower
 from accel.bench.rounds import measure
 from accel.bench.stability import Ratio, ratio_interval
 from accel.builders import targets
@@ -314,7 +314,7 @@ def _raced(
         ratio = ratio_interval(now.rounds_ms, was.rounds_ms)
         counted = f"{len(now.rounds_ms)} interleaved rounds"
         sides = now.rounds_ms, was.rounds_ms
-        apart = slower(ratio) or ratio[2] < 1 or behind(*sides) or behind(*reversed(sides))
+        apart = slower(ratio) or faster(ratio) or behind(*sides) or behind(*reversed(sides))
         if apart and not equivalent(ratio):
             again = [side_by_side(scenario, ROUNDS_AGAIN) for _ in range(PAIRS - 1)]
             ratios = [ratio[0], *(ratio_interval(b.rounds_ms, a.rounds_ms)[0] for a, b in again)]
@@ -406,7 +406,7 @@ def _less_is_better(ratio: Ratio, margin: float) -> Verdict:
     """Return the verdict on new over old with its interval: worse where more for certain, and by the margin."""
     if slower(ratio) and ratio[0] > 1 + margin:
         return "worse"
-    return "better" if ratio[2] < 1 and not equivalent(ratio) else "same"
+    return "better" if faster(ratio) and not equivalent(ratio) else "same"
 
 
 def _cost(

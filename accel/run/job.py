@@ -328,7 +328,7 @@ class Job(Options, BaseModel):
             description="Seconds of rounds at most, for each objective and way of measuring  [default: 120, quick 30]",
         ),
     ] = Field(default_factory=lambda given: 30.0 if given.get("quick") else 120.0)
-    round_s: Annotated[AboveZero, OptionTrait.CARRIED, Field(description="Least seconds of each round")] = 0.5
+    round_s: Annotated[AboveZero, OptionTrait.CARRIED, Field(description="Least seconds of each round")] = 0.3
     remeasure: Annotated[bool, Field(description="Measure anew, also what an earlier call has measured")] = False
     search_s: Annotated[
         float | None,
