@@ -80,7 +80,7 @@ def race(pair: dict[str, tuple[Artifact, Path]], feeds: Path, log: Path) -> dict
         for name, (artifact, files) in pair.items()
     ]
     entries = tuple((name, "b1") for name in pair)
-    contest = Contest(entries, frozenset(pair), ROUNDS, first=FIRST_LOOK)
+    contest = Contest(entries, frozenset(pair), ROUNDS, first=FIRST_LOOK, reloads=True)
     begin = time.monotonic()
     failed, noises = interleave(
         runners, Race([contest], BUDGET_S), opening="loading", turn="round", progress=lambda *_: None
@@ -108,7 +108,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/separation.json"))
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = json.loads(asked.out.read_text()) if asked.out.exists() else []
-    about = {"hardware": hardware.detect().id, "target": asked.target, "neighbour": asked.neighbour, "round_s": ROUND_S}
+    about = {
+        "hardware": hardware.detect().id,
+        "target": asked.target,
+        "neighbour": asked.neighbour,
+        "round_s": ROUND_S,
+        "reloads": True,
+    }
 
     def done(kind: str) -> list[dict[str, Any]]:
         return [row for row in rows if row.items() >= {"kind": kind, **about}.items()]

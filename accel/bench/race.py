@@ -46,6 +46,8 @@ PROCESSES = 0.01
 as long as they live, by where their memory lies, and no number of rounds averages that out
 (docs/decisions/0017-rounds-until-decided.md).
 """
+CLOSE = 1.05
+"""Two that are open and differ by less go on in new processes after each look: what only these differ by changes."""
 
 Entry = tuple[str, str]
 """A runner's name, and the key of one of its points."""
@@ -95,9 +97,11 @@ class Contest:
             goes on until it has, and so do its equivalents.
         doubling: whether a runner's entries are batch sizes, each at most twice the one before: the first two then say
             what the others may gain.
+        reloads: whether what is open and close is loaded anew after each look, in another process.
         compared: runners whose best point stays for ``least`` rounds, however slow, and while the interval of its ratio
             is wide (``TOLD``): others are shown relative to it.
         racing: entries that the next round times.
+        anew: runners that are to be loaded anew before it.
         settled: whether the winner is known up to equivalents.
     """
 
@@ -110,7 +114,9 @@ class Contest:
     fits: Callable[[Entry], bool] = lambda _: True
     enough: Callable[[Entry], bool] = lambda _: True
     doubling: bool = False
+    reloads: bool = False
     racing: set[Entry] = field(init=False)
+    anew: set[str] = field(init=False, default_factory=set)
     settled: bool = False
     _next: int = field(init=False)
     _best_one: Entry | None = None
@@ -160,6 +166,7 @@ class Contest:
                 them.
         """
         self.racing -= self._telling
+        self.anew = set()
         self._look(number, times, disturbed)
         self._telling = self._wide(number, times) - self.racing
         self.racing |= self._telling
@@ -194,6 +201,8 @@ class Contest:
             return
         open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}
         self.settled = not open_
+        close = {e[0] for e in open_ if 1 / CLOSE < against[e][0] < CLOSE}
+        self.anew = {best[0], *close} if self.reloads and close else set()
         if self.settled or number >= self.most:
             self._end(number)
 
@@ -246,6 +255,11 @@ class Race:
     def racing(self, runner: str) -> frozenset[str]:
         """Return the keys of the points that a runner's next turn times; empty where it has left."""
         return frozenset(key for contest in self.contests for name, key in contest.racing if name == runner)
+
+    @property
+    def anew(self) -> frozenset[str]:
+        """Return the runners that are to be loaded anew before the next round."""
+        return frozenset(name for contest in self.contests for name in contest.anew)
 
     def in_order(self, runner: str, points: Collection[str]) -> list[str]:
         """Return points of a runner in the order of its entries, the cheapest first."""

@@ -251,6 +251,10 @@ def interleave(
             wanted = wanted and bool(order)  # one that failed may be wanted for ever
             if resident:
                 leave(r for r in order if not race.racing(r.name))
+                for runner in (r for r in order if wanted and r.name in race.anew and r.name not in failed):
+                    with watch(runner, opening):
+                        runner.close()
+                        runner.open()
         if resident:
             leave(runners)
     finally:

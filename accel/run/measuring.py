@@ -381,6 +381,7 @@ def _race(runners: Sequence[ProcessRunner], known: Mapping[str, Candidate], comp
                 fits=lambda entry: _may_fit(named[entry[0]], entry[1], job.constraints),
                 doubling=all(r.plan.scenario == "throughput" for r in own),
                 enough=lambda entry: _has_tail(named[entry[0]], entry[1]),
+                reloads=device == "cpu" and all(r.plan.scenario != "traffic" for r in own),
             )
         )
     return Race(contests, job.budget_s)

@@ -1,11 +1,13 @@
 """Best-arm identification: on noise as it was recorded, nothing is separated that is the same, and 8 % is found."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from accel.bench.race import (
+    CLOSE,
     FIRST_LOOK,
     IN_EACH,
     LEAST_ROUNDS,
@@ -155,6 +157,33 @@ def test_what_two_processes_of_one_artifact_differ_by_separates_nothing():
     assert slower((1.014, 1.011, 1.017))
     assert not faster((0.988, 0.985, 0.991))
     assert faster((0.986, 0.983, 0.989))
+
+
+@pytest.mark.parametrize("apart", [1.0, 1.03, 1.2])
+@pytest.mark.parametrize("reloads", [True, False])
+def test_what_is_open_and_close_goes_on_in_new_processes(apart, reloads):
+    a = np.array([10, 10.9, 9.3, 10.4, 9.6, 10.2])
+    entries = (("a", "b1"), ("b", "b1"))
+    contest = Contest(entries, frozenset("ab"), ROUNDS, reloads=reloads)
+    contest.after_round(6, {entries[0]: a, entries[1]: apart * np.array([10.5, 9.6, 10.3, 9.5, 10.6, 9.7])})
+    assert not contest.settled
+    assert contest.anew == (set("ab") if reloads and apart < CLOSE else set())
+    contest.after_round(7, {entry: [*a, 10] for entry in entries})  # no look
+    assert not contest.anew
+
+
+def test_what_only_their_processes_differ_by_separates_two_of_one_artifact_hardly_ever(recorded):
+    """Processes that differ by 2 % (one standard deviation), drawn anew after each look, or once."""
+    looks, last = [0, 6], 6
+    while last < ROUNDS:
+        looks.append(last := min(ROUNDS, max(last + 1, math.ceil(1.2 * last))))
+    rng, found = np.random.default_rng(1), {True: [], False: []}
+    for a, b in pairs(recorded["quiet"], 200):
+        effects = np.exp(rng.normal(0, 0.02, len(looks) - 1))
+        found[True].append(outcome(a, b * np.repeat(effects, np.diff(looks))))
+        found[False].append(outcome(a, b * effects[0]))
+    assert found[True].count("separated") <= 10
+    assert found[False].count("separated") > 2 * found[True].count("separated")
 
 
 def test_what_is_far_behind_leaves_at_the_first_look_and_the_baseline_stays_for_its_interval():

@@ -64,6 +64,25 @@ def session(tmp_path):
     return run
 
 
+def test_what_is_to_be_loaded_anew_goes_on_in_another_process(session, monkeypatch):
+    opened, open_one, looked = [], ProcessRunner.open, Contest.after_round
+
+    def watched(runner):
+        open_one(runner)
+        opened.append((runner.name, runner._worker._group.process.pid))
+
+    def after_round(contest, number, times, disturbed=()):
+        looked(contest, number, times, disturbed)
+        contest.anew = {"a"} if number == 1 else set()
+
+    monkeypatch.setattr(ProcessRunner, "open", watched)
+    monkeypatch.setattr(Contest, "after_round", after_round)
+    found = session(a='{"latency_ms": 2}', b='{"latency_ms": 2}')
+    assert [name for name, _ in opened] == ["a", "b", "a"]
+    assert opened[0][1] != opened[2][1]
+    assert {len(point.rounds_ms) for (point,) in found.values()} == {3}
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_a_failing_runner_leaves_whatever_class_its_error_has(session, at_once):
     """The feed of ``odd`` has another shape: that is bad input, and no reason to lose the others."""
