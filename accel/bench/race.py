@@ -258,8 +258,8 @@ class Race:
 
     @property
     def anew(self) -> frozenset[str]:
-        """Return the runners that are to be loaded anew before the next round."""
-        return frozenset(name for contest in self.contests for name in contest.anew)
+        """Return the runners that are to be loaded anew before the next round, which they take part in."""
+        return frozenset(name for contest in self.contests for name in contest.anew if self.racing(name))
 
     def in_order(self, runner: str, points: Collection[str]) -> list[str]:
         """Return points of a runner in the order of its entries, the cheapest first."""
