@@ -16,6 +16,8 @@ from accel.report.view import DecisionView, GateView, RunView, VariantView
 
 ORDER = {"ok": 0, "gate_failed": 1, "deferred": 2, "skipped": 3, "failed": 4}
 """Places of the statuses in the table."""
+LONG = 80
+"""Characters of a reason that is told once."""
 
 
 def run_view(run: RunDocument) -> RunView:
@@ -30,9 +32,18 @@ def run_view(run: RunDocument) -> RunView:
         integers=_integers(run.model.integers),
         hardware_id=run.hardware.id or "unknown hardware",
         hardware=_hardware(run.hardware),
-        variants=tuple(rows),
+        variants=tuple(_told_once(rows)),
         decisions=tuple(_decision(d, run.decisions, by_id) for d in run.decisions),
     )
+
+
+def _told_once(rows: Sequence[VariantView]) -> Iterator[VariantView]:
+    """Let what was left out for a long reason that stands above refer to it."""
+    first: dict[tuple[str, str | None, str | None], str] = {}
+    for row in rows:
+        above = first.setdefault((row.status, row.reason, row.fix), row.id)
+        shared = row.status == "skipped" and above != row.id and len(row.reason or "") > LONG
+        yield replace(row, reason=f"as {above}", fix=None) if shared else row
 
 
 def _integers(found: Integers | None) -> str | None:

@@ -133,17 +133,15 @@ def _settled(stable: bool, value: float | None) -> str:
 
 
 def _remarks(run: RunView, say: Callable[[str], str]) -> Iterator[Text]:
-    """Say of every variant that did not pass why, and how to fix it; once of those for which that is the same."""
-    alike: dict[tuple[str, str | None, str | None], list[str]] = {}
+    """Say of every variant that did not pass why, and how to fix it."""
     for v in run.variants:
-        if v.status != "ok":
-            alike.setdefault((v.status, v.reason, v.fix), []).append(v.id)
-    for (status, reason, fix), ids in alike.items():
-        color = "red" if status in ("failed", "gate_failed") else "yellow"
-        line = Text.assemble((say(WORDS.get(status, status)), color), " ", (say(", ".join(ids)), "bold"))
-        line.append(say(f": {reason}") if reason else "")
+        if v.status == "ok":
+            continue
+        color = "red" if v.status in ("failed", "gate_failed") else "yellow"
+        line = Text.assemble((say(WORDS.get(v.status, v.status)), color), " ", (say(v.id), "bold"))
+        line.append(say(f": {v.reason}") if v.reason else "")
         yield line
-        if fix:
-            yield Text(say(f"  fix: {fix}"), "dim")
+        if v.fix:
+            yield Text(say(f"  fix: {v.fix}"), "dim")
     if any(v.unstable for v in run.variants):
         yield Text("~ this point did not settle", "dim")
