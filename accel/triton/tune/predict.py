@@ -59,9 +59,18 @@ def predict(goal: Goal, one: Asked) -> Bisection:
 
     def at(level: float) -> Probe:
         sent = {"sizes": one.sizes, "kinds": one.kinds}
-        return probe(one.curve, one.settings, goal, level, max_batch=one.max_batch, queue=one.queue, **sent)
+        found = probe(one.curve, one.settings, goal, level, max_batch=one.max_batch, queue=one.queue, **sent)
+        return found if goal.arrivals is None else sustained(found, one.start)
 
     return search(at, one.start, whole=goal.arrivals is None)
+
+
+def sustained(probe: Probe, most: float) -> Probe:
+    """Return a probe as broken where its load is more than can be computed, busy all the time.
+
+    A simulation of some thousand requests may end before their queue is as long as a budget of half a second.
+    """
+    return probe if probe.load <= most else replace(probe, late=probe.requests)
 
 
 def predict_each(goal: Goal, those: tuple[Asked, ...]) -> tuple[Probe | None, ...]:

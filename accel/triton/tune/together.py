@@ -221,7 +221,7 @@ class _Together:
                 share.subject.model: model.held_against(outcome, share.goal, level * share.share)
                 for (share, _), outcome in zip(lanes, outcomes, strict=True)
             }
-            return goodput.combined(level, probes)
+            return model.sustained(goodput.combined(level, probes), 1 / start)
 
         return at, 1 / start
 

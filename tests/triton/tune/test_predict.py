@@ -192,6 +192,14 @@ def test_a_tight_budget_holds_less_and_one_below_the_service_time_nothing():
     assert none == 0.0
 
 
+@pytest.mark.parametrize("arrivals", ["poisson", "constant"])
+def test_a_budget_longer_than_the_simulation_holds_no_more_than_can_be_computed(arrivals):
+    """2,500 requests of 0.2 ms are answered within 500 ms at whatever rate they come."""
+    fast = curve(seconds=(0.0002,) * 4)
+    best = predicted(subject(max_batch=1), fast, Settings(batching=False), Goal(500.0, arrivals)).best
+    assert 4500 < best.load <= 5000
+
+
 def test_a_closed_loop_is_predicted_in_clients():
     found = predicted(subject(), curve(overhead_s=0.002), Settings(batching=False), Goal(45.0, None))
     assert found.broken == 5  # four clients wait 10 ms each; five would wait 50
