@@ -29,10 +29,11 @@ from accel.bench.stability import ratio_interval
 from accel.core import hardware
 from accel.core.feeds import write_feeds
 from accel.core.values import Artifact, from_json
+from accel.run.job import Job
 
 SHORT, LONG = 25, 27
-ROUNDS, BUDGET_S, ROUND_S = 60, 120.0, 0.3
-"""accel convert's own."""
+JOB = Job(source="minilm", targets="ort")
+"""Of any model: its rounds and its budget are accel convert's own."""
 FACTORY = f"""
 import torch
 class Net(torch.nn.Module):
@@ -72,7 +73,7 @@ def race(pair: dict[str, tuple[Artifact, Path]], feeds: Path, log: Path) -> dict
             log=log,
             timed_shapes=(TimedShape("b1", 1, {"x": (1, 64, 512)}),),
             precision="fp32",
-            plan=MeasurementPlan("latency", ROUNDS, ROUND_S, 3 * ROUND_S),
+            plan=MeasurementPlan("latency", JOB.rounds, JOB.round_s, 3 * JOB.round_s),
             feeds=feeds,
             threads=threads,
             timeout_s=300,
@@ -80,10 +81,10 @@ def race(pair: dict[str, tuple[Artifact, Path]], feeds: Path, log: Path) -> dict
         for name, (artifact, files) in pair.items()
     ]
     entries = tuple((name, "b1") for name in pair)
-    contest = Contest(entries, frozenset(pair), ROUNDS, first=FIRST_LOOK, reloads=True)
+    contest = Contest(entries, frozenset(pair), JOB.rounds, first=FIRST_LOOK, reloads=True)
     begin = time.monotonic()
     failed, noises = interleave(
-        runners, Race([contest], BUDGET_S), opening="loading", turn="round", progress=lambda *_: None
+        runners, Race([contest], JOB.budget_s), opening="loading", turn="round", progress=lambda *_: None
     )
     if failed:
         raise SystemExit(f"a race failed: {failed}")
@@ -112,7 +113,7 @@ def main() -> None:
         "hardware": hardware.detect().id,
         "target": asked.target,
         "neighbour": asked.neighbour,
-        "round_s": ROUND_S,
+        "round_s": JOB.round_s,
         "reloads": True,
     }
 
