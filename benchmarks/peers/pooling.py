@@ -2,32 +2,43 @@
 
     python -m benchmarks.peers.pooling WORK/minilm -o docs/benchmarks/peers_pooling.json
 
-WORK is that of ``benchmarks.peers``, which leaves there what each tool made. The three INT8 files for OpenVINO, and
+WORK is that of ``benchmarks.peers``, which leaves there what each tool made. The static INT8 files for OpenVINO, and
 accel's once more up to its last hidden state, are compiled with the same settings and timed in turns, a round each, in
 one process, without copies of outputs. Run it on a quiet machine.
 """
 
 import argparse
 import json
-import random
-import statistics
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openvino as ov
 
 from accel.bench.stability import ratio_interval
-from accel.core import document, hardware
+from accel.core import hardware
 from accel.core.feeds import read_feeds
+from benchmarks.other_kernels import built, in_turns, timer
+from benchmarks.peers.tools import OURS, TOOLS
 
-ROUNDS, ROUND_S = 24, 0.4
 POINTS = ("batch 1", "batch 8")
-OURS, CUT = "accel", "accel, without its pooling"
-THEIRS = {
-    "optimum-intel": "optimum-intel/2/openvino_model.xml",
-    "sentence-transformers": "sentence-transformers/4/openvino/openvino_model_qint8_quantized.xml",
-}
+CUT = f"{OURS.name}, without its pooling"
+
+
+def files(work: Path) -> dict[str, Path]:
+    """Return the static INT8 file of each tool that made one for OpenVINO, and accel's."""
+    found = {
+        tool.name: path
+        for tool in TOOLS
+        for number, make in enumerate(tool.makes.get("minilm", ()))
+        if "static" in make.label
+        for _, role, path in make.found(work / tool.name / str(number))
+        if role == "openvino"
+    }
+    if (own := built(work / OURS.name / "0" / "run", "openvino-int8")) is None:
+        raise SystemExit(f"{work} has no openvino-int8 of accel: python -m benchmarks.peers makes it")
+    artifact, folder = own
+    return {**found, OURS.name: folder / artifact.built.entry}
 
 
 def without_pooling(model: ov.Model) -> ov.Model:
@@ -44,31 +55,21 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
     asked = parser.parse_args()
-    core, run = ov.Core(), asked.work / "accel" / "0" / "run"
-    built = next(v for v in document.read(run).variants if v.id == "openvino-int8@cpu").to_artifact()
-    file = run / "variants" / "openvino-int8@cpu" / built.built.entry
-    models = {name: core.read_model(asked.work / path) for name, path in THEIRS.items()}
-    models |= {OURS: core.read_model(file), CUT: without_pooling(core.read_model(file))}
+    core, made = ov.Core(), files(asked.work)
+    models = {name: core.read_model(path) for name, path in made.items()}
+    models[CUT] = without_pooling(core.read_model(made[OURS.name]))
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": hardware.cpu_threads()}
     requests = {name: core.compile_model(m, "CPU", settings).create_infer_request() for name, m in models.items()}
+    calls = {name: partial(request.infer, share_outputs=True) for name, request in requests.items()}
     feeds = read_feeds(asked.work / "feeds.npz")
-    rounds: dict[str, dict[str, list[float]]] = {point: {name: [] for name in requests} for point in POINTS}
-    for number in range(ROUNDS + 1):
-        turns = [(point, name) for point in POINTS for name in requests]
-        random.Random(number).shuffle(turns)
-        for point, name in turns:
-            feed, taken, end = feeds[point], [], time.perf_counter() + ROUND_S
-            while time.perf_counter() < end:
-                begin = time.perf_counter()
-                requests[name].infer(feed, share_outputs=True)
-                taken.append((time.perf_counter() - begin) * 1e3)
-            if number:
-                rounds[point][name].append(statistics.median(taken))
-    told: dict[str, Any] = {"hardware": hardware.detect().id, "openvino": ov.get_version(), "rounds_ms": rounds}
-    told["over_accel_without_pooling"] = {
-        point: {name: list(ratio_interval(taken, found[CUT])) for name, taken in found.items() if name != CUT}
-        for point, found in rounds.items()
-    }
+    told: dict[str, Any] = {"hardware": hardware.detect().id, "openvino": ov.get_version(), "rounds_ms": {}}
+    told["over_accel_without_pooling"] = {}
+    for point in POINTS:
+        rounds = in_turns({name: timer(call, feeds[point]) for name, call in calls.items()})
+        told["rounds_ms"][point] = rounds
+        told["over_accel_without_pooling"][point] = {
+            name: list(ratio_interval(taken, rounds[CUT])) for name, taken in rounds.items() if name != CUT
+        }
     asked.out.write_text(json.dumps(told, indent=1) + "\n")
     print(json.dumps(told["over_accel_without_pooling"], indent=1))
 
