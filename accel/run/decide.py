@@ -8,7 +8,7 @@ one that looks faster is chosen, and the decision says so.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import starmap
 from typing import Literal
@@ -93,7 +93,7 @@ def decide(
         broken = {place: _broken(m, constraints) for place, m in newest.items()}
         allowed[candidate.id] = {place for place, why in broken.items() if why is None}
         if allowed[candidate.id]:
-            points[candidate.id] = min(_longest([newest[place] for place in allowed[candidate.id]]), key=_time)
+            points[candidate.id] = min(_longest(candidate, objective, allowed[candidate.id]), key=_time)
         else:
             lacks = ": not every request fits its shape" if objective == "traffic" else ""
             rejected[candidate.id] = next((b for b in broken.values() if b), f"has no {objective} measurement{lacks}")
@@ -181,10 +181,10 @@ def finalists(
     for candidate in candidates:
         if _unfit(candidate) is None and (found := _points(candidate, objective)):
             newest = {_place(m): m for m in found}  # an older session cannot excuse the newest
-            kept = [m for m in newest.values() if _broken(m, constraints) is None]
+            kept = {place for place, m in newest.items() if _broken(m, constraints) is None}
             if not kept:
                 continue
-            place = _place(min(_longest(kept), key=_time))
+            place = _place(min(_longest(candidate, objective, kept), key=_time))
             shown[candidate.id] = tuple(m for m in _points(candidate, objective) if _place(m) == place)
     best: list[str] = []
     while shown and len(best) < most:
@@ -223,12 +223,16 @@ def _points(candidate: Candidate, objective: Objective) -> tuple[Measurement, ..
     return tuple(m for m in found if len(m.rounds_ms) != 1) or found
 
 
-def _longest(points: Sequence[Measurement]) -> list[Measurement]:
-    """Return those that took part in their session longest: the others were behind them, by fewer rounds."""
+def _longest(candidate: Candidate, objective: Objective, places: Collection[tuple[int, int]]) -> list[Measurement]:
+    """Return of each place the newest point, where it took part in its session longest.
+
+    Others were behind, by fewer rounds: also behind those that a newer session timed again.
+    """
+    points = [m for m in _points(candidate, objective) if _place(m) in places]
     most: dict[str, int] = {}
     for m in points:
         most[m.session] = max(most.get(m.session, 0), len(m.rounds_ms))
-    return [m for m in points if len(m.rounds_ms) == most[m.session]]
+    return [m for m in {_place(m): m for m in points}.values() if len(m.rounds_ms) == most[m.session]]
 
 
 def _place(point: Measurement) -> tuple[int, int]:

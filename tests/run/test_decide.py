@@ -416,3 +416,19 @@ def test_one_slow_round_does_not_hand_a_variants_best_to_a_batch_of_few_rounds()
     v = Candidate("v", "ok", None, "fp32", 1, (measured(4, 12, 12, 12, 12, 12, 12),))
     found = choose(w, v, objective="throughput", baseline=None)
     assert (found.chosen, found.batch) == ("w", 4)
+
+
+def test_a_batch_that_left_early_is_not_the_best_since_a_newer_session_timed_the_others_again():
+    """Of the older session's points only the one of three rounds is its batch's newest: it left behind ten rounds."""
+
+    def at(batch, session, rounds, ms):
+        return point(ms, scenario="throughput", batch=batch, session=session, rounds=rounds, seed=batch)
+
+    older, newer = (at(8, "s1", 10, 10.2), at(4, "s1", 3, 8.0)), (at(8, "s2", 12, 10.1),)
+    base = (at(16, "s1", 10, 50), at(16, "s2", 12, 50))
+    rows = {"torch": base, "fast": older + newer, "late": (at(8, "s2", 12, 20),)}
+    field = [dataclasses.replace(candidate(id, 1), measurements=found) for id, found in rows.items()]
+    found = choose(*field, objective="throughput")
+    assert (found.chosen, found.batch) == ("fast", 8)
+    assert found.speedup_ci[1] / found.speedup_ci[0] < 1.1
+    assert finalists(field, objective="throughput", baseline="torch") == ["fast", "late", "torch"]
