@@ -9,7 +9,7 @@ Every part adds rows and may be stopped and begun again: ``--count`` is how many
 all on this machine, of the code that measures and decides as it is now: rows of another are kept, and have lines of
 their own in the table. A row is one measuring and deciding of what ``build`` built; its neighbour is one of
 ``noise.py``.
-The truth of a variant is the geometric mean, over the long sessions (all variants in all of 40 rounds), of its time
+The truth of a variant is the geometric mean, over the long sessions (all variants in all of 20 rounds), of its time
 relative to the baseline's in that session.
 """
 
@@ -32,7 +32,8 @@ from accel.core import document, hardware
 from accel.run import store
 
 MODELS = ("minilm", "resnet50")
-TRUTH = ["--min-rounds", "40", "--rounds", "40", "--budget-s", "3600"]
+TRUTH = ["--min-rounds", "20", "--rounds", "20", "--budget-s", "3600"]
+"""Processes of one file differ by more than their rounds do: many sessions say more than long ones."""
 WITHIN = 1.03
 DECIDES = ("bench", "run/decide.py", "run/measuring.py", "run/points.py")
 """What rows of one kind have in common: whoever changes it begins anew."""
