@@ -6,8 +6,9 @@
 Two models are converted: 25 layers of one size, and 27, which is 8 % more of the same work. Races of two are held as a
 run measures for latency (its plan, its rounds, its budget, disturbed turns repeated): the short model entered twice
 (A/A), and the short beside the long, in turn, each in processes of its own. What was done already is kept: ``--count``
-is how many races of each kind there shall be in all. Bars: of 100 A/A races at most 5 are separated, of 100 of the
-other kind at least 90, within the budget. ``tests/bench/test_race.py`` asks the same of recorded noise.
+is how many races of each kind there shall be in all on this machine, of the code that races as it is now. Bars: of 100
+A/A races at most 5 are separated, of 100 of the other kind at least 90, within the budget. ``tests/bench/test_race.py``
+asks the same of recorded noise.
 """
 
 import argparse
@@ -29,11 +30,14 @@ from accel.bench.stability import ratio_interval
 from accel.core import hardware
 from accel.core.feeds import write_feeds
 from accel.core.values import Artifact, from_json
+from accel.run import store
 from accel.run.job import Job
 
 SHORT, LONG = 25, 27
 JOB = Job(source="minilm", targets="ort")
 """Of any model: its rounds and its budget are accel convert's own."""
+DECIDES = ("bench/race.py", "bench/rounds.py", "bench/stability.py")
+"""What rows have in common: whoever changes it begins anew."""
 FACTORY = f"""
 import torch
 class Net(torch.nn.Module):
@@ -114,7 +118,7 @@ def main() -> None:
         "target": asked.target,
         "neighbour": asked.neighbour,
         "round_s": JOB.round_s,
-        "reloads": True,
+        "code": store.code_hash(*DECIDES)[:8],
     }
 
     def done(kind: str) -> list[dict[str, Any]]:

@@ -47,7 +47,8 @@ as long as they live, by where their memory lies, and no number of rounds averag
 (docs/decisions/0017-rounds-until-decided.md).
 """
 CLOSE = 1.05
-"""Two that are open and differ by less go on in new processes after each look: what only these differ by changes."""
+"""Two that are open and differ by less go on in new processes after each look: what only these differ by changes. None
+of them leaves before the first time: what opened first was the slower one by 1.3 % in the mean of 69 A/A races."""
 
 Entry = tuple[str, str]
 """A runner's name, and the key of one of its points."""
@@ -121,6 +122,7 @@ class Contest:
     _next: int = field(init=False)
     _best_one: Entry | None = None
     _telling: set[Entry] = field(default_factory=set)
+    _renewed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.racing = set(self.entries)
@@ -193,16 +195,20 @@ class Contest:
             return
         best = self._best_one = min(self.racing, key=speed)
         against = {e: ratio_interval(times[e], times[best]) for e in self.racing if e != best}
-        self.racing -= {entry for entry, ratio in against.items() if slower(ratio) and not equivalent(ratio)}
+        others = {e: ratio for e, ratio in against.items() if e[0] != best[0]}
+        close = {e for e, ratio in others.items() if self.reloads and 1 / CLOSE < ratio[0] < CLOSE}
+        unsure = {e for e in close if not {e[0], best[0]} <= self._renewed}
+        self.racing -= {e for e, ratio in against.items() if slower(ratio) and not equivalent(ratio)} - unsure
         self.racing -= {entry for entry in against if behind(times[entry], times[best])}
         if early:
             self._keep_fastest(OWN, {entry: speed(entry) for entry in self.racing})
+        open_ = {e for e in self.racing & others.keys() if not equivalent(others[e])}
+        self.anew = {name for e in close & open_ for name in (e[0], best[0])}
+        self._renewed |= self.anew
+        if early:
             self.racing |= {min(own, key=speed) for own in shown if own}
             return
-        open_ = {e for e in self.racing if e[0] != best[0] and not equivalent(against[e])}
         self.settled = not open_
-        close = {e[0] for e in open_ if 1 / CLOSE < against[e][0] < CLOSE}
-        self.anew = {best[0], *close} if self.reloads and close else set()
         if self.settled or number >= self.most:
             self._end(number)
 

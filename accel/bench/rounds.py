@@ -225,7 +225,7 @@ def interleave(
         return was_disturbed, after
 
     try:
-        resident = open_all()
+        resident, opened = open_all(), list(runners)
         number, wanted, begin = 0, True, time.monotonic()
         while wanted:
             order = [r for r in runners if r.name not in failed and race.racing(r.name)]
@@ -251,10 +251,13 @@ def interleave(
             wanted = wanted and bool(order)  # one that failed may be wanted for ever
             if resident:
                 leave(r for r in order if not race.racing(r.name))
-                for runner in (r for r in order if wanted and r.name in race.anew and r.name not in failed):
+                anew = [r for r in reversed(opened) if wanted and r.name in race.anew and r.name not in failed]
+                for runner in anew:
+                    runner.close()  # all of them: one that is opened beside the others gets the memory that it had
+                for runner in anew:
                     with watch(runner, opening):
-                        runner.close()
                         runner.open()
+                opened = [r for r in opened if r not in anew] + anew
         if resident:
             leave(runners)
     finally:

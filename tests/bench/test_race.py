@@ -172,6 +172,21 @@ def test_what_is_open_and_close_goes_on_in_new_processes(apart, reloads):
     assert not contest.anew
 
 
+def test_what_is_close_leaves_only_once_both_were_loaded_anew():
+    """One is 3.5 % slower in every round: of one pair of processes that says nothing yet."""
+    first = tuple(noisy(10, 0, 0.001)[:FIRST_LOOK])
+    entries = (("a", "b1"), ("b", "b1"), ("b", "b2"), ("far", "b1"))
+    ms = dict(zip(entries, (1.0, 1.035, 1.045, 1.2), strict=True))
+    for reloads in (True, False):
+        contest = Contest(entries, frozenset({"a", "b", "far"}), ROUNDS, first=FIRST_LOOK, reloads=reloads)
+        contest.after_round(FIRST_LOOK, {entry: [by * t for t in first] for entry, by in ms.items()})
+        assert contest.racing == ({entries[0], entries[1], entries[2]} if reloads else {entries[0]})
+        assert contest.anew == (set("ab") if reloads else set())
+        contest.after_round(LEAST_ROUNDS, {entry: [by * t for t in first * 2] for entry, by in ms.items()})
+        assert contest.settled
+        assert not contest.anew
+
+
 def test_what_only_their_processes_differ_by_separates_two_of_one_artifact_hardly_ever(recorded):
     """Processes that differ by 2 % (one standard deviation), drawn anew after each look, or once."""
     looks, last = [0, 6], 6

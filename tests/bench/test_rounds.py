@@ -83,6 +83,30 @@ def test_what_is_to_be_loaded_anew_goes_on_in_another_process(session, monkeypat
     assert {len(point.rounds_ms) for (point,) in found.values()} == {3}
 
 
+def test_all_that_are_loaded_anew_are_closed_first_and_opened_in_the_reverse_order(session, monkeypatch):
+    """One that is opened beside the others would get the memory that it had, and what opens first is slower."""
+    did, looked = [], Contest.after_round
+    for action in ("open", "close"):
+        done = getattr(ProcessRunner, action)
+
+        def watched(runner, action=action, done=done):
+            if action == "open" or runner._worker is not None:
+                did.append((action, runner.name))
+            done(runner)
+
+        monkeypatch.setattr(ProcessRunner, action, watched)
+
+    def after_round(contest, number, times, disturbed=()):
+        looked(contest, number, times, disturbed)
+        contest.anew = {"a", "b"} if number < 3 else set()
+
+    monkeypatch.setattr(Contest, "after_round", after_round)
+    session(a='{"latency_ms": 2}', b='{"latency_ms": 2}', c='{"latency_ms": 2}')
+    order = [name for action, name in did if action == "open"]
+    assert order == ["a", "b", "c", "b", "a", "a", "b"]
+    assert [action for action, _ in did] == ["open"] * 3 + 2 * (["close"] * 2 + ["open"] * 2) + ["close"] * 3
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_a_failing_runner_leaves_whatever_class_its_error_has(session, at_once):
     """The feed of ``odd`` has another shape: that is bad input, and no reason to lose the others."""
