@@ -89,8 +89,7 @@ def decide(
         if (reason := _unfit(candidate)) is not None:
             rejected[candidate.id] = reason
             continue
-        newest = {_place(m): m for m in _points(candidate, objective)}  # an older session cannot excuse the newest
-        broken = {place: _broken(m, constraints) for place, m in newest.items()}
+        broken = _broken_at(candidate, objective, constraints)
         allowed[candidate.id] = {place for place, why in broken.items() if why is None}
         if allowed[candidate.id]:
             points[candidate.id] = min(_longest(candidate, objective, allowed[candidate.id]), key=_time)
@@ -179,11 +178,9 @@ def finalists(
     base = next((c for c in candidates if c.id == baseline), None)
     shown: dict[str, tuple[Measurement, ...]] = {}
     for candidate in candidates:
-        if _unfit(candidate) is None and (found := _points(candidate, objective)):
-            newest = {_place(m): m for m in found}  # an older session cannot excuse the newest
-            kept = {place for place, m in newest.items() if _broken(m, constraints) is None}
-            if not kept:
-                continue
+        broken = _broken_at(candidate, objective, constraints)
+        kept = {place for place, why in broken.items() if why is None}
+        if kept and _unfit(candidate) is None:
             place = _place(min(_longest(candidate, objective, kept), key=_time))
             shown[candidate.id] = tuple(m for m in _points(candidate, objective) if _place(m) == place)
     best: list[str] = []
@@ -345,6 +342,13 @@ def _broken(point: Measurement, constraints: Constraints) -> str | None:
         if limit is not None and used is not None and used > limit:
             return f"{what} {used:.0f} MiB is over the limit of {limit:g} MiB"
     return None
+
+
+def _broken_at(
+    candidate: Candidate, objective: Objective, constraints: Constraints
+) -> dict[tuple[int, int], str | None]:
+    """Return what ``_broken`` says of the newest point at each place: an older session cannot excuse it."""
+    return {_place(m): _broken(m, constraints) for m in _points(candidate, objective)}
 
 
 def _disturbed(points: Sequence[Measurement]) -> str | None:
