@@ -9,7 +9,6 @@ hold). Outcomes are values: every variant that was asked for is in the report, a
 the others. Only a source that cannot be loaded or exported ends the run.
 """
 
-import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +45,7 @@ from accel.core.values import (
 from accel.graph.arithmetic import Arithmetic
 from accel.report import formats
 from accel.run import batching, favourites, kits, run_json, tasks
+from accel.run.bound import Leader, in_turn, why_not
 from accel.run.decide import Objective, decide
 from accel.run.job import PYTHON_VARIANT, ROUTED_VARIANT, Job
 from accel.run.measuring import measure_in_process, measure_served, spare_workers
@@ -227,7 +227,8 @@ def _convert(job: Job, progress: Progress | None, failed: NotExported | None = N
                 run = Run(job, work.machine, described.value, onnx, narrowed, results)
                 _prove_chosen(run, described, reference, work)
                 with work.timed("build and prove"):
-                    _build_all(_that_can_win(last, run, described, onnx, work), described, onnx, reference, work)
+                    possible = _that_can_win(last, run, described, onnx, reference, work)
+                    _build_all(possible, described, onnx, reference, work)
         return _conclude(work, results, described, reference, onnx, narrowed, found.first_tried)
 
 
@@ -506,39 +507,57 @@ def _required(variant: Variant, job: Job) -> bool:
 
 
 def _that_can_win(
-    last: Sequence[VariantState], run: Run, described: Stage, onnx: Stage, work: Work
+    last: Sequence[VariantState], run: Run, described: Stage, onnx: Stage, reference: Stage[Answered], work: Work
 ) -> list[VariantState]:
     """Skip those of the variants that come last that cannot win any more, and return the others."""
     for device in dict.fromkeys(r.variant.target.device for r in last):
         own = [r for r in last if r.variant.target.device == device]
-        if (why := _not_pursued(device, run, described, onnx, work)) is not None:
+        if (why := _not_pursued(device, run, described, onnx, reference, work)) is not None:
             work.progress.notice(f"{', '.join(r.variant.id for r in own)}: {why.reason}")
             for result in own:
                 result.outcome = why
     return [r for r in last if r.outcome is None]
 
 
-def _not_pursued(device: str, run: Run, described: Stage, onnx: Stage, work: Work) -> Skipped | None:
+def _not_pursued(
+    device: str, run: Run, described: Stage, onnx: Stage, reference: Stage[Answered], work: Work
+) -> Skipped | None:
     """Say why an FP32 build cannot win by any objective against what was measured, or None where it can.
 
     Figures that other processes disturbed exclude nothing; the arithmetic of the typical shape says nothing of traffic.
     """
     if "traffic" in run.job.objectives:
         return None
-    best = []
+    leaders = []
     for objective in run.job.objectives:
         found = _decide(run, device, objective, "inprocess")
-        if found.warning is not None:
+        own = [r for r in run.results if r.variant.id == found.chosen]
+        points = [Leader(r, objective, p) for r in own for p in r.points if p.scenario == objective]
+        if found.warning is not None or not points:
             return None
-        points = [p for r in run.results if r.variant.id == found.chosen for p in r.points if p.scenario == objective]
-        ends = (p.p50_ci_ms[1] / p.batch if objective == "latency" else 1e3 / p.throughput_ci_per_s[0] for p in points)
-        best.append((min(ends, default=math.inf), found.chosen))
-    arithmetic: Arithmetic = work.stages.arithmetic(described, onnx).value
-    item_ms, id = max(best)
-    if item_ms >= arithmetic.least_ms:
+        leaders.append(min(points, key=lambda leader: leader.most_ms))
+    least: Arithmetic = work.stages.arithmetic(described, onnx).value
+    with spare_workers() as spare:
+        reason = why_not(
+            leaders,
+            least,
+            lambda leader: in_turn(
+                leader,
+                least,
+                described,
+                reference,
+                job=work.job,
+                stages=work.stages,
+                kept=work.kept,
+                hardware=work.machine,
+                progress=work.progress.variant,
+                spare=spare,
+            ),
+        )
+    if reason is None:
         return None
-    reason = f"not pursued: cannot beat {id}: {arithmetic}, and {id} takes at most {item_ms:.3g} ms"
-    return Skipped(reason, "--exhaustive builds it all the same, and so does its own name in --targets")
+    fix = "--exhaustive builds it all the same, and so does its own name in --targets"
+    return Skipped(f"not pursued: {reason}", fix)
 
 
 def _libraries_s(timeline: Sequence[TaskSpan]) -> float:

@@ -43,7 +43,7 @@ TASKS = {
     "compare": "prove",
     "emit": "emit",
 }
-TIMED = ("open_timed", "warm", "split", "time_round")
+TIMED = ("open_timed", "warm", "split", "time_round", "flops_per_s")
 SPAN_COLOURS = {
     "load": "#8a8f98",
     "reference": "#5b7fb5",

@@ -8,11 +8,12 @@ import pytest
 from tiny_run import convert
 
 from accel import pipeline
+from accel.bench import machine_noise
 from accel.builders import targets
 from accel.core import document
 from accel.core.progress import Progress
 from accel.graph import arithmetic
-from accel.run import decide
+from accel.run import bound, decide
 from accel.run.job import Job
 from accel.run.stages import Stages
 
@@ -75,6 +76,35 @@ def test_what_cannot_win_by_its_arithmetic_is_not_built_and_says_so(factory, out
     assert "--exhaustive" in row["fix"]
     assert not row["measurements"]
     assert {d["chosen"] for d in run["decisions"]} == {"openvino-fp32@cpu"}
+
+
+@pytest.mark.parametrize(("faster", "status"), [(1e-9, "skipped"), (1e9, "ok")])
+def test_where_the_best_moment_says_nothing_the_leader_and_products_take_turns(
+    factory, tmp_path, ort_comes_last, monkeypatch, faster, status
+):
+    measured = Stages.arithmetic
+
+    def at_best(*given):
+        found = measured(*given)
+        return dataclasses.replace(found, value=dataclasses.replace(found.value, flops_per_s=1e40))
+
+    monkeypatch.setattr(Stages, "arithmetic", at_best)
+    monkeypatch.setattr(bound, "SWING", float("inf"))
+    monkeypatch.setattr(arithmetic, "FASTER", faster)
+    monkeypatch.setattr(decide, "_disturbed", lambda points: None)
+    monkeypatch.setattr(machine_noise, "disturbed", lambda turn, threads: False)
+    run = convert(factory, tmp_path / "run", TARGETS)
+    row = rows(run)["ort@cpu"]
+    assert row["status"] == status
+    workers = [span["worker"] for span in run["timeline"] if span["task"] in ("time_round", "flops_per_s")]
+    assert workers.count("arithmetic") >= 6
+    if status == "skipped":
+        assert (
+            "GFLOP/s of large products while they take turns with it, and openvino-fp32@cpu takes 0.00" in row["reason"]
+        )
+        again = convert(factory, tmp_path / "run", TARGETS)  # known, and not timed again
+        assert rows(again)["ort@cpu"]["reason"] == row["reason"]
+        assert not [span for span in again["timeline"] if span["task"] == "flops_per_s"]
 
 
 def test_fp32_of_the_runtimes_waits_for_what_comes_last_and_the_same_bound_excludes_it(factory, tmp_path, monkeypatch):
