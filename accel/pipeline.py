@@ -42,7 +42,6 @@ from accel.core.values import (
     TaskSpan,
     Variant,
 )
-from accel.graph.arithmetic import Arithmetic
 from accel.report import formats
 from accel.run import batching, favourites, kits, run_json, tasks
 from accel.run.bound import Leader, in_turn, why_not
@@ -536,8 +535,8 @@ def _not_pursued(
         if found.warning is not None or not points:
             return None
         leaders.append(min(points, key=lambda leader: leader.most_ms))
-    least: Arithmetic = work.stages.arithmetic(described, onnx).value
-    with spare_workers() as spare:
+    with work.stages.worker("arithmetic") as worker:
+        least = work.stages.arithmetic(described, onnx, worker).value
         reason = why_not(
             leaders,
             least,
@@ -551,7 +550,7 @@ def _not_pursued(
                 kept=work.kept,
                 hardware=work.machine,
                 progress=work.progress.variant,
-                spare=spare,
+                worker=worker,
             ),
         )
     if reason is None:

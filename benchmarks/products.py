@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/products.py [--rounds 10] -o docs/benchmarks/products.json
 
-``accel/graph/arithmetic.py`` bounds FP32 builds by the faster of NumPy's (OpenBLAS) and OpenVINO's products; ONNX
-Runtime's (MLAS) and PyTorch's (MKL) stand beside them. All take turns, in a new order each round; the figure of a turn
-is its fastest product. Nothing else may run meanwhile. OpenBLAS' threads rest before another library's turn.
+``accel/graph/arithmetic.py`` bounds FP32 builds by the faster of OpenVINO's and ONNX Runtime's (MLAS) products;
+PyTorch's (MKL) and NumPy's (OpenBLAS) stand beside them. All take turns, in a new order each round; the figure of a
+turn is its fastest product. Nothing else may run meanwhile.
 """
 
 import argparse
@@ -28,9 +28,10 @@ import torch  # noqa: E402
 from onnx import helper  # noqa: E402
 
 from accel.core import hardware  # noqa: E402
-from accel.graph.arithmetic import IDLE_S  # noqa: E402
 
 SIZES, TURN_S = (512, 1024, 2048), 0.3
+IDLE_S = 0.15
+"""How long the threads of OpenBLAS spin after a product, at most: 0.12 s of CPU time were seen."""
 
 
 def libraries(size: int) -> dict[str, Callable[[], object]]:

@@ -1,7 +1,7 @@
 """The least time that an FP32 build of a model can take here: what its products multiply, at this machine's best speed.
 
 It stays a bound: products of two activations count nothing, a convolution whose kernel has neighbours a quarter of its
-multiplications, and a library may be a fifth faster than the faster of two at what suits them best, large matrices.
+multiplications, and a library may be a fifth faster than the faster of two is at what suits them best, large matrices.
 """
 
 import functools
@@ -22,11 +22,11 @@ Convolutional Neural Networks", CVPR 2016: F(4x4, 3x3), the largest tile in use.
 FASTER = 1.2
 """How many times as fast as the faster of two libraries, each with code of its own, a third one's product may be: of
 four, at any size, the fastest was 7 % faster (benchmarks/products.py)."""
-SIZES, SECONDS = (1024, 2048), 1.5
-"""Rows and columns of the matrices that are multiplied to find the speed, for few cores and for many; and for how long
-they are."""
-IDLE_S = 0.15
-"""How long the threads of OpenBLAS, which NumPy's wheels hold, spin after a product: 0.12 s of CPU time were seen."""
+SIZE, MORE_THREADS, LARGER = 1024, 8, 2048
+"""Rows and columns of the matrices that are multiplied to find the speed; from how many threads on larger ones, which
+two cores multiply no faster; and these."""
+SECONDS = 1.5
+"""How long they are multiplied to find the best moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,12 @@ def measure(path: Path, feed: Feed, *, batch: int, scratch: Path, threads: int) 
 
 
 def flops_per_s(seconds: float, threads: int) -> float:
-    """Return the speed of the fastest of large FP32 products that OpenVINO and NumPy make in so long together.
+    """Return the speed of the fastest of large FP32 products, which OpenVINO and ONNX Runtime make for half the time.
 
-    Their threads rest when it returns. NumPy's are as many as the process's environment says.
+    No thread of theirs spins when it returns.
     """
-    products = _products(threads)
-    best = max(2.0 * size**3 / _fastest_s(multiply, seconds / len(products)) for size, multiply in products)
-    time.sleep(IDLE_S)
-    return best
+    size = SIZE if threads <= MORE_THREADS else LARGER
+    return 2.0 * size**3 / min(_fastest_s(multiply, seconds / 2) for multiply in _products(size, threads))
 
 
 def _fastest_s(multiply: Callable[[], object], seconds: float) -> float:
@@ -98,19 +96,25 @@ def _fastest_s(multiply: Callable[[], object], seconds: float) -> float:
 
 
 @functools.cache
-def _products(threads: int) -> list[tuple[int, Callable[[], object]]]:
-    """Return the sizes and products of each library; NumPy's, whose threads spin, come last."""
+def _products(size: int, threads: int) -> tuple[Callable[[], object], ...]:
+    """Return a product of each library."""
+    import onnx
+    import onnxruntime as ort
     import openvino as ov
-    from openvino import opset13 as ops
+    from onnx import helper
 
+    a, b = np.random.default_rng(0).standard_normal((2, size, size), np.float32)
+    ends = [[helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size, size])] for name in "ac"]
+    weight = onnx.numpy_helper.from_array(b, "b")
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "product", *ends, [weight])
+    opsets = [helper.make_opsetid("", 18)]
+    file = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    made: tuple[list[tuple[int, Callable[[], object]]], ...] = ([], [])
-    for size in SIZES:
-        a, b = np.random.default_rng(0).standard_normal((2, size, size), np.float32)
-        given = ops.parameter([size, size], np.float32)
-        model = ov.Model([ops.matmul(given, ops.constant(b), False, False)], [given])
-        request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
-        request.set_input_tensor(ov.Tensor(a))
-        made[0].append((size, request.infer))
-        made[1].append((size, functools.partial(np.matmul, a, b)))
-    return [*made[0], *made[1]]
+    core = ov.Core()
+    request = core.compile_model(core.read_model(file), "CPU", settings).create_infer_request()
+    request.set_input_tensor(ov.Tensor(a))
+    return request.infer, lambda: session.run(None, {"a": a})

@@ -27,7 +27,7 @@ from accel.run.results import VariantState
 from accel.run.stages import FILES, Answered, Stage, Stages
 from accel.run.tasks import Described
 
-ROUNDS, ROUND_S, WARM_S, MOST_S = 24, 0.2, 0.3, 8.0
+ROUNDS, ROUND_S, WARM_S, MOST_S = 24, 0.1, 0.3, 8.0
 """Most rounds, how long each lasts, how long the leader is warmed up, and when the last round begins."""
 SWING = 2.0
 """By what factor a machine may change its speed: a leader further above the bound is not timed once more."""
@@ -117,10 +117,10 @@ class _Products:
         }
 
     def leave(self) -> None:
-        self.close()
+        """Its process is the caller's."""
 
     def close(self) -> None:
-        self.worker.close()
+        """Its process is the caller's."""
 
 
 def why_not(leaders: Sequence[Leader], least: Arithmetic, take_turns: Callable[[Leader], InTurn | None]) -> str | None:
@@ -131,23 +131,22 @@ def why_not(leaders: Sequence[Leader], least: Arithmetic, take_turns: Callable[[
         least: what products take on this machine.
         take_turns: as ``in_turn``; asked only where what is known does not say it.
     """
-    last = max(leaders, key=lambda leader: leader.most_ms)
-    if last.most_ms < least.least_ms:
-        return f"cannot beat {last.id}: {least}, and {last.id} takes at most {last.most_ms:.3g} ms"
-    if last.most_ms >= SWING * least.least_ms:
-        return None
     told = []
     for leader in leaders:
-        found = take_turns(leader)
-        if found is None or not found.excludes(least):
-            return None
-        told.append((found.ratio(least), leader.id, found.flops_per_s))
-    (ratio, low, high), id, speeds = max(told)
-    then = dataclasses.replace(least, flops_per_s=statistics.median(speeds))
-    return (
-        f"cannot beat {id}: {then} while they take turns with it, and {id} takes {ratio:.2f} [{low:.2f}, {high:.2f}] "
-        f"of that in {len(speeds)} rounds"
-    )
+        if leader.most_ms < least.least_ms:
+            share = leader.most_ms / least.least_ms
+            why = f"{least}, and {leader.id} takes at most {leader.most_ms:.3g} ms"
+        else:
+            found = take_turns(leader) if leader.most_ms < SWING * least.least_ms else None
+            if found is None or not found.excludes(least):
+                return None
+            share, low, high = found.ratio(least)
+            then = dataclasses.replace(least, flops_per_s=statistics.median(found.flops_per_s))
+            figure = f"{share:.2f} [{low:.2f}, {high:.2f}] of that in {len(found.item_ms)} rounds"
+            why = f"{then} while they take turns with it, and {leader.id} takes {figure}"
+        told.append((share, leader.id, why))
+    _, id, why = max(told)
+    return f"cannot beat {id}: {why}"
 
 
 def in_turn(
@@ -161,9 +160,13 @@ def in_turn(
     kept: store.Store,
     hardware: Hardware,
     progress: Callable[[str, str], None],
-    spare: dict[str, Worker],
+    worker: Worker,
 ) -> InTurn | None:
-    """Let a leader and products take turns, until one is faster for certain; None where either failed."""
+    """Let a leader and products take turns, until one is faster for certain; None where either failed.
+
+    Args:
+        worker: makes the products.
+    """
     built, proof = leader.result.built, leader.result.proof
     assert built is not None
     assert proof is not None
@@ -199,14 +202,9 @@ def in_turn(
             feeds=file,
             threads=job.threads,
             timeout_s=job.timeout_s,
-            spare=spare,
         )
-        products = _Products(
-            Worker(stages.logs / "arithmetic.log", threads=job.threads, timeout_s=job.timeout_s),
-            job.threads,
-            least,
-            items=shape.items if leader.objective == "latency" else 1,
-        )
+        items = shape.items if leader.objective == "latency" else 1
+        products = _Products(worker, job.threads, least, items)
         entries = ((runner.name, shape.key), (PRODUCTS, PRODUCTS))
         contest = Contest(entries, frozenset({runner.name, PRODUCTS}), most=ROUNDS, least=LEAST_ROUNDS)
         failed, noises = interleave(

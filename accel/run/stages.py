@@ -800,7 +800,7 @@ class Stages:
             noise = self._stage("noise", key, parity.Noise, make).value
         return noise if noise.how else None
 
-    def arithmetic(self, described: Stage[Described], onnx: Stage[OnnxModel]) -> Stage[Arithmetic]:
+    def arithmetic(self, described: Stage[Described], onnx: Stage[OnnxModel], worker: Worker) -> Stage[Arithmetic]:
         """Find out what an FP32 build of the model takes at least on this machine."""
         made = described.value
         key = store.key(
@@ -813,10 +813,7 @@ class Stages:
         )
 
         def make(folder: Path) -> Arithmetic:
-            with self.worker("arithmetic") as worker:
-                return worker.call(
-                    tasks.arithmetic, made, described.folder, onnx.value, onnx.folder, folder, self.threads
-                )
+            return worker.call(tasks.arithmetic, made, described.folder, onnx.value, onnx.folder, folder, self.threads)
 
         return self._stage("arithmetic", key, Arithmetic, make)
 

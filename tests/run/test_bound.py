@@ -31,6 +31,17 @@ def never(_):
     raise AssertionError("it was to be known without turns")
 
 
+def test_turns_are_taken_for_the_objective_alone_that_needs_them():
+    asked = []
+    found = why_not(
+        [leader("latency", 6.0), leader("throughput", 4.0)],
+        LEAST,
+        lambda one: asked.append(one.objective) or turns(0.85),
+    )
+    assert asked == ["latency"]
+    assert found.endswith("of that in 6 rounds")
+
+
 def test_what_is_faster_by_every_objective_than_products_at_their_best_excludes_them():
     found = why_not([leader("latency", 4.0, "a@cpu"), leader("throughput", 4.9)], LEAST, never)
     assert found.startswith(
@@ -41,7 +52,7 @@ def test_what_is_faster_by_every_objective_than_products_at_their_best_excludes_
 
 @pytest.mark.parametrize("slow", ["latency", "throughput"])
 def test_no_turns_are_taken_by_what_no_change_of_the_speed_would_bring_there(slow):
-    both = [leader(name, SWING * 5.0 if name == slow else 1.0) for name in ("latency", "throughput")]
+    both = [leader(name, SWING * 5.0 if name == slow else 4.0) for name in ("latency", "throughput")]
     assert why_not(both, LEAST, never) is None
 
 
@@ -52,7 +63,7 @@ def test_turns_in_the_same_moments_exclude_what_other_moments_could_not():
         asked.append(one.objective)
         return turns({"latency": 0.6, "throughput": 0.8}[one.objective])
 
-    found = why_not([leader("latency", 6.0, "a@cpu"), leader("throughput", 4.0)], LEAST, take_turns)
+    found = why_not([leader("latency", 6.0, "a@cpu"), leader("throughput", 6.0)], LEAST, take_turns)
     assert asked == ["latency", "throughput"]
     # the closer one is told, with the bound at the speed of its turns
     assert "cannot beat int8@cpu" in found
