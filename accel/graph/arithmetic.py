@@ -99,9 +99,10 @@ def _fastest_s(multiply: Callable[[], object], seconds: float) -> float:
 def _products(size: int, threads: int) -> tuple[Callable[[], object], ...]:
     """Return a product of each library."""
     import onnx
-    import onnxruntime as ort
     import openvino as ov
     from onnx import helper
+
+    from accel.graph import evaluate
 
     a, b = np.random.default_rng(0).standard_normal((2, size, size), np.float32)
     ends = [[helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size, size])] for name in "ac"]
@@ -109,10 +110,7 @@ def _products(size: int, threads: int) -> tuple[Callable[[], object], ...]:
     graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "product", *ends, [weight])
     opsets = [helper.make_opsetid("", 18)]
     file = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = evaluate.open_fast(file, threads)
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     core = ov.Core()
     request = core.compile_model(core.read_model(file), "CPU", settings).create_infer_request()
