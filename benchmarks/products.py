@@ -9,7 +9,6 @@ turn is its fastest product. Nothing else may run meanwhile.
 
 import argparse
 import json
-import math
 import os
 import random
 import statistics
@@ -21,13 +20,10 @@ THREADS = 2
 os.environ |= {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "PASSIVE"}
 
 import numpy as np  # noqa: E402
-import onnx  # noqa: E402
-import onnxruntime as ort  # noqa: E402
-import openvino as ov  # noqa: E402
 import torch  # noqa: E402
-from onnx import helper  # noqa: E402
 
 from accel.core import hardware  # noqa: E402
+from accel.graph import arithmetic  # noqa: E402
 
 SIZES, TURN_S = (512, 1024, 2048), 0.3
 IDLE_S = 0.15
@@ -37,34 +33,14 @@ IDLE_S = 0.15
 def libraries(size: int) -> dict[str, Callable[[], object]]:
     """Return a product of ``size`` rows and columns by each library, with its right side constant where it can be."""
     a, b = np.random.default_rng(0).standard_normal((2, size, size), np.float32)
-    node = helper.make_node("MatMul", ["a", "b"], ["c"])
-    ends = [[helper.make_tensor_value_info(name, 1, [size, size])] for name in "ac"]
-    graph = helper.make_graph([node], "product", *ends, [onnx.numpy_helper.from_array(b, "b")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    settings = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    request = ov.Core().compile_model(ov.Core().read_model(model), "CPU", settings).create_infer_request()
-    request.set_input_tensor(ov.Tensor(a))
+    openvino, onnxruntime = arithmetic.products(size, THREADS)
     left, right, out = torch.from_numpy(a), torch.from_numpy(b), torch.empty(size, size)
     return {
         "numpy": lambda: np.matmul(a, b),
-        "openvino": request.infer,
-        "onnxruntime": lambda: session.run(None, {"a": a}),
+        "openvino": openvino,
+        "onnxruntime": onnxruntime,
         "torch": lambda: torch.mm(left, right, out=out),
     }
-
-
-def fastest_s(multiply: Callable[[], object]) -> float:
-    """Return the shortest time of a product made for a turn."""
-    best, end = math.inf, time.perf_counter() + TURN_S
-    while time.perf_counter() < end:
-        begin = time.perf_counter()
-        multiply()
-        best = min(best, time.perf_counter() - begin)
-    return best
 
 
 def main() -> None:
@@ -78,7 +54,7 @@ def main() -> None:
     for number in range(asked.rounds):
         for name, size in random.Random(number).sample(list(made), len(made)):
             made[name, size]()
-            found[name, size].append(2.0 * size**3 / fastest_s(made[name, size]) / 1e9)
+            found[name, size].append(2.0 * size**3 / arithmetic.fastest_s(made[name, size], TURN_S) / 1e9)
             time.sleep(IDLE_S)
     rows = [{"library": name, "size": size, "gflops_per_s": speeds} for (name, size), speeds in found.items()]
     for row in rows:

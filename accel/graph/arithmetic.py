@@ -9,7 +9,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,9 @@ Convolutional Neural Networks", CVPR 2016: F(4x4, 3x3), the largest tile in use.
 FASTER = 1.2
 """How many times as fast as the faster of two libraries, each with code of its own, a third one's product may be: of
 four, at any size, the fastest was 7 % faster (benchmarks/products.py)."""
-SIZE, MORE_THREADS, LARGER = 1024, 8, 2048
-"""Rows and columns of the matrices that are multiplied to find the speed; from how many threads on larger ones, which
-two cores multiply no faster; and these."""
+SIZE, FEW_THREADS, LARGER = 1024, 8, 2048
+"""Rows and columns of the matrices that are multiplied to find the speed; up to how many threads these are; and those
+of the matrices for more, which two cores multiply no faster."""
 SECONDS = 1.5
 """How long they are multiplied to find the best moment."""
 
@@ -45,6 +45,10 @@ class Arithmetic:
     def least_ms(self) -> float:
         """What no FP32 build undercuts, for a batch item."""
         return 1e3 * self.item_flops / (FASTER * self.flops_per_s)
+
+    def at(self, flops_per_s: float) -> "Arithmetic":
+        """Return the same at another speed of the machine."""
+        return replace(self, flops_per_s=flops_per_s)
 
     def __str__(self) -> str:
         return (
@@ -78,15 +82,16 @@ def measure(path: Path, feed: Feed, *, batch: int, scratch: Path, threads: int) 
 
 
 def flops_per_s(seconds: float, threads: int) -> float:
-    """Return the speed of the fastest of large FP32 products, which OpenVINO and ONNX Runtime make for half the time.
+    """Return the speed of the fastest of large FP32 products; OpenVINO and ONNX Runtime make them for half of the time.
 
     No thread of theirs spins when it returns.
     """
-    size = SIZE if threads <= MORE_THREADS else LARGER
-    return 2.0 * size**3 / min(_fastest_s(multiply, seconds / 2) for multiply in _products(size, threads))
+    size = SIZE if threads <= FEW_THREADS else LARGER
+    return 2.0 * size**3 / min(fastest_s(multiply, seconds / 2) for multiply in products(size, threads))
 
 
-def _fastest_s(multiply: Callable[[], object], seconds: float) -> float:
+def fastest_s(multiply: Callable[[], object], seconds: float) -> float:
+    """Return the shortest time of a call, of those that begin within so many seconds."""
     best, end = math.inf, time.perf_counter() + seconds
     while time.perf_counter() < end or best == math.inf:
         begin = time.perf_counter()
@@ -96,8 +101,8 @@ def _fastest_s(multiply: Callable[[], object], seconds: float) -> float:
 
 
 @functools.cache
-def _products(size: int, threads: int) -> tuple[Callable[[], object], ...]:
-    """Return a product of each library."""
+def products(size: int, threads: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return a product of ``size`` rows and columns with constant weights by OpenVINO, and one by ONNX Runtime."""
     import onnx
     import openvino as ov
     from onnx import helper

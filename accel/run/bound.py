@@ -5,7 +5,6 @@ leader in other moments: there the bound is far too low. Then products take turn
 bound of its own.
 """
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +76,7 @@ class InTurn:
         return ratio_interval(self.item_ms, self._least_ms(least))
 
     def _least_ms(self, least: Arithmetic) -> list[float]:
-        return [dataclasses.replace(least, flops_per_s=speed).least_ms for speed in self.flops_per_s]
+        return [least.at(speed).least_ms for speed in self.flops_per_s]
 
 
 @dataclass(slots=True)
@@ -111,10 +110,7 @@ class _Products:
         """Nothing was answered."""
 
     def times(self) -> Mapping[str, Sequence[float]]:
-        speeds = self.flops_per_s
-        return {
-            PRODUCTS: [self.items * dataclasses.replace(self.least, flops_per_s=speed).least_ms for speed in speeds]
-        }
+        return {PRODUCTS: [self.items * self.least.at(speed).least_ms for speed in self.flops_per_s]}
 
     def leave(self) -> None:
         """Its process is the caller's."""
@@ -141,7 +137,7 @@ def why_not(leaders: Sequence[Leader], least: Arithmetic, take_turns: Callable[[
             if found is None or not found.excludes(least):
                 return None
             share, low, high = found.ratio(least)
-            then = dataclasses.replace(least, flops_per_s=statistics.median(found.flops_per_s))
+            then = least.at(statistics.median(found.flops_per_s))
             figure = f"{share:.2f} [{low:.2f}, {high:.2f}] of that in {len(found.item_ms)} rounds"
             why = f"{then} while they take turns with it, and {leader.id} takes {figure}"
         told.append((share, leader.id, why))
